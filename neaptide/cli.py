@@ -16,8 +16,6 @@ from neaptide import __version__
 from neaptide.server.client_variables import client_base_url
 from neaptide.server.settings import OPTIONS, Option, default_text, split_list, type_of
 
-INTERRUPTED = 130
-"""The exit status that shells give to a command ended by Ctrl-C."""
 UNHEARD = 141
 """The one that they give to a command whose output nobody reads any more, as before ``head``."""
 MISUSED = 2
@@ -184,16 +182,7 @@ COMMANDS: dict[str, Callable[[Subparsers], None]] = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    words = sys.argv[1:] if argv is None else list(argv)
-    try:
-        return _run(words)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return INTERRUPTED
-
-
-def _run(words: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> int:
     parser = build_parser(words[0] if words and words[0] in COMMANDS else None)
     args, unknown = parser.parse_known_args(words)
     if unknown:

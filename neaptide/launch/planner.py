@@ -1,11 +1,10 @@
 """A process that plans the order of the offline pool: the engine does not feel it, and may go on without it.
 
-``python -m neaptide.launch.planner PARENT_PID`` reads one request from its standard input, maps the jobs' token files,
+``python -m neaptide.launch.planner`` reads one request from its standard input, maps the jobs' token files,
 and writes the plan to its standard output: frames of a length (4 bytes, big-endian) and msgpack. It runs when nothing
-else wants the core, with bounded memory, and dies with its parent.
+else wants the core, with bounded memory.
 """
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from neaptide.engine.messages import PlanReady
 from neaptide.engine.offline.density import DensityModel
 from neaptide.engine.offline.planning.pooled import TWO_ENDS, PooledJob, PooledRows
 from neaptide.engine.offline.token_file import TokenFile
-from neaptide.engine.process.parent import die_with_parent
 from neaptide.server.batches.planning.request import (
     Answer,
     JobRows,
@@ -32,8 +30,7 @@ MEMORY_BYTES = 4 << 30
 """Beside the token files; 400,000 rows take a quarter of it."""
 
 
-def main(parent_pid: int) -> None:
-    die_with_parent(parent_pid)
+def main() -> None:
     stand_back(NICENESS, is_idle=True)
     source, sink = pipes()
     request = request_decoder.decode(read_frame(source) or b"")
@@ -79,4 +76,4 @@ def _job(job: JobRows) -> PooledJob:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main()

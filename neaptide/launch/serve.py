@@ -1,6 +1,6 @@
 """Composition root: builds the server, and inside the engine process the engine.
 
-``python -m neaptide.launch.serve ADDRESS CONFIG_JSON PARENT_PID`` is how the supervisor starts an engine process.
+``python -m neaptide.launch.serve ADDRESS CONFIG_JSON`` is how the supervisor starts an engine process.
 Imports are local to the side that needs them: the API process never loads torch, the engine process no web framework.
 """
 
@@ -26,7 +26,7 @@ from neaptide.launch.collector import pass_over_start_up
 from neaptide.launch.early_checks import check_files
 from neaptide.launch.stopping import Drain, cut
 from neaptide.launch.threads import default_num_threads
-from neaptide.server.batches.storing.data_dir import PROFILES, REQUEST_LOG, StoreError
+from neaptide.server.batches.storing.data_dir import PROFILES, REQUEST_LOG, TEMPORARY, StoreError
 from neaptide.server.observe.logs import configure_logging, one_line
 from neaptide.server.settings import EMBEDDED_MODEL, Settings
 from neaptide.server.settings_sources import data_path
@@ -182,7 +182,8 @@ async def _serve(
         await service.start()
     except StoreError as error:
         raise LaunchError(str(error)) from error
-    supervisor = Supervisor(context.client, config, Interpreter(settings.engine_python))
+    interpreter = Interpreter(settings.engine_python)
+    supervisor = Supervisor(context.client, config, interpreter, settings.engine_timeout_s)
     Drain(server, context, service, settings.drain_timeout_s).install()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     starting = asyncio.create_task(supervisor.start())
@@ -257,7 +258,9 @@ def _http_server(
         cors_origins=settings.cors_origins,
         batches=service,
     )
-    state.shadow = None if settings.shadow == "off" else Shadow(context.client, state.registry, context.clock)
+    if settings.shadow == "on":
+        temporary = data_dir / TEMPORARY
+        state.shadow = Shadow(context.client, state.registry, context.clock, temporary=temporary)
     app = create_app(state, extra_routers=(files_router(service), batches_router(service), backlog_router(service)))
     app.state.metrics.storage_failing.set_function(lambda: float(service.storage_failing))
     return Server(uvicorn_config(settings, app, app.state.metrics.http)), service, state.shadow
@@ -353,14 +356,12 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
 # ---- engine process --------------------------------------------------------------------------------------
 
 
-def engine_main(address: str, config_json: str, parent_pid: int) -> int:
+def engine_main(address: str, config_json: str) -> int:
     """Runs the engine until it is told to stop. What keeps it from starting is its last word to the server."""
     from neaptide.engine.process.arrivals import OnlineArrivals
     from neaptide.engine.process.loop import EngineSocket, run_engine
-    from neaptide.engine.process.parent import die_with_parent
     from neaptide.launch.engine import build_engine, traffic_recorder
 
-    die_with_parent(parent_pid)
     # Where it stood, if it dies of a fault in native code, or when the server asks because it fell silent.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
@@ -394,4 +395,4 @@ if __name__ == "__mp_main__":
     die_with_parent(os.getppid())
 
 if __name__ == "__main__":
-    sys.exit(engine_main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    sys.exit(engine_main(sys.argv[1], sys.argv[2]))

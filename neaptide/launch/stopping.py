@@ -11,6 +11,8 @@ import contextlib
 import signal
 from typing import TYPE_CHECKING, Protocol
 
+from neaptide.engine.process.parent import STOP_SIGNALS
+
 if TYPE_CHECKING:  # an engine that runs in another interpreter imports this, and has no web framework
     import uvicorn
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -44,9 +46,10 @@ class Drain:
         self._task: asyncio.Task[None] | None = None
 
     def install(self) -> None:
-        """Takes over SIGINT and SIGTERM."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self.on_signal)
+        """Takes over the stop signals, but not SIGHUP under ``nohup``."""
+        for number in STOP_SIGNALS:
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                asyncio.get_running_loop().add_signal_handler(number, self.on_signal)
 
     def on_signal(self) -> None:
         """The first call begins the drain, another one ends it."""

@@ -14,6 +14,7 @@ from neaptide.server.context import ServingContext
 from neaptide.server.edge.audit import AuditMiddleware
 from neaptide.server.edge.auth import AuthMiddleware, KeyRing
 from neaptide.server.edge.error_replies import install_handlers
+from neaptide.server.edge.head_requests import HeadMiddleware
 from neaptide.server.edge.hosts import HostFilter
 from neaptide.server.edge.middleware import EdgeMiddleware
 from neaptide.server.link.engine_state import EngineState
@@ -95,6 +96,7 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     app.state.room_desk = RoomDesk(state.context.client, lambda: state.context.clock())
     install_handlers(app)
     install_openapi(app)
+    app.add_middleware(HeadMiddleware)
     # The last one added is the outermost: replies of the key check carry a request id as well, and a browser's
     # question whether a page may call, which has no key, is answered before the check.
     app.add_middleware(AuthMiddleware, keys=state.keys)

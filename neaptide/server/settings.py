@@ -290,6 +290,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     send_timeout_s: Annotated[
         float, Option("Longest time that a client may take no byte of a reply.", "SECONDS", above=0)
     ] = 30.0
+    engine_timeout_s: Annotated[
+        float,
+        Option(
+            "Longest silence of the engine before it is replaced. After 9 s it is replaced unless its step was "
+            "predicted to take long.",
+            "SECONDS",
+            low=5,
+            page="operations",
+        ),
+    ] = 120.0
     drain_timeout_s: Annotated[
         float,
         Option(

@@ -1,8 +1,24 @@
 """How a command ends that its user stops."""
 
+import subprocess
+import sys
+
 import pytest
 
 from neaptide import cli
+from neaptide.__main__ import INTERRUPTED, main
+
+INTERRUPTED_IMPORT = """
+import runpy, sys
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "neaptide.cli":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupts())
+runpy.run_module("neaptide", run_name="__main__")
+"""
 
 
 def test_ctrl_c_while_the_command_line_is_read_is_one_word(
@@ -12,5 +28,10 @@ def test_ctrl_c_while_the_command_line_is_read_is_one_word(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "build_parser", interrupted)
-    assert cli.main(["serve"]) == cli.INTERRUPTED
+    assert main(["serve"]) == INTERRUPTED
     assert capsys.readouterr().err == "stopped\n"
+
+
+def test_ctrl_c_while_the_command_imports_is_one_word() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (INTERRUPTED, "stopped\n")

@@ -139,6 +139,20 @@ def test_stop_signal_lets_streams_end_and_keeps_the_batch(server: RunningServer)
     assert [line["custom_id"] for line in result_lines(server, batch)] == [f"c{i}" for i in range(50)]
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
+def test_a_terminal_that_is_closed_lets_streams_end(server: RunningServer, number: signal.Signals) -> None:
+    """It sends the signal to every process of the command."""
+    engine = server.engine
+    with held_stream(server, 50) as stream:
+        for process in (engine, psutil.Process(server.process.pid)):
+            process.send_signal(number)
+        server.wait_for(lambda: server.http.get("/ready").status_code == 503)
+        *_, done = [line.removeprefix("data: ") for line in stream if line.startswith("data: ")]
+    assert done == "[DONE]"
+    assert server.process.wait(PATIENCE_S) == 0
+    assert not engine.is_running()
+
+
 @pytest.mark.acceptance("A16", "SIGTERM twice while a stream runs")
 def test_second_stop_signal_cuts_the_streams(server: RunningServer) -> None:
     stream = events(server, 7000)

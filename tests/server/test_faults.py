@@ -187,12 +187,22 @@ async def test_engine_error_is_told_by_its_code_and_counted(server: Server, reas
 
 async def test_no_engine_is_503_with_retry_after(server: Server) -> None:
     server.engine.die()
-    for path in (CHAT, "/health", "/ready", "/livez", "/readyz"):
+    for path in (CHAT, "/health", "/ready", "/readyz"):
         post = path == CHAT
         reply = await (server.http.post(path, json=_body()) if post else server.http.get(path))
         assert reply.status_code == 503
         assert reply.headers["retry-after"]
         assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_a_server_that_replaces_its_engine_is_alive_until_it_gives_up(server: Server) -> None:
+    server.engine.die()
+    assert (await server.http.get("/livez")).status_code == 200
+    server.context.client.has_given_up = True
+    reply = await server.http.get("/livez")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_unavailable")
+    server.engine.attach()
+    assert (await server.http.get("/livez")).status_code == 200
 
 
 async def test_draining_refuses_new_work_and_readiness(server: Server) -> None:

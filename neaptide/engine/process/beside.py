@@ -12,7 +12,7 @@ from neaptide.engine.process.parent import stop_with_parent
 
 def beside(command: Sequence[str]) -> list[str]:
     """What the thread that lives as long as this process has to start for ``command`` to end with it."""
-    return [sys.executable, "-m", __name__, str(os.getpid()), *command]
+    return [sys.executable, "-P", "-m", __name__, str(os.getpid()), *command]
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ import ctypes
 import os
 import signal
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""A terminal sends them to every process of a command: for Ctrl-C, when it is closed (HUP), for Ctrl-\\ (QUIT)."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -24,8 +26,13 @@ def die_with_parent(parent_pid: int) -> None:
         SystemExit: the parent is gone already.
     """
     _ask_for_signal(signal.SIGKILL, parent_pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ignore_stop_signals()
+
+
+def ignore_stop_signals() -> None:
+    """For a process whose parent decides when it ends."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def adopt_orphans() -> None:

@@ -4,19 +4,19 @@ from neaptide.engine.observer import EngineObserver
 from neaptide.engine.process.witness import StepWitness
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
-from neaptide.engine.steps.plan import StepResult
+from neaptide.engine.steps.plan import StepPlan, StepResult
 from neaptide.engine.steps.step import Step
 
 
 class WitnessObserver(EngineObserver):
-    """Notes the requests of every step that is submitted and not done."""
+    """Notes every step that is submitted and not done: its requests, and how long it is predicted to take."""
 
     def __init__(self, witness: StepWitness) -> None:
         self._witness = witness
-        self._in_flight: list[list[str]] = []
+        self._in_flight: list[StepPlan] = []
 
     def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
-        self._in_flight.append(step.plan.request_ids)
+        self._in_flight.append(step.plan)
         self._note()
 
     def executed(self, step: Step, result: StepResult) -> None:
@@ -26,11 +26,13 @@ class WitnessObserver(EngineObserver):
         self._is_over(step)
 
     def _is_over(self, step: Step) -> None:
-        self._in_flight = [ids for ids in self._in_flight if ids is not step.plan.request_ids]
+        self._in_flight = [plan for plan in self._in_flight if plan is not step.plan]
         self._note()
 
     def _note(self) -> None:
         if len(self._in_flight) == 1:
-            self._witness(self._in_flight[0])
+            (plan,) = self._in_flight
+            self._witness(plan.request_ids, plan.predicted_s + plan.margin_s)
         else:
-            self._witness(list(dict.fromkeys(request_id for ids in self._in_flight for request_id in ids)))
+            ids = dict.fromkeys(request_id for plan in self._in_flight for request_id in plan.request_ids)
+            self._witness(list(ids), sum(plan.predicted_s + plan.margin_s for plan in self._in_flight))

@@ -16,7 +16,7 @@ from neaptide.executors.torch.device import cpu_flags
 from neaptide.executors.vllm.alike import stay_down_after_a_failure, watch_workers
 from neaptide.executors.vllm.arguments import check_arguments, check_device, command_line
 from neaptide.executors.vllm.refusals import refuse_cache, refuse_model
-from neaptide.executors.vllm.worker import ignore_stop_signals
+from neaptide.executors.vllm.worker import WorkerExtension, ignore_stop_signals
 
 CPU_KV_BYTES = 1 << 30
 """Unless configured; on a GPU vLLM takes its share of the memory (``gpu_memory_utilization``)."""
@@ -95,6 +95,7 @@ def _ours(config: EngineConfig, max_step_tokens: int) -> dict[str, Any]:
         # Or a window's keys would be missing behind a prefix from our cache.
         "swa_bounded_replay": False,
         "generation_config": "vllm",
+        "worker_extension_cls": f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }

@@ -4,11 +4,27 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
+from neaptide.engine.process.parent import STOP_SIGNALS
+
+
+class WorkerExtension:
+    """A base class that vLLM adds to its workers' class, in each worker's process.
+
+    On a CPU with AMX, vLLM's attention computes with tiles. Linux gives them to a process that has asked for them, and
+    ends another one with SIGILL. vLLM leaves the asking to oneDNN, whose products a small model may never use.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "WorkerExtension":
+        import torch
+
+        torch.cpu._init_amx()
+        return super().__new__(cls)
+
 
 def ignore_stop_signals(worker: Any) -> None:
     """Ctrl-C goes to every process of a terminal; when a worker ends is the engine's to say."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 # ---- KV blocks; ``num_blocks`` is how many the whole cache has ----

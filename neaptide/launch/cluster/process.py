@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from neaptide.engine.process.beside import beside
 from neaptide.launch.serve import LaunchError, listen
 from neaptide.server.children.start import child_command
 from neaptide.server.settings import Settings
@@ -44,7 +45,7 @@ class ReplicaProcess:
         """
         with listen(settings.host, 0) as listener:
             host, port = listener.getsockname()[:2]
-            command = child_command("neaptide.launch.cluster.replica", str(os.getpid()), str(listener.fileno()))
+            command = beside(child_command("neaptide.launch.cluster.replica", str(listener.fileno())))
             # A plain dict: the event loop of Ray's actors takes no other mapping.
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.PIPE, env=dict(environment), pass_fds=[listener.fileno(), *kept_fds]

@@ -1,6 +1,6 @@
-"""A replica's main module: a server that its parent has given a listening socket, and that ends with it.
+"""A replica's main module: a server that its parent has given a listening socket.
 
-``python -m neaptide.launch.cluster.replica PARENT_PID SOCKET`` reads its settings from standard input, for among them
+``python -m neaptide.launch.cluster.replica SOCKET`` reads its settings from standard input, for among them
 may be keys, which a command line would show to everybody on the machine.
 """
 
@@ -9,14 +9,12 @@ import sys
 
 import msgspec
 
-from neaptide.engine.process.parent import stop_with_parent
 from neaptide.launch.serve import LaunchError, serve
 from neaptide.server.settings import Settings
 
 
-def main(parent_pid: int, listener_fd: int) -> int:
+def main(listener_fd: int) -> int:
     """Serves until a stop signal; returns the exit status."""
-    stop_with_parent(parent_pid)
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)
     listener = socket.socket(fileno=listener_fd)
     try:
@@ -27,4 +25,4 @@ def main(parent_pid: int, listener_fd: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(main(int(sys.argv[1])))

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
-import os
+import shutil
+import tempfile
+from pathlib import Path
 
 from neaptide.server.children.frames import framed, receive_frame
-from neaptide.server.children.start import end_child, start_child
+from neaptide.server.children.start import child_environment, end_child, start_child
 
 
 class ChildDiedError(Exception):
@@ -17,18 +19,22 @@ class ChildDiedError(Exception):
 
 
 class Child:
-    """``python -m MODULE PARENT_PID``, spoken to in frames; started when there is something for it to do, and ended
+    """``python -m MODULE``, spoken to in frames; started when there is something for it to do, and ended
     when there has been nothing for a while. Event loop only.
 
     Args:
         hello: the first frame that it is sent; None: there is none.
         idle_s: how long it rests before it is ended.
+        temporary: where it has a directory of its own for temporary files, which is removed when it has ended; None: it
+            makes none.
     """
 
-    def __init__(self, module: str, hello: bytes | None, idle_s: float) -> None:
+    def __init__(self, module: str, hello: bytes | None, idle_s: float, temporary: Path | None = None) -> None:
         self._module = module
         self._hello = hello
         self._idle_s = idle_s
+        self._temporary = temporary
+        self._own: Path | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._retirement: asyncio.TimerHandle | None = None
 
@@ -43,7 +49,12 @@ class Child:
             self._retirement.cancel()
         if self.pid is not None:
             return False
-        self._process = await start_child(self._module, str(os.getpid()))
+        self._tidy()
+        environment = child_environment()
+        if self._temporary is not None:
+            self._own = Path(tempfile.mkdtemp(dir=self._temporary))
+            environment = {**environment, "TMPDIR": str(self._own)}
+        self._process = await start_child(self._module, environment=environment)
         if self._hello is not None:
             self.send(self._hello)
         return True
@@ -79,6 +90,13 @@ class Child:
         process, self._process = self._process, None
         if process is not None:
             await end_child(process)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Removes what a child that has ended left behind."""
+        own, self._own = self._own, None
+        if own is not None:
+            shutil.rmtree(own, ignore_errors=True)
 
     def _kill(self) -> None:
         if self._process is not None:

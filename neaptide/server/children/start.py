@@ -32,12 +32,13 @@ async def start_child(
     talks: bool = True,
     pass_fds: Sequence[int] = (),
 ) -> Process:
-    """
+    """Runs a module of ours, which dies with this process.
+
     Args:
         talks: by frames, over its standard input and output.
     """
     return await asyncio.create_subprocess_exec(
-        *child_command(module, *arguments, executable=executable),
+        *child_command("neaptide.engine.process.tied", str(os.getpid()), module, *arguments, executable=executable),
         stdin=PIPE if talks else DEVNULL,
         stdout=PIPE if talks else None,
         env=environment or child_environment(),

@@ -55,10 +55,12 @@ async def _on_http_exception(request: Request, exc: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Of all routes on the path; the router names those of the first one that it tried."""
-    scopes = {method: {**request.scope, "method": method} for method in ("GET", "HEAD", "POST", "DELETE")}
+    """Of all routes on the path; the router names those of the first one that it tried. What answers GET answers HEAD
+    (``HeadMiddleware``)."""
+    scopes = {method: {**request.scope, "method": method} for method in ("GET", "POST", "DELETE")}
     routes = request.app.routes
-    return [method for method in scopes if any(route.matches(scopes[method])[0] is Match.FULL for route in routes)]
+    found = [method for method in scopes if any(route.matches(scopes[method])[0] is Match.FULL for route in routes)]
+    return found if "GET" not in found else ["GET", "HEAD", *found[1:]]
 
 
 async def _on_validation_error(request: Request, exc: Exception) -> Response:

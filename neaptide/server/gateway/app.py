@@ -78,7 +78,7 @@ def create_gateway(state: GatewayState, metrics: HttpMetrics) -> Starlette:
     app = Starlette(
         routes=[
             Route("/health", gateway.health),
-            Route("/livez", gateway.health),
+            Route("/livez", gateway.live),
             Route("/ready", gateway.ready),
             Route("/readyz", gateway.ready),
             Route("/metrics", gateway.metrics),
@@ -124,6 +124,10 @@ class Gateway:
         """200 while a replica answers."""
         if all(replica.state is State.LOST for replica in self._s.replicas.all):
             raise no_replica()
+        return Response()
+
+    async def live(self, request: Request) -> Response:
+        """200 while the gateway works, also while it starts replicas again that have ended."""
         return Response()
 
     async def ready(self, request: Request) -> Response:

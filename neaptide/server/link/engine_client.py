@@ -134,6 +134,8 @@ class EngineClient:
         self._traffic_listeners: list[TrafficListener] = []
         self._room_listeners: list[RoomListener] = []
         self._offline_paused = False
+        self.has_given_up = False
+        """The supervisor expects no engine any more, though it may go on to try."""
 
     # ---- what HTTP handlers and the batch service use ----
 
@@ -270,6 +272,7 @@ class EngineClient:
     def attach(self, link: EngineLink, info: EngineReady) -> None:
         self._link = link
         self._info = info
+        self.has_given_up = False
         if self._offline_paused:
             link.send(SetOffline(True))
         self._ready.set()

@@ -31,19 +31,15 @@ from neaptide.server.children.start import end_child, start_child
 from neaptide.server.link.deaths import Evidence, was_killed_from_outside
 from neaptide.server.link.engine_client import EngineClient
 from neaptide.server.link.interpreter import Interpreter
+from neaptide.server.link.watchdog import LONGEST_SILENCE_S, Watchdog
 from neaptide.server.observe.logs import one_line
 
 logger = logging.getLogger(__name__)
 
-LEAST_SILENCE_S = 8.0
-"""An engine that says nothing for so long hangs, unless its steps take long: it speaks after every step, and twice a
-second when idle."""
-SILENCE_STEPS = 3.0
-"""So many times the longest step must pass in silence as well."""
+LOOK_S = 0.5
+"""From one look at a silent engine to the next. A look that comes later tells that this process stood still."""
 DUMP_S = 0.5
 """For a silent engine to write down where it stands, before it is killed."""
-LAST_CHANCE_S = 1.5
-"""After a silence: an engine that was stopped together with this process gets to speak first."""
 SHUTDOWN_TIMEOUT_S = 5.0
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 30.0
@@ -51,6 +47,8 @@ LONGEST_SERVING_BACKOFF_S = 2.0
 """Of an engine that was ready before it ended: whatever killed it is found by the engines that follow."""
 STABLE_S = 60.0
 """An engine that lived so long starts the back-off anew."""
+MAX_FAILED_STARTS = 5
+"""After this many engines in a row that did not become ready, a new process of the server is the better hope."""
 
 
 class EngineStartError(Exception):
@@ -71,18 +69,16 @@ class _Engine:
         path: Path,
         witness_fd: int,
         arrivals: OnlineArrivals,
+        longest_silence_s: float,
     ):
         self.process = process
         self._socket = socket
         self._path = path
         self._witness_fd = witness_fd
         self._arrivals = arrivals
-        self._longest_step_s = 0.0
         self._loop = asyncio.get_running_loop()
         self._listener: Callable[[FromEngine], None] | None = None
-        self.num_heard = 0
-        self.heard_s = self._loop.time()
-        """When it last said something."""
+        self._watchdog = Watchdog(longest_silence_s, self._loop.time())
         self.failed: asyncio.Future[Any] = self._loop.create_future()
         """Has an exception once a message could not be taken."""
         self._fd = int(socket.getsockopt(zmq.FD))
@@ -136,18 +132,19 @@ class _Engine:
         return True
 
     def _note(self, message: FromEngine) -> None:
-        self.num_heard += 1
-        self.heard_s = self._loop.time()
-        if isinstance(message, EngineReady):
-            self._longest_step_s = message.longest_step_s
-        elif isinstance(message, StepOutputs):
-            for stats in message.stats:
-                self._longest_step_s = max(self._longest_step_s, stats.duration_s)
+        self._watchdog.hear(self._loop.time(), message.stats if isinstance(message, StepOutputs) else ())
 
-    @property
-    def silence_s(self) -> float:
-        """Silence that means a hang."""
-        return max(LEAST_SILENCE_S, SILENCE_STEPS * self._longest_step_s)
+    async def hang_or(self, ended: set[asyncio.Future[Any]]) -> None:
+        """Returns when the engine has been silent for too long, or when one of these has ended."""
+        while (left_s := self._left_s()) > 0.0:
+            began_s, look_s = self._loop.time(), min(left_s, LOOK_S)
+            done, _ = await asyncio.wait(ended, timeout=look_s, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return
+            self._watchdog.excuse(self._loop.time() - began_s - look_s)
+
+    def _left_s(self) -> float:
+        return self._watchdog.left_s(read_witness(self._witness_fd).predicted_s, self._loop.time())
 
     async def dump_stacks(self) -> None:
         """Lets a silent engine tell on stderr where it stands, if it still can."""
@@ -165,7 +162,7 @@ class _Engine:
         self._loop.remove_reader(self._fd)
         self._socket.close(linger=0)
         self._path.unlink(missing_ok=True)
-        suspects = read_witness(self._witness_fd)
+        suspects = read_witness(self._witness_fd).request_ids
         os.close(self._witness_fd)
         return suspects, evidence
 
@@ -173,17 +170,29 @@ class _Engine:
 class Supervisor:
     """Keeps one engine running behind an ``EngineClient`` from ``start`` to ``stop``."""
 
-    def __init__(self, client: EngineClient, config: EngineConfig, interpreter: Interpreter | None = None) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        config: EngineConfig,
+        interpreter: Interpreter | None = None,
+        longest_silence_s: float = LONGEST_SILENCE_S,
+    ) -> None:
         self._client = client
         self._config = config
         self._interpreter = interpreter or Interpreter()
+        self._longest_silence_s = longest_silence_s
         self._context = zmq.Context()
+        # Before a socket is bound, not when it is closed: its listener keeps the limit of that moment. With another
+        # the end of a connection can wait for ever for messages to an engine that has just gone, and ``stop`` with it.
+        self._context.linger = 0
         self._own = PrivateDirectory()
         self.directory = self._own.path
         self._task: asyncio.Task[None] | None = None
         self._first_ready: asyncio.Future[EngineReady] | None = None
         self._engine: _Engine | None = None
         self._starts = 0
+        self._failed_starts = 0
+        """In a row."""
         self._stopping = False
 
     @property
@@ -214,6 +223,12 @@ class Supervisor:
         self._own.remove()
 
     async def _run(self) -> None:
+        try:
+            await self._keep_running()
+        finally:
+            self._client.has_given_up = True
+
+    async def _keep_running(self) -> None:
         backoff_s = FIRST_BACKOFF_S
         loop = asyncio.get_running_loop()
         while True:
@@ -237,6 +252,7 @@ class Supervisor:
                     return
             if self._stopping:
                 return
+            self._client.has_given_up = self._failed_starts >= MAX_FAILED_STARTS
             if loop.time() - started_s > STABLE_S:
                 backoff_s = FIRST_BACKOFF_S
             backoff_s = min(backoff_s, longest_s)
@@ -245,9 +261,12 @@ class Supervisor:
             backoff_s *= 2
 
     async def _one_life(self) -> None:
+        self._failed_starts += 1
         engine = self._engine = await self._spawn()
         try:
             ready = await self._wait_ready(engine)
+            self._failed_starts = 0
+            self._warn_of_long_steps(ready)
             self._client.attach(engine, ready)
             assert self._first_ready is not None
             if not self._first_ready.done():
@@ -260,6 +279,15 @@ class Supervisor:
             finally:
                 self._client.detach([] if self._stopping else suspects, evidence)
                 self._engine = None
+
+    def _warn_of_long_steps(self, ready: EngineReady) -> None:
+        if ready.longest_step_s >= self._longest_silence_s:
+            logger.warning(
+                "a step may take %.0f s, but an engine that is silent for engine_timeout_s = %g is replaced; "
+                "raise engine_timeout_s or lower max_num_batched_tokens",
+                ready.longest_step_s,
+                self._longest_silence_s,
+            )
 
     async def _spawn(self) -> _Engine:
         """
@@ -286,7 +314,7 @@ class Supervisor:
             finally:
                 os.close(arrivals_fd)
             undone.pop_all()
-        return _Engine(process, socket, path, witness_fd, arrivals)
+        return _Engine(process, socket, path, witness_fd, arrivals, self._longest_silence_s)
 
     async def _start_process(self, path: Path, witness_fd: int, arrivals_fd: int) -> asyncio.subprocess.Process:
         config = msgspec.structs.replace(self._config, witness_fd=witness_fd, arrivals_fd=arrivals_fd)
@@ -294,7 +322,6 @@ class Supervisor:
             "neaptide.launch.serve",
             f"ipc://{path}",
             msgspec.json.encode(config).decode(),
-            str(os.getpid()),
             executable=self._interpreter.executable,
             environment=self._interpreter.environment(self.directory),
             talks=False,
@@ -330,28 +357,17 @@ class Supervisor:
 
     async def _pump(self, engine: _Engine) -> None:
         """Passes messages on until the process ends or falls silent."""
-        loop = asyncio.get_running_loop()
         ended: asyncio.Future[Any] = asyncio.ensure_future(engine.process.wait())
         engine.listen(self._client.on_message)
-        is_last_chance = False
         try:
-            while True:
-                num_heard = engine.num_heard
-                left_s = LAST_CHANCE_S if is_last_chance else engine.heard_s + engine.silence_s - loop.time()
-                done, _ = await asyncio.wait(
-                    {ended, engine.failed}, timeout=max(left_s, 0.0), return_when=asyncio.FIRST_COMPLETED
-                )
-                if engine.failed in done:
-                    engine.failed.result()
-                if ended in done:
-                    engine.hear_out()
-                    return
-                is_silent = engine.num_heard == num_heard
-                if is_silent and is_last_chance:
-                    logger.error("the engine said nothing for %.0f s; it is killed", engine.silence_s)
-                    await engine.dump_stacks()
-                    return
-                is_last_chance = is_silent
+            await engine.hang_or({ended, engine.failed})
+            if engine.failed.done():
+                engine.failed.result()
+            if ended.done():
+                engine.hear_out()
+                return
+            logger.error("the engine has said nothing for too long; it is killed")
+            await engine.dump_stacks()
         finally:
             engine.listen(None)
             ended.cancel()

@@ -19,7 +19,6 @@ SCRIPTS = ("dashboard_figures.js", "dashboard.js")
 router = APIRouter()
 
 
-@router.head("/dashboard", include_in_schema=False)
 @router.get("/dashboard", include_in_schema=False)
 async def dashboard(request: Request) -> HTMLResponse:
     """The page."""

@@ -1,4 +1,4 @@
-"""Probes, the version, and the metrics. All open, all answer HEAD."""
+"""Probes, the version, and the metrics. All open."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -20,18 +20,26 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
 def _probe(*paths: str, responses: dict[int | str, dict[str, Any]]) -> Callable[[Handler], Handler]:
-    """A handler for GET and HEAD on these paths; the document shows GET alone."""
+    """A handler for GET on these paths."""
 
     def register(handler: Handler) -> Handler:
         for path in paths:
-            router.head(path, include_in_schema=False)(handler)
             router.get(path, responses=responses, response_class=Response, response_model=None)(handler)
         return handler
 
     return register
 
 
-@_probe("/health", "/livez", responses=replies(None, 503))
+@_probe("/livez", responses=replies(None, 503))
+async def live(request: Request) -> Response:
+    """200 while the server works, also while it replaces a dead engine; 503 once five engines failed to start."""
+    context: ServingContext = request.app.state.context
+    if context.client.has_given_up:
+        raise engine_unavailable()
+    return Response()
+
+
+@_probe("/health", responses=replies(None, 503))
 async def health(request: Request) -> Response:
     """200 while the engine lives: the supervisor detaches one that is dead or silent. Costs no generation."""
     context: ServingContext = request.app.state.context

@@ -1,5 +1,7 @@
 """The what-if desk: one question at a time about the recorded traffic, answered by a child process."""
 
+from pathlib import Path
+
 import msgspec
 
 from neaptide.server.children.on_call import Child, ChildDiedError
@@ -24,11 +26,12 @@ class WhatIfDesk:
 
     Args:
         module: the child's program.
+        temporary: for the child's temporary files.
     """
 
-    def __init__(self, ring: TrafficRing, module: str) -> None:
+    def __init__(self, ring: TrafficRing, module: str, temporary: Path | None = None) -> None:
         self._ring = ring
-        self._child = Child(module, None, IDLE_S)
+        self._child = Child(module, None, IDLE_S, temporary)
         self._is_busy = False
 
     @property

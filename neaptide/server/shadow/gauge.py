@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -49,10 +50,16 @@ class ShadowGauge:
 
     Args:
         clock: ``CLOCK_MONOTONIC``.
+        temporary: for the child's temporary files.
     """
 
     def __init__(
-        self, ring: TrafficRing, metrics: ShadowMetrics, clock: Callable[[], float], pace: Pace | None = None
+        self,
+        ring: TrafficRing,
+        metrics: ShadowMetrics,
+        clock: Callable[[], float],
+        pace: Pace | None = None,
+        temporary: Path | None = None,
     ) -> None:
         self._ring = ring
         self._metrics = metrics
@@ -62,7 +69,7 @@ class ShadowGauge:
         """Of the next round: the first one shows how fast this machine simulates this load."""
         self._end_s = -math.inf
         """Of the window that is shown."""
-        self._child = Child(CHILD, None, IDLE_S)
+        self._child = Child(CHILD, None, IDLE_S, temporary)
         self._task: asyncio.Task[None] | None = None
         metrics.age.set_function(self._age_s)
 

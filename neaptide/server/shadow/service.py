@@ -1,6 +1,7 @@
 """What simulates beside the server: the record of its traffic, the gauge over it, and the what-if desk."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
@@ -16,14 +17,20 @@ class Shadow:
 
     Args:
         clock: ``CLOCK_MONOTONIC``.
+        temporary: for the temporary files of what simulates.
     """
 
     def __init__(
-        self, client: EngineClient, registry: CollectorRegistry, clock: Callable[[], float], pace: Pace | None = None
+        self,
+        client: EngineClient,
+        registry: CollectorRegistry,
+        clock: Callable[[], float],
+        pace: Pace | None = None,
+        temporary: Path | None = None,
     ) -> None:
         self.ring = TrafficRing(client, clock)
-        self.gauge = ShadowGauge(self.ring, ShadowMetrics(registry), clock, pace)
-        self.desk = WhatIfDesk(self.ring, CHILD)
+        self.gauge = ShadowGauge(self.ring, ShadowMetrics(registry), clock, pace, temporary)
+        self.desk = WhatIfDesk(self.ring, CHILD, temporary)
 
     def start(self) -> None:
         self.gauge.start()

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
+from neaptide.engine.process.parent import ignore_stop_signals
 from neaptide.models.grammars import GrammarError, Grammars
 from neaptide.server.children.child import bound_memory, pipes, stand_back
 from neaptide.server.children.frames import read_frame, write_frame
@@ -23,8 +24,7 @@ NICENESS = 10
 
 def main(model_dir: Path, vocab_size: int, eos_token_ids: list[int], cpu_s: float, memory_bytes: int) -> int:
     stand_back(NICENESS)
-    for stop in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stop, signal.SIG_IGN)  # stops are the parent's to act on
+    ignore_stop_signals()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     source, sink = pipes()
     try:

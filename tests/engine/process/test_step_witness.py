@@ -17,26 +17,28 @@ def fd() -> Iterator[int]:
     os.close(fd)
 
 
-def test_requests_of_the_running_step_are_read_back(fd: int) -> None:
+def test_the_running_step_is_read_back(fd: int) -> None:
     witness = StepWitness(fd)
-    assert read_witness(fd) == []
-    witness(["chat-0", "batch_1:7"])
-    assert read_witness(fd) == ["chat-0", "batch_1:7"]
-    witness(["b"])
-    assert read_witness(fd) == ["b"]
+    assert read_witness(fd) == ([], 0.0)
+    witness(["chat-0", "batch_1:7"], 40.0)
+    assert read_witness(fd) == (["chat-0", "batch_1:7"], 40.0)
+    witness(["b"], 0.25)
+    assert read_witness(fd) == (["b"], 0.25)
 
 
 def test_nothing_runs_between_steps(fd: int) -> None:
     witness = StepWitness(fd)
-    witness(["a"])
+    witness(["a"], 40.0)
     witness([])
-    assert read_witness(fd) == []
+    assert read_witness(fd) == ([], 0.0)
 
 
 def test_the_engine_notes_every_step_and_its_end() -> None:
-    noted: list[list[str]] = []
+    noted: list[tuple[list[str], float]] = []
     harness = Harness()
-    harness.core.subscribe(WitnessObserver(lambda ids: noted.append(list(ids))))  # type: ignore[arg-type]
+    harness.core.subscribe(
+        WitnessObserver(lambda ids, seconds=0.0: noted.append((list(ids), seconds)))  # type: ignore[arg-type]
+    )
     harness.core.handle(online("a", [7, 8, 9], max_tokens=2))
     harness.run()
-    assert noted == [["a"], [], ["a"], []]
+    assert noted == [(["a"], 0.01), ([], 0.0), (["a"], 0.01), ([], 0.0)]

@@ -2,14 +2,11 @@
 
 import json
 import os
-import sys
 
-from neaptide.engine.process.parent import die_with_parent
 from neaptide.server.children.child import bound_memory, pipes, stand_back
 from neaptide.server.children.frames import read_frame, write_frame
 
 if __name__ == "__main__":
-    die_with_parent(int(sys.argv[1]))
     stand_back(3, is_idle=True)
     source, sink = pipes()
     bound_memory(64 << 20, beside_what_is_here=True)

@@ -14,21 +14,24 @@ from pathlib import Path
 import psutil
 import pytest
 
-from neaptide.server.children import child, start
+from neaptide.server.children import child, on_call, start
 from neaptide.server.children.frames import framed, receive_frame
 from neaptide.server.children.start import end_child, start_child
+from tests.patience import PATIENCE_S
 
 LEAST_PRIORITY = 19
 
 
 @pytest.fixture(autouse=True)
 def children_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules of the tests as children; only our package is installed."""
+    """Modules of the tests as children; only our package is installed. One at idle priority is long in dying where
+    others want the processor."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    monkeypatch.setattr(start, "KILL_TIMEOUT_S", PATIENCE_S)
 
 
 async def started() -> Process:
-    return await start_child("tests.server.children.frugal_child", str(os.getpid()))
+    return await start_child("tests.server.children.frugal_child")
 
 
 async def answer(process: Process, question: bytes | None = None) -> bytes:
@@ -73,21 +76,24 @@ async def test_what_has_ended_is_not_killed_again() -> None:
     assert process.returncode == 0
 
 
-def test_a_child_does_not_outlive_its_parent() -> None:
+@pytest.mark.parametrize("module", ["frugal_child", "child_that_imports"])
+def test_a_child_does_not_outlive_its_parent_not_even_while_it_imports(module: str) -> None:
     parent = (
-        "import os, subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-m', 'tests.server.children.frugal_child', str(os.getpid())],"
-        " stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
-        "child.stdout.read(4)\n"  # it has begun
-        "print(child.pid, flush=True)\n"
-        "os.kill(os.getpid(), 9)\n"
+        "import asyncio, os, sys\n"
+        "from neaptide.server.children.start import start_child\n"
+        "async def main():\n"
+        f"    child = await start_child('tests.server.children.{module}')\n"
+        "    await child.stdout.read(4)\n"  # it has begun
+        "    print(child.pid, flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "asyncio.run(main())\n"
     )
     done = subprocess.run([sys.executable, "-c", parent], stdout=subprocess.PIPE, check=False)
     assert done.returncode == -signal.SIGKILL
     with contextlib.suppress(ProcessLookupError):  # it is gone already
         child = os.pidfd_open(int(done.stdout))
         try:
-            assert select.select([child], [], [], 20)[0], "it lives on"
+            assert select.select([child], [], [], PATIENCE_S)[0], "it lives on"
         finally:
             os.close(child)
 
@@ -103,3 +109,25 @@ async def test_one_that_cannot_be_killed_holds_nobody_up(
     assert f"the process {process.pid} cannot be killed" in caplog.text
     kill()
     await process.wait()
+
+
+def files_below(directory: Path) -> set[Path]:
+    return {path for path in directory.rglob("*") if path.is_file()}
+
+
+async def test_temporary_files_of_a_child_go_with_it(tmp_path: Path) -> None:
+    one = on_call.Child("tests.server.children.child_with_files", None, 1e6, tmp_path)
+    await one.wake()
+    first = Path((await one.receive(PATIENCE_S)).decode())
+    assert first.parent.parent == tmp_path
+    assert os.stat(first.parent).st_mode & 0o777 == 0o700
+    assert one.pid is not None
+    os.kill(one.pid, signal.SIGKILL)
+    with pytest.raises(on_call.ChildDiedError):
+        await one.receive(PATIENCE_S)
+    assert files_below(tmp_path) == {first}  # it could not tidy up itself
+    await one.wake()
+    second = Path((await one.receive(PATIENCE_S)).decode())
+    assert files_below(tmp_path) == {second}
+    await one.close()
+    assert os.listdir(tmp_path) == []

@@ -118,6 +118,8 @@ async def test_a_replica_that_takes_no_connection_costs_nobody_an_answer(cluster
 
 
 async def test_without_replicas_there_is_a_clear_503(cluster: Cluster) -> None:
+    assert (await cluster.asked("/livez", method="GET"))[0] == 200
+    assert (await cluster.asked("/health", method="GET"))[0] == 503
     for path, method in ((CHAT, "POST"), ("/v1/batches", "GET"), ("/v1/files", "POST"), ("/admin/offline", "POST")):
         status, document = await cluster.asked(path, TO_STREAM, method)
         assert (status, document["error"]["code"]) == (503, "no_replica"), path

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import select
 import signal
@@ -29,6 +30,7 @@ from neaptide.launch.serve import embedded_model_path
 from neaptide.server.link.deaths import Evidence
 from neaptide.server.link.engine_client import EngineClient, EngineUnavailableError
 from neaptide.server.link.supervisor import EngineStartError, Supervisor, _Engine
+from tests.patience import until, until_here
 from tests.server.asgi import settle
 from tests.server.link.loop_clock import LoopClock
 
@@ -60,13 +62,28 @@ async def signal_under_a_stream(
     await anext(stream)
     os.kill(first, number)
     if clock is not None:
-        await clock.pass_s(2 * FOR_EVER_S)
+        await pass_until_it_is_gone(client, clock)
     with pytest.raises(EngineUnavailableError):
         async for _ in stream:
             pass
     await client.wait_ready()
     assert supervisor.engine_pid not in (first, None)
     return first
+
+
+async def pass_until_it_is_gone(client: EngineClient, clock: LoopClock) -> None:
+    """Turns the clock again and again: what a stopped engine said last may still be on its way, and begins its silence
+    anew."""
+    while client.is_ready:
+        await clock.pass_s(FOR_EVER_S)
+        await asyncio.sleep(0.001)
+
+
+def patient(client: EngineClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
+    """With its engines, until a test turns the clock."""
+    monkeypatch.setattr("neaptide.server.link.watchdog.LEAST_SILENCE_S", FOR_EVER_S)
+    monkeypatch.setattr("neaptide.server.link.supervisor.LOOK_S", FOR_EVER_S)
+    return Supervisor(client, config(tmp_path), longest_silence_s=FOR_EVER_S)
 
 
 class Deaths:
@@ -157,6 +174,41 @@ async def test_an_engine_that_has_served_is_soon_replaced_and_one_that_does_not_
     await supervisor.stop()
 
 
+async def test_the_supervisor_gives_up_after_five_engines_that_did_not_start_and_hopes_again_with_one_that_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = EngineClient()
+    supervisor = Supervisor(client, config(tmp_path))
+    starts, given_up = [True, *[False] * 6, True], list[bool]()
+
+    async def spawn() -> _Engine:
+        if not starts.pop(0):
+            raise OSError("no process is to be had")
+        return await Supervisor._spawn(supervisor)
+
+    async def note(delay_s: float) -> None:
+        given_up.append(client.has_given_up)
+
+    try:
+        monkeypatch.setattr(supervisor, "_spawn", spawn)
+        await supervisor.start()
+        stream = client.generate(request("a", 900))
+        await anext(stream)
+        monkeypatch.setattr(asyncio, "sleep", note)
+        assert supervisor.engine_pid is not None
+        os.kill(supervisor.engine_pid, signal.SIGKILL)
+        with pytest.raises(EngineUnavailableError):
+            async for _ in stream:
+                pass
+        await client.wait_ready()
+        assert given_up == [False, *[False] * 4, True, True]
+        assert not client.has_given_up
+    finally:
+        monkeypatch.undo()
+        await supervisor.stop()
+    assert client.has_given_up  # no engine follows
+
+
 @pytest.mark.acceptance("A2", "a request in the step and one that waits when the engine is killed")
 async def test_only_the_requests_of_the_last_step_are_lost(tmp_path: Path) -> None:
     client = EngineClient()
@@ -181,10 +233,10 @@ async def test_only_the_requests_of_the_last_step_are_lost(tmp_path: Path) -> No
 async def test_silent_engine_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop_clock: LoopClock
 ) -> None:
-    monkeypatch.setattr("neaptide.server.link.supervisor.LEAST_SILENCE_S", FOR_EVER_S)
+    monkeypatch.setattr("neaptide.server.children.start.KILL_TIMEOUT_S", math.inf)
     client, deaths = EngineClient(), Deaths()
     client.set_batch_listener(deaths)
-    supervisor = Supervisor(client, config(tmp_path))
+    supervisor = patient(client, tmp_path, monkeypatch)
     try:
         await supervisor.start()
         first = await signal_under_a_stream(client, supervisor, signal.SIGSTOP, loop_clock)
@@ -242,11 +294,8 @@ async def test_failure_to_start_a_process_is_told_instead_of_hanging(
 async def test_process_that_cannot_be_killed_keeps_no_stream_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop_clock: LoopClock
 ) -> None:
-    for name, seconds in (("LEAST_SILENCE_S", FOR_EVER_S), ("LAST_CHANCE_S", 0.1), ("DUMP_S", 0.1)):
-        monkeypatch.setattr(f"neaptide.server.link.supervisor.{name}", seconds)
-    monkeypatch.setattr("neaptide.server.children.start.KILL_TIMEOUT_S", 0.1)
     client = EngineClient()
-    supervisor = Supervisor(client, config(tmp_path))
+    supervisor = patient(client, tmp_path, monkeypatch)
     try:
         await supervisor.start()
         assert supervisor._engine is not None
@@ -256,8 +305,8 @@ async def test_process_that_cannot_be_killed_keeps_no_stream_waiting(
         monkeypatch.setattr(process, "kill", lambda: None)
         monkeypatch.setattr(process, "send_signal", lambda number: None)
         os.kill(process.pid, signal.SIGSTOP)
-        await loop_clock.pass_s(2 * FOR_EVER_S)
         try:
+            await pass_until_it_is_gone(client, loop_clock)
             with pytest.raises(EngineUnavailableError):
                 async for _ in stream:
                     pass
@@ -265,21 +314,6 @@ async def test_process_that_cannot_be_killed_keeps_no_stream_waiting(
         finally:
             os.kill(process.pid, signal.SIGKILL)
             await process.wait()
-    finally:
-        await supervisor.stop()
-
-
-async def test_engine_that_speaks_in_its_last_chance_lives_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # No silence is short enough: every word of the engine comes in its last chance.
-    for name, value in (("LEAST_SILENCE_S", 0.0), ("SILENCE_STEPS", 0.0), ("LAST_CHANCE_S", FOR_EVER_S)):
-        monkeypatch.setattr(f"neaptide.server.link.supervisor.{name}", value)
-    client = EngineClient()
-    supervisor = Supervisor(client, config(tmp_path))
-    try:
-        await supervisor.start()
-        first = supervisor.engine_pid
-        assert len(await _collect(client, request("a", 5))) == 5
-        assert supervisor.engine_pid == first
     finally:
         await supervisor.stop()
 
@@ -321,41 +355,72 @@ async def test_engine_whose_words_cannot_be_taken_is_replaced(tmp_path: Path) ->
 @contextlib.contextmanager
 def spoken_to(path: Path) -> Iterator[tuple[_Engine, zmq.Socket[bytes], int, list[FromEngine]]]:
     """An engine without a process, a socket to speak as it, the descriptor of ours, and what has been heard."""
-    with zmq.Context() as context, context.socket(zmq.PAIR) as ours, context.socket(zmq.PAIR) as theirs:
+    with contextlib.ExitStack() as stack:
+        context = stack.enter_context(zmq.Context())
+        context.linger = 0  # nobody waits for what is unsent when the test ends
+        ours, theirs = (stack.enter_context(context.socket(zmq.PAIR)) for _ in range(2))
         ours.bind(f"ipc://{path}/socket")
         theirs.connect(f"ipc://{path}/socket")
         arrivals_fd = create_arrivals()
-        engine = _Engine(None, ours, path, -1, OnlineArrivals(arrivals_fd))  # type: ignore[arg-type]
+        engine = _Engine(None, ours, path, -1, OnlineArrivals(arrivals_fd), FOR_EVER_S)  # type: ignore[arg-type]
         os.close(arrivals_fd)
         descriptor = int(ours.getsockopt(zmq.FD))
+        stack.callback(asyncio.get_running_loop().remove_reader, descriptor)
         heard: list[FromEngine] = []
-        try:
-            engine.listen(heard.append)
-            yield engine, theirs, descriptor, heard
-        finally:
-            asyncio.get_running_loop().remove_reader(descriptor)
+        engine.listen(heard.append)
+        yield engine, theirs, descriptor, heard
 
 
 async def test_words_that_come_before_another_message_is_sent_are_heard(tmp_path: Path) -> None:
     """The descriptor of the socket tells of a change once, and sending takes notice of it."""
     with spoken_to(tmp_path) as (engine, theirs, descriptor, heard):
+        # The other end has come, and was heard to: the next change is a word.
+        until_here(lambda: engine.reaches(AbortRequest(["nobody"])))
         await settle()
         theirs.send(from_engine_encoder.encode(StepOutputs([], [])))
-        select.select([descriptor], [], [], 30.0)
-        engine.send(AbortRequest(["nobody"]))
-        assert select.select([descriptor], [], [], 0.0)[0] == []
+        until_here(lambda: is_readable(descriptor))
+        while is_readable(descriptor):
+            engine.send(AbortRequest(["nobody"]))
+        assert heard == []
         await settle()
         assert len(heard) == 1
 
 
+def is_readable(descriptor: int) -> bool:
+    return bool(select.select([descriptor], [], [], 0.0)[0])
+
+
 async def test_last_words_of_an_engine_that_has_ended_are_heard(tmp_path: Path) -> None:
     """All of them at once: nobody waits for another turn of the loop."""
-    with spoken_to(tmp_path) as (engine, theirs, descriptor, heard):
+    with spoken_to(tmp_path) as (engine, theirs, _, heard):
         for _ in range(5):
             theirs.send(from_engine_encoder.encode(StepOutputs([], [])))
-        while len(heard) < 5 and select.select([descriptor], [], [], 30.0)[0]:
+
+        def have_come() -> bool:
             engine.hear_out()
-        assert len(heard) == 5
+            return len(heard) == 5
+
+        until_here(have_come)
+
+
+async def test_what_accepts_an_engine_waits_for_nothing_that_is_unsent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps the limit of the moment in which its socket is bound; with another than 0 a stop could last for ever."""
+    limits: list[int] = []
+    bind = zmq.Socket.bind
+
+    def note(socket: "zmq.Socket[bytes]", address: str) -> object:
+        limits.append(int(socket.getsockopt(zmq.LINGER)))
+        return bind(socket, address)
+
+    monkeypatch.setattr(zmq.Socket, "bind", note)
+    supervisor = Supervisor(EngineClient(), config(tmp_path))
+    try:
+        await supervisor.start()
+        assert limits == [0]
+    finally:
+        await supervisor.stop()
 
 
 async def test_tries_that_find_no_process_leave_no_descriptor_and_no_socket(
@@ -367,13 +432,13 @@ async def test_tries_that_find_no_process_leave_no_descriptor_and_no_socket(
     monkeypatch.setattr("neaptide.server.link.supervisor.start_child", refused)
     supervisor = Supervisor(EngineClient(), config(tmp_path))
     try:
-        num_open = set[int]()
+        num_open = list[int]()
         for _ in range(6):
             with pytest.raises(BlockingIOError):
                 await supervisor._spawn()
-            await asyncio.sleep(0.02)  # the library closes sockets in a thread
-            num_open.add(len(os.listdir("/proc/self/fd")))
-        assert len(num_open) == 1
+            num_open.append(len(os.listdir("/proc/self/fd")))
+        # The library closes sockets in a thread, when it gets to it.
+        await until(lambda: len(os.listdir("/proc/self/fd")) <= num_open[0])
         assert list(supervisor.directory.iterdir()) == []
     finally:
         await supervisor.stop()

@@ -5,7 +5,6 @@ waits for its turn for minutes.
 """
 
 import contextlib
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,4 +23,4 @@ def simulate_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 if __name__ == "__main__":
     simulating.stand_back = lambda niceness, is_idle=False: None
     simulation_answers.in_bursts = contextlib.nullcontext
-    simulating.main(int(sys.argv[1]))
+    simulating.main()

@@ -110,10 +110,9 @@ def test_what_simulates_stands_behind_everything_else(monkeypatch: pytest.Monkey
         asked.append((niceness, is_idle))
         raise SystemExit
 
-    monkeypatch.setattr(simulating, "die_with_parent", lambda parent_pid: None)
     monkeypatch.setattr(simulating, "stand_back", stand_back)
     with pytest.raises(SystemExit):
-        simulating.main(os.getppid())
+        simulating.main()
     assert asked == [(19, True)]
 
 

@@ -7,7 +7,6 @@ priority, with bounded memory, and dies with its parent.
 """
 
 import asyncio
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,6 @@ from typing import BinaryIO
 
 import msgspec
 
-from neaptide.engine.process.parent import die_with_parent
 from neaptide.server.batches.checking.job_files import remove_plan
 from neaptide.server.batches.checking.validate import Check, CheckerDiedError, Keep, Report, Validator
 from neaptide.server.batches.lines import LineCompiler, Recipe
@@ -209,9 +207,8 @@ class CheckerPool:
 # ---- the worker's side -----------------------------------------------------------------------------------
 
 
-def main(parent_pid: int, make_compiler: Callable[[Recipe], LineCompiler] = Recipe.compiler) -> None:
+def main(make_compiler: Callable[[Recipe], LineCompiler] = Recipe.compiler) -> None:
     """Checks one file after another until its input ends."""
-    die_with_parent(parent_pid)
     stand_back(NICENESS)
     source, sink = pipes()
     compiler = make_compiler(_recipe_decoder.decode(read_frame(source) or b""))
@@ -261,4 +258,4 @@ def _write(sink: BinaryIO, frame: msgspec.Struct) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main()

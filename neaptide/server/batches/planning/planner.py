@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 
 import msgspec
 
@@ -50,7 +49,7 @@ class Planner:
         return None
 
     async def _ask(self, request: PlanRequest) -> PlanReady:
-        process = await start_child(self._module, str(os.getpid()))
+        process = await start_child(self._module)
         try:
             assert process.stdin is not None
             assert process.stdout is not None

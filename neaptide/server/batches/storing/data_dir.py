@@ -8,6 +8,7 @@ import fcntl
 import json
 import logging
 import os
+import shutil
 import sqlite3
 import stat
 from collections.abc import Iterator
@@ -26,9 +27,11 @@ LOCK_NAME = "lock"
 FILES, JOBS, PROFILES, MOVED_ASIDE = "files", "jobs", "profiles", "moved-aside"
 CACHE = "cache"
 """Of files that lie on shared storage, instead of ``FILES``."""
+TEMPORARY = "tmp"
+"""Of processes that work for the server: emptied at every start."""
 REQUEST_LOG = "engine-requests.jsonl"
 
-_FOLDERS = (FILES, JOBS, PROFILES, MOVED_ASIDE, CACHE)
+_FOLDERS = (FILES, JOBS, PROFILES, MOVED_ASIDE, CACHE, TEMPORARY)
 _MARK_TEMP = f"{MARK_NAME}.tmp"
 _WAL_NAME = f"{DATABASE_NAME}-wal"
 _DATABASE_PARTS = (DATABASE_NAME, _WAL_NAME, f"{DATABASE_NAME}-shm", f"{DATABASE_NAME}-journal")
@@ -167,7 +170,7 @@ class DataDir:
 
     def _refuse_odd_kinds(self) -> None:
         """Links in our places could lead anywhere, and what we tidy there would not be ours."""
-        for name in (FILES, JOBS, MOVED_ASIDE, CACHE):
+        for name in (FILES, JOBS, MOVED_ASIDE, CACHE, TEMPORARY):
             path = self.path / name
             if os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
                 raise StoreError(f"{path} must be a directory, and not a link: link or move the whole data directory")
@@ -212,7 +215,8 @@ class DataDir:
         if self._is_home_of_database and not self._has_database:
             # SQLite would make it readable for every user, and its log takes the same mode.
             open(self.database, "xb", opener=private_opener).close()
-        for name in (FILES, JOBS, PROFILES):
+        shutil.rmtree(self.path / TEMPORARY, ignore_errors=True)
+        for name in (FILES, JOBS, PROFILES, TEMPORARY):
             make_private_directory(self.path / name)
         sync_directory(self.path)
 

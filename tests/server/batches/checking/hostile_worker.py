@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -45,4 +44,4 @@ class HostileCompiler(FakeCompiler):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), lambda recipe: HostileCompiler(Path(recipe.tokenizer_dir)))
+    main(lambda recipe: HostileCompiler(Path(recipe.tokenizer_dir)))

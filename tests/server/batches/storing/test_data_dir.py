@@ -397,6 +397,15 @@ async def test_what_was_open_to_others_is_closed_at_start(tmp_path: Path) -> Non
         assert_closed(root)
 
 
+def test_temporary_files_of_a_server_that_was_killed_are_gone_at_the_next_start(tmp_path: Path) -> None:
+    open_once(tmp_path / "data")
+    left = tmp_path / "data" / "tmp" / "a-child"
+    left.mkdir()
+    (left / "0.tokens").write_bytes(b"prompts")
+    open_once(tmp_path / "data")
+    assert list((tmp_path / "data" / "tmp").iterdir()) == []
+
+
 def test_the_store_opens_a_directory_that_stood_open(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     store = Store(tmp_path)
