@@ -16,6 +16,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from neaptide.engine.process.beside import beside
+
 PROCESSES = [
     "tests/server/link",
     "tests/server/children",
@@ -32,7 +34,7 @@ def busy_loops(count: int) -> Iterator[None]:
     """Processes that take all the processor time that they get."""
     with contextlib.ExitStack() as stack:
         for _ in range(count):
-            loop = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            loop = stack.enter_context(subprocess.Popen(beside([sys.executable, "-c", "while True: pass"])))
             stack.callback(loop.kill)
         yield
 
@@ -43,7 +45,7 @@ def run(number: int, words: Sequence[str], out: Path) -> bool:
     command = [sys.executable, "-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider"]
     command += [f"--randomly-seed={seed}", *words]
     with busy_loops((os.cpu_count() or 1) if is_busy else 0):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(beside(command), capture_output=True, text=True, check=False)
     last = (done.stdout.strip().splitlines() or [""])[-1]
     print(
         f"{number}: seed {seed}, {'busy' if is_busy else 'quiet'}, {time.monotonic() - began_s:.0f} s: {last}",

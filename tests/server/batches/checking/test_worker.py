@@ -194,12 +194,12 @@ async def test_a_slice_that_does_not_end_holds_up_its_own_key_only(
 
 async def test_a_small_file_is_checked_before_the_end_of_another_keys_large_one(worker: Worker) -> None:
     async with worker.server(pool_of(worker)) as server:
-        large = await server.create(jsonl(line(f"c{i}", "rest") for i in range(3_000)), owner="one")
+        large = await server.create(jsonl(line(f"c{i}", "rest") for i in range(20_000)), owner="one")
         await until(lambda: number_of_lines(server))
         small = await server.create(jsonl(line(f"c{i}") for i in range(200)), owner="two")
         await server.until(small.id, lambda record: record.status == "in_progress", owner="two")
         record = await server.get(large.id, "one")
-        assert record.status == "validating"  # it takes half a minute
+        assert record.status == "validating"  # it takes minutes
         await server.service.cancel_batch(large.id, "one")
 
 
