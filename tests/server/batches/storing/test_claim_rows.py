@@ -14,6 +14,7 @@ from neaptide.server.batches.storing import batch_rows, claim_rows
 from neaptide.server.batches.storing.databases.postgres import postgres_url as make_postgres_url
 from neaptide.server.batches.storing.models import LineResult, LineState, NewBatch, NewLine
 from neaptide.server.batches.storing.store import Store
+from neaptide.server.batches.storing.tables import batch_chunks
 
 BATCH = NewBatch("batch_1", "", "", "/v1/chat/completions", "file-1", "24h", None, None, 100, 1_000)
 LEASE_MS = int(LEASE_S * 1000)
@@ -49,6 +50,16 @@ def end_lines(store: Store, claim: Claim, body: str = "{}") -> int:
     """The results of a whole chunk under a claim."""
     results = [LineResult(n, LineState.COMPLETED, 200, "req", body) for n in lines_of(claim.key.chunk_no)]
     return store.write_blocking(batch_rows.end_lines, BATCH.id, results, claim_rows.held_by(claim))
+
+
+def test_a_server_is_offered_no_chunk_that_its_context_does_not_hold(store: Store) -> None:
+    begin(store)
+    needs = sa.update(batch_chunks).values(needs_tokens=batch_chunks.c.chunk_no * 100)
+    store.write_blocking(lambda conn: conn.execute(needs).close())
+    claimant = claim_rows.Claimant("short", "fingerprint", max_model_len=100)
+    assert store.read_blocking(claim_rows.board_figures, claimant).num_free == NUM_CHUNKS - 1
+    claims = store.write_blocking(claim_rows.claim_chunks, End.DENSE, 0, 9, claimant)
+    assert sorted(claim.key.chunk_no for claim in claims) == [0, 1]
 
 
 def test_a_zombies_late_results_change_nothing(store: Store) -> None:
