@@ -1,7 +1,6 @@
 """What the executor keeps of a request between its first step and its end."""
 
 from functools import cached_property
-from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +12,9 @@ from neaptide.executors.grammar_places import Follower
 from neaptide.executors.recent_tokens import RecentTokens
 from neaptide.executors.torch.placeholders import SampledRow
 from neaptide.executors.torch.sampling.random_stream import request_seed
+
+FIRST_SLOTS = 16
+"""For an output's distinct tokens; twice as many when they are full."""
 
 
 class RequestState:
@@ -29,8 +31,10 @@ class RequestState:
         self.needs_counts = bool(
             params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
         )
-        self.output_counts: dict[int, int] = {}
-        """How often each token stands in the output, for penalties."""
+        self._slots: dict[int, int] = {}
+        """Of each token of the output, its place in the arrays below."""
+        self._output_tokens = np.zeros(FIRST_SLOTS, np.int64)
+        self._output_counts = np.zeros(FIRST_SLOTS, np.float32)
         self.output_len = 0
         self._seen: npt.NDArray[np.int64] | None = None
         self._num_outputs_seen = 0
@@ -38,6 +42,22 @@ class RequestState:
         self.follower = Follower(params.grammar) if params.grammar else None
         self.late_position = -1
         """Where in its output a mask was late: what is sampled from there on means nothing."""
+
+    @property
+    def output_counts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """The output's distinct tokens, and how often each stands there, for penalties."""
+        return self._output_tokens[: len(self._slots)], self._output_counts[: len(self._slots)]
+
+    @cached_property
+    def biases(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """Tokens, and what is added to their logits."""
+        bias = self.params.logit_bias
+        return np.fromiter(bias.keys(), np.int64, len(bias)), np.fromiter(bias.values(), np.float32, len(bias))
+
+    @cached_property
+    def mask(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """As ``biases``, for tokens that may not be sampled before ``min_tokens``."""
+        return np.array(self.masked_ids, np.int64), np.full(len(self.masked_ids), -np.inf, np.float32)
 
     @cached_property
     def prompt_tokens(self) -> npt.NDArray[np.int64]:
@@ -47,13 +67,12 @@ class RequestState:
     def seen_tokens(self) -> npt.NDArray[np.int64]:
         """The distinct tokens of prompt and output. What a step adds is added to what was there."""
         seen = self.prompt_tokens if self._seen is None else self._seen
-        num_new = len(self.output_counts) - self._num_outputs_seen
-        if num_new:
-            new = np.fromiter(islice(reversed(self.output_counts), num_new), np.int64, num_new)
+        new = self.output_counts[0][self._num_outputs_seen :]
+        if len(new):
             places = np.searchsorted(self.prompt_tokens, new)
             known = np.append(self.prompt_tokens, -1)[places] == new
             seen = self._seen = np.concatenate((seen, new[~known]))
-            self._num_outputs_seen += num_new
+            self._num_outputs_seen += len(new)
         return seen
 
     def observe(self, token_ids: list[int], start: int) -> None:
@@ -74,5 +93,13 @@ class RequestState:
         for position, token in enumerate(new, self.output_len):
             if token == PLACEHOLDER_TOKEN_ID and (sampled := self.recent_tokens.at(position)) is not None:
                 token = sampled.wait()
-            self.output_counts[token] = self.output_counts.get(token, 0) + 1
+            self._count(token)
         self.output_len += len(new)
+
+    def _count(self, token: int) -> None:
+        slot = self._slots.setdefault(token, len(self._slots))
+        if slot == len(self._output_tokens):
+            self._output_tokens = np.concatenate((self._output_tokens, np.zeros_like(self._output_tokens)))
+            self._output_counts = np.concatenate((self._output_counts, np.zeros_like(self._output_counts)))
+        self._output_tokens[slot] = token
+        self._output_counts[slot] += 1

@@ -7,7 +7,6 @@ from contextlib import aclosing
 from functools import partial
 
 import anyio.to_thread
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -151,7 +150,7 @@ class Generation:
         return await self._aside(tokens, self._encode_body)
 
     def _encode_body(self) -> bytes:
-        return msgspec.json.encode(self.assembler.body(self._id, self.timing.as_metrics()))
+        return self.assembler.encoded(self._id, self.timing.as_metrics())
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Encoded events of a streamed reply, without the closing ``[DONE]``."""

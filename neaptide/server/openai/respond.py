@@ -1,7 +1,10 @@
 """From engine outputs to replies, without asyncio: online routes and batch lines feed the same assembler."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from neaptide.engine.messages import RequestOutput, TokenLogprobs
 from neaptide.engine.params import FinishReason
@@ -238,7 +241,21 @@ class ResponseAssembler:
         """The complete reply. Raises the choices' ApiError if the engine failed one of them."""
         if self.error is not None:
             raise self.error
-        return build_body(self.prepared, self.choices, ResponseMeta(response_id(self.prepared, request_id), metrics))
+        return build_body(self.prepared, self.choices, self._meta(request_id, metrics))
+
+    def encoded(self, request_id: str, metrics: RequestMetrics | None = None) -> bytes:
+        """``body`` as JSON, one choice after the other: the encoder lets no other thread run meanwhile."""
+        if self.error is not None:
+            raise self.error
+        meta = self._meta(request_id, metrics)
+        return msgspec.json.encode(build_body(self.prepared, self.choices, meta, _encoded_part))
+
+    def _meta(self, request_id: str, metrics: RequestMetrics | None) -> ResponseMeta:
+        return ResponseMeta(response_id(self.prepared, request_id), metrics)
+
+
+def _encoded_part(shaped: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(shaped))
 
 
 def response_id(prepared: Prepared, request_id: str) -> str:
@@ -248,9 +265,12 @@ def response_id(prepared: Prepared, request_id: str) -> str:
 
 
 def build_body(
-    prepared: Prepared, choices: Sequence[ChoiceAssembler], meta: ResponseMeta
+    prepared: Prepared,
+    choices: Sequence[ChoiceAssembler],
+    meta: ResponseMeta,
+    part: Callable[[Any], Any] = lambda shaped: shaped,
 ) -> ChatCompletion | Completion | ResponseObject:
-    """The whole answer, in the endpoint's shape."""
+    """The whole answer, in the endpoint's shape; ``part`` is what stands there for each choice."""
     if prepared.endpoint == RESPONSES:
         return build_response(prepared, choices[0], usage(prepared, choices), meta.id)
     whole: WholeAnswer = {
@@ -265,10 +285,10 @@ def build_body(
         whole["metrics"] = meta.metrics
     if prepared.is_chat:
         return ChatCompletion(
-            **whole, object="chat.completion", choices=[_chat_choice(prepared, choice) for choice in choices]
+            **whole, object="chat.completion", choices=[part(_chat_choice(prepared, choice)) for choice in choices]
         )
     return Completion(
-        **whole, object="text_completion", choices=[_completion_choice(prepared, choice) for choice in choices]
+        **whole, object="text_completion", choices=[part(_completion_choice(prepared, choice)) for choice in choices]
     )
 
 

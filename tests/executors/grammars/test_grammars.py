@@ -287,6 +287,6 @@ def test_a_bias_brings_nothing_back_that_the_grammar_forbids() -> None:
 def test_penalties_weigh_what_the_grammar_leaves() -> None:
     bits = torch.tensor([[0b0110]], dtype=torch.int32)
     state = _state(frequency_penalty=0.5, presence_penalty=1.0)
-    state.output_counts = {0: 1, 1: 2}
+    state.observe([0, 1, 1], len(state.prompt_token_ids))
     edited = edit_logits(torch.zeros(1, 4), [state], [3], Allowed([0], bits))
     assert edited.tolist() == [[-torch.inf, -2.0, 0.0, -torch.inf]]

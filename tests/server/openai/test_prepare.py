@@ -111,6 +111,7 @@ def test_line_to_body_without_a_loop(tokenizer: Tokenizer) -> None:
     assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
     assert "metrics" not in body
     json.dumps(body, allow_nan=False)
+    assert json.loads(assembler.encoded("batch_req_1")) == body
 
 
 @pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])

@@ -30,25 +30,26 @@ class _Triples:
     """Entries of a sparse matrix [rows, vocabulary]."""
 
     vocab_size: int
-    rows: list[np.ndarray] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
     tokens: list[np.ndarray] = field(default_factory=list)
     values: list[np.ndarray] = field(default_factory=list)
 
-    def add(self, row: int, tokens: np.ndarray, values: np.ndarray | float) -> None:
-        inside = (tokens >= 0) & (tokens < self.vocab_size)
-        kept = tokens[inside]
-        self.rows.append(np.full(len(kept), row, dtype=np.int64))
-        self.tokens.append(kept.astype(np.int64, copy=False))
-        self.values.append(np.broadcast_to(np.asarray(values, dtype=np.float32), tokens.shape)[inside])
+    def add(self, row: int, tokens: np.ndarray, values: np.ndarray) -> None:
+        self.rows.append(row)
+        self.tokens.append(tokens)
+        self.values.append(values)
 
     def tensors(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor] | None:
         """Rows, tokens, values, each [entries]; None without entries."""
         if not self.rows:
             return None
-        rows, tokens, values = (
-            to_device(torch.from_numpy(np.concatenate(part)), device) for part in (self.rows, self.tokens, self.values)
-        )
-        return rows, tokens, values
+        tokens, values = np.concatenate(self.tokens), np.concatenate(self.values)
+        parts = np.repeat(np.array(self.rows, np.int64), list(map(len, self.tokens))), tokens, values
+        inside = (tokens >= 0) & (tokens < self.vocab_size)
+        if not inside.all():
+            parts = tuple(part[inside] for part in parts)
+        rows, columns, entries = (to_device(torch.from_numpy(part), device) for part in parts)
+        return rows, columns, entries
 
 
 def edit_logits(
@@ -73,22 +74,20 @@ def edit_logits(
         if state.needs_counts:
             _collect_penalties(row, state, repetition, additive)
         if params.logit_bias:
-            tokens = np.fromiter(params.logit_bias.keys(), np.int64, len(params.logit_bias))
-            biases = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
-            additive.add(row, tokens, biases)
+            additive.add(row, *state.biases)
         if position < params.min_tokens and state.masked_ids:
-            additive.add(row, np.array(state.masked_ids, dtype=np.int64), -np.inf)
+            additive.add(row, *state.mask)
     edited = _apply(logits, repetition, additive)
     return edited if allowed is None else _keep_allowed(edited, allowed, may_write=edited is not logits)
 
 
 def _collect_penalties(row: int, state: RequestState, repetition: _Triples, additive: _Triples) -> None:
     params = state.params
-    tokens = np.fromiter(state.output_counts.keys(), np.int64, len(state.output_counts))
     if params.repetition_penalty != 1.0:
-        repetition.add(row, state.seen_tokens(), params.repetition_penalty)
+        seen = state.seen_tokens()
+        repetition.add(row, seen, np.full(len(seen), params.repetition_penalty, np.float32))
     if params.presence_penalty or params.frequency_penalty:
-        counts = np.fromiter(state.output_counts.values(), np.float32, len(state.output_counts))
+        tokens, counts = state.output_counts
         additive.add(row, tokens, -(params.presence_penalty + params.frequency_penalty * counts))
 
 
