@@ -44,7 +44,8 @@ class _Triples:
         if not self.rows:
             return None
         tokens, values = np.concatenate(self.tokens), np.concatenate(self.values)
-        parts = np.repeat(np.array(self.rows, np.int64), list(map(len, self.tokens))), tokens, values
+        rows_of = np.repeat(np.array(self.rows, np.int64), list(map(len, self.tokens)))
+        parts: tuple[np.ndarray, ...] = (rows_of, tokens, values)
         inside = (tokens >= 0) & (tokens < self.vocab_size)
         if not inside.all():
             parts = tuple(part[inside] for part in parts)
