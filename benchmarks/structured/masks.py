@@ -22,7 +22,7 @@ from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.params import SamplingParams
 from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan
-from neaptide.executors.grammar_masks import Constrained
+from neaptide.executors.step_mask import Constrained
 from neaptide.executors.torch.sampling.logits_edits import Allowed, edit_logits
 from neaptide.executors.torch.torch_executor import TorchExecutor
 from neaptide.server.structured.grammars import answer_grammar, schema_part

@@ -318,7 +318,7 @@ class EngineCore:
         self.scheduler.observe_held(timer.executed_at_s)
         if result.is_whole:
             self._cost_model.observe(step.plan.shape, timer.execute_s - result.mask_s)
-            self.scheduler.observe_masks(result.mask_s)
+            self.scheduler.observe_masks(min(result.mask_s, step.plan.mask_limit_s))
             self.scheduler.observe_step(step, timer.execute_s)
         timer.committed()
         self._observers.committed(step, result, self.scheduler)

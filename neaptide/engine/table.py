@@ -169,12 +169,19 @@ class RequestTable:
         self.epoch[seat] = self.num_epochs
 
     def put_off(self, seat: int, num_sound: int, now_s: float, late_s: float) -> None:
-        """The row has computed its last token in vain. It stays away for so long, and computes it again."""
+        """The row has computed its last token in vain. It stays away for so long, and computes it again.
+
+        What it has lost is no fault of others: a stream is not late when it may go on.
+        """
+        put_off_s = float(self.put_off_s[seat]) + late_s
+        if num_output := int(self.known[seat] - self.prompt[seat]):
+            due_s = float(self.first_token_s[seat] + num_output * self.tpot_slo_s[seat])
+            put_off_s = max(put_off_s, now_s + late_s - due_s)
         self.computed[seat] = num_sound
         self.sound[seat] = min(int(self.sound[seat]), num_sound)
         self.total[seat] = self.known[seat]
         self.not_before_s[seat] = now_s + late_s
-        self.put_off_s[seat] += late_s
+        self.put_off_s[seat] = put_off_s
         self.all_run_at_s = max(self.all_run_at_s, now_s + late_s)
         self.renew(seat)
 

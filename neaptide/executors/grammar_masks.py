@@ -1,7 +1,7 @@
 """Which tokens each request's grammar allows next: computed on the host while the device runs the forward pass.
 
 A step waits for masks no longer than it is told to. What takes longer goes on beside the steps to come, in threads that
-get what processor time others leave; the requests that it is for sample nothing meanwhile, and are told how late they
+get what processor time others leave. The requests that it is for sample nothing meanwhile, and are told how late they
 are. Grammars that are known to be quick never wait behind those that are not.
 """
 
@@ -11,20 +11,17 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, PriorityQueue
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher
+from llguidance import LLMatcher
 
 from neaptide.engine.arrays import TokenArray
 from neaptide.engine.params import GRAMMAR_ERROR
-from neaptide.engine.steps.plan import StepPlan
-from neaptide.engine.table import PLACEHOLDER_TOKEN_ID
 from neaptide.executors.grammar_places import (
     COMPILE_BYTES_PER_S,
     MASK_BYTES_PER_S,
@@ -33,7 +30,8 @@ from neaptide.executors.grammar_places import (
     Place,
     Places,
 )
-from neaptide.executors.recent_tokens import RecentTokens, SampledLater
+from neaptide.executors.grammar_pool import MatcherPool
+from neaptide.executors.step_mask import Constrained, Patience, StepMask
 from neaptide.models.grammars import GrammarError, Grammars
 
 logger = logging.getLogger(__name__)
@@ -44,6 +42,8 @@ QUICK_S = 0.001
 """Of processor time. A grammar whose masks take longer than this has them computed beside the steps."""
 NICENESS = 10
 """Of the threads that do that: they get a tenth of a core that others want."""
+REST = 3.0
+"""Who has compiled a grammar, which only a thread of ours can, rests so many times as long."""
 LEAST_LATE_S, MOST_LATE_S = 0.005, 1.0
 """A mask that is late is looked for again after this."""
 WAITED_PER_S = 20.0
@@ -59,59 +59,6 @@ CLOSE_S = 2.0
 _NO_TOKENS: TokenArray = np.zeros(0, np.int32)
 
 
-@dataclass(slots=True)
-class Constrained:
-    """A request that samples in a step and has a grammar."""
-
-    request_id: str
-    follower: Follower
-    output: TokenArray
-    """[output tokens so far] of its own; the last may be a placeholder."""
-    last: SampledLater | None
-    """Where the token is that the placeholder stands for."""
-
-    @classmethod
-    def of(
-        cls,
-        plan: StepPlan,
-        part: int,
-        follower: Follower,
-        num_prompt_tokens: int,
-        recent: RecentTokens[Any],
-    ) -> "Constrained":
-        """A part of a plan that samples."""
-        position = int(plan.output_position[part])
-        # A copy: when it is read, the row may be another's.
-        output = plan.table.tokens[plan.rows[part], num_prompt_tokens : num_prompt_tokens + position].copy()
-        return cls(plan.request_ids[part], follower, output, recent.at(position - 1))
-
-    @property
-    def waits(self) -> bool:
-        """An earlier step still samples the last token."""
-        return self.last is not None and len(self.output) > 0 and self.output[-1] == PLACEHOLDER_TOKEN_ID
-
-    def tokens(self) -> TokenArray:
-        """Waits for the step that samples the last one."""
-        if self.waits and self.last is not None:
-            self.output[-1] = self.last.wait()
-        return self.output
-
-
-@dataclass(slots=True)
-class StepMask:
-    """What a step's grammars allow."""
-
-    bits: Bits
-    """[constrained requests, ceil(vocabulary / 32)]: token t is bit t % 32 of word t // 32."""
-    request_ids: list[str]
-    errors: dict[str, str] = field(default_factory=dict)
-    """Requests that failed on their own; their bits are all set."""
-    late: dict[str, float] = field(default_factory=dict)
-    """Requests whose masks were not there in time, and for how many seconds it is no use to ask again; likewise."""
-    waited_s: float = 0.0
-    """For masks, when there was nothing else to wait for."""
-
-
 class StepFill:
     """The masks of one step, on their way."""
 
@@ -123,23 +70,11 @@ class StepFill:
         self.error: Exception | None = None
         self._mask: StepMask | None = None
 
-    def collect(self, patience: "Patience | None" = None) -> StepMask:
+    def collect(self, patience: Patience | None = None) -> StepMask:
         """What is there after waiting for all of them, or as patience has it; the same whenever it is asked."""
         if self._mask is None:
             self._mask = self._masks._collect(self, patience)
         return self._mask
-
-
-class Patience(NamedTuple):
-    """How long a step waits for its masks."""
-
-    most_s: float
-    """For all of them ..."""
-    is_alone: bool
-    """... and where it can sample nothing else, for the first of them ..."""
-    alone_s: float
-    is_wanted: Callable[[], bool] | None = None
-    """... as long as no other request asks for the device."""
 
 
 PATIENT = Patience(math.inf, False, 0.0)
@@ -154,27 +89,6 @@ class _Job(NamedTuple):
     """None ends the thread."""
 
 
-class _Consumer:
-    """Lets matchers consume tokens without the interpreter's lock.
-
-    The library gives it up where several matchers are to consume one, and keeps it where it is only one: which may take
-    tens of milliseconds, and in a thread that gets little processor time ten times as long. So the one never is alone.
-    """
-
-    def __init__(self, grammars: Grammars, num_threads: int) -> None:
-        self.executor = LLExecutor(num_threads=num_threads)
-        self._companion = LLMatcher(grammars.tokenizer, "no grammar", log_level=0)
-        """It refuses every token at once."""
-
-    def consume(self, matchers: Sequence[LLMatcher], token_ids: Sequence[int]) -> None:
-        """One token each."""
-        pairs = list(zip(matchers, token_ids, strict=True))
-        if len(pairs) == 1:
-            pairs.append((self._companion, 0))
-        if pairs:
-            self.executor.consume_token_par(pairs)
-
-
 class GrammarMasks:
     """Computes masks in threads of its own. Everything in ``_places`` is done with ``_changed`` held.
 
@@ -186,6 +100,7 @@ class GrammarMasks:
     def __init__(self, directory: Path, vocab_size: int, eos_token_ids: Sequence[int], num_threads: int = 0) -> None:
         self._directory = directory
         self._vocab_size = vocab_size
+        self._num_words = -(-vocab_size // 32)
         self._eos_token_ids = tuple(eos_token_ids)
         self._num_threads = num_threads or max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // 2))
         self._quick = ThreadPoolExecutor(1, "masks")
@@ -198,7 +113,7 @@ class GrammarMasks:
         self._changed = threading.Condition()
         self._grammars: Grammars | None = None
         self._loading = threading.Lock()
-        self._consumer: _Consumer | None = None
+        self._pool: MatcherPool | None = None
         """Of the thread for quick masks."""
 
     @property
@@ -247,8 +162,11 @@ class GrammarMasks:
             return self._grammars
 
     def _wait(self, places: list[Place | None], patience: Patience) -> None:
-        most_s = None if math.isinf(patience.most_s) else patience.most_s
-        self._changed.wait_for(lambda: all(place is None or place.is_done for place in places), most_s)
+        if math.isinf(patience.most_s):
+            self._changed.wait_for(lambda: all(place is None or place.is_done for place in places))
+        # Those in the queue come when they come: who does not wait for them loses no time to them.
+        quick = [place for place in places if place is not None and not place.is_queued]
+        self._changed.wait_for(lambda: all(place.is_done for place in quick), patience.most_s)
         end_s = time.monotonic() + patience.alone_s
         while patience.is_alone and not any(place is None or place.is_done for place in places):
             if time.monotonic() >= end_s or (patience.is_wanted is not None and patience.is_wanted()):
@@ -256,7 +174,7 @@ class GrammarMasks:
             self._changed.wait(LOOK_S)
 
     def _collect(self, fill: StepFill, patience: Patience | None) -> StepMask:
-        bits = np.full((len(fill.request_ids), -(-self._vocab_size // 32)), -1, np.int32)
+        bits = np.full((len(fill.request_ids), self._num_words), -1, np.int32)
         mask = StepMask(bits, fill.request_ids)
         with self._changed:
             self._changed.wait_for(lambda: fill.places is not None)
@@ -317,14 +235,12 @@ class GrammarMasks:
 
     def _compute_quick(self, quick: list[Place]) -> None:
         """All at once. What takes too long is measured once more, alone."""
-        if self._consumer is None:
-            self._consumer = _Consumer(self._load(), self._num_threads)
+        if self._pool is None:
+            self._pool = MatcherPool(self._load(), self._num_threads)
         matchers = [place.matcher for place in quick if place.matcher is not None]
         start_s = time.perf_counter()
-        self._consumer.consume(matchers, [int(place.output[-1]) for place in quick])
-        bits = np.zeros((len(quick), -(-self._vocab_size // 32)), np.int32)
-        to_fill = [(matcher, index) for index, matcher in enumerate(matchers)]
-        self._consumer.executor.unsafe_compute_mask_ptr(to_fill, bits.ctypes.data, bits.shape[1] * 4, len(bits))
+        self._pool.consume(matchers, [int(place.output[-1]) for place in quick])
+        bits = self._pool.mask(matchers, self._num_words)
         each_s = (time.perf_counter() - start_s) / len(quick)
         with self._changed:
             for place, matcher, own in zip(quick, matchers, bits, strict=True):
@@ -348,15 +264,13 @@ class GrammarMasks:
             self._threads[-1].start()
 
     def _put(self, place: Place, cost_s: float) -> None:
-        place.is_busy = True
+        place.is_busy = place.is_queued = True
         self._queued_s += cost_s
         self._num_jobs += 1
         self._queue.put(_Job(time.monotonic() + WAITED_PER_S * cost_s, self._num_jobs, cost_s, place))
 
     def _work(self) -> None:
-        niceness = os.getpriority(os.PRIO_PROCESS, 0) + NICENESS
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(niceness, 19))
-        consumer: _Consumer | None = None
+        pool: MatcherPool | None = None
         while True:
             try:
                 job = self._queue.get(timeout=TRIM_AFTER_S)
@@ -365,18 +279,18 @@ class GrammarMasks:
                 continue
             if job.place is None:
                 return
-            if consumer is None:
-                consumer = _Consumer(self._load(), 1)  # its thread is as nice
-            self._compute(job, job.place, consumer)
+            if pool is None:
+                pool = MatcherPool(self._load(), 1, NICENESS)
+            time.sleep(REST * self._compute(job, job.place, pool))
 
-    def _compute(self, job: _Job, place: Place, consumer: _Consumer) -> None:
-        """A place's mask, or a part of the way to it."""
+    def _compute(self, job: _Job, place: Place, pool: MatcherPool) -> float:
+        """A place's mask, or a part of the way to it. Returns the processor time that others were kept from."""
         with self._changed:
             self._queued_s -= job.cost_s
             if not self._places.is_wanted(place):
                 self._places.give_back(place, None)
-                return
-        bits, cost_s, compile_s = np.zeros(-(-self._vocab_size // 32), np.int32), 0.0, 0.0
+                return 0.0
+        bits, cost_s, compile_s = np.zeros(self._num_words, np.int32), 0.0, 0.0
         matcher, followed, begin_s = place.matcher, place.followed, time.monotonic()
         try:
             if matcher is None:
@@ -384,12 +298,12 @@ class GrammarMasks:
                 matcher, followed = self._load().compile(place.grammar.text), 0
                 compile_s = time.thread_time() - start_s
             while followed < len(place.output) and time.monotonic() < begin_s + SLICE_S:
-                consumer.consume([matcher], [int(place.output[followed])])
+                pool.consume([matcher], [int(place.output[followed])])
                 followed += 1
             if followed == len(place.output):
-                start_s = time.thread_time()
-                matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-                cost_s = time.thread_time() - start_s
+                start_s = pool.cpu_s
+                (bits,) = pool.mask([matcher], self._num_words)
+                cost_s = pool.cpu_s - start_s
         except Exception:
             matcher = None
         grown_bytes = int(compile_s * COMPILE_BYTES_PER_S + cost_s * MASK_BYTES_PER_S)
@@ -399,6 +313,7 @@ class GrammarMasks:
             else:
                 self._places.give_back(place, matcher, followed, grown_bytes)
                 self._put(place, time.monotonic() - begin_s)
+        return compile_s
 
     def _finish(
         self, place: Place, matcher: LLMatcher | None, bits: Bits, cost_s: float | None, grown_bytes: int

@@ -41,6 +41,7 @@ class Place:
         "followed",
         "grammar",
         "is_busy",
+        "is_queued",
         "late_s",
         "matcher",
         "num_bytes",
@@ -59,6 +60,8 @@ class Place:
         self.failed = False
         """The grammar does not allow the output, or has become too complex."""
         self.is_busy = False
+        self.is_queued = False
+        """It has been put into the queue of those that are not quick."""
         self.late_s = 0.0
         """When it was put into the queue: how long until its mask is there."""
         self.users = 0

@@ -104,8 +104,10 @@ class Scheduler(ABC):
         self.headroom = headroom
         self.index = 0
         """Of the step being planned, or planned last."""
+        self.mask_limit_s = MASK_SHARE * config.tpot_slo_s
+        """So long may a step wait for masks ..."""
         self.mask_wait_s = 0.0
-        """What a step is expected to wait for masks."""
+        """... and so long it is expected to."""
         self.preempted = PreemptionCount()
         """By drafts since the last step."""
         self._preempted_ids: list[str] = []
@@ -375,7 +377,7 @@ class Scheduler(ABC):
             slot_copies=slot_copies,
             predicted_s=seconds,
             margin_s=margin_s,
-            mask_limit_s=MASK_SHARE * self.config.tpot_slo_s,
+            mask_limit_s=self.mask_limit_s,
             budget_s=draft.limit_s if math.isfinite(draft.limit_s) else 0.0,
             is_continued=are_decodes and int(np.count_nonzero(output_position)) == len(rows),
             _ends=ends,

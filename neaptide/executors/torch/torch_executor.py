@@ -15,7 +15,8 @@ from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.params import INVALID_TOKEN, OUT_OF_MEMORY, SamplingParams
 from neaptide.engine.process.arrivals import OnlineArrivals
 from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan, StepResult
-from neaptide.executors.grammar_masks import Constrained, GrammarMasks, Patience, StepFill, StepMask
+from neaptide.executors.grammar_masks import GrammarMasks, StepFill
+from neaptide.executors.step_mask import Constrained, Patience, StepMask
 from neaptide.executors.torch.batch_invariance import pick_invariant_dtype, try_invariance, use_invariant_products
 from neaptide.executors.torch.device import device_name, free_bytes, pick_device, pick_dtype
 from neaptide.executors.torch.in_pieces import Piece, Remainder, TokenLimit, free_cached, is_out_of_memory

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from neaptide.engine.steps.plan import StepPlan
-from neaptide.executors.grammar_masks import Constrained, GrammarMasks, StepFill, StepMask
+from neaptide.executors.grammar_masks import GrammarMasks, StepFill
 from neaptide.executors.grammar_places import Follower
 from neaptide.executors.recent_tokens import RecentTokens
+from neaptide.executors.step_mask import Constrained, StepMask
 
 if TYPE_CHECKING:  # an executor has grammars, and their tokens come from its steps
     from neaptide.executors.vllm.vllm_executor import VllmHandle

@@ -71,6 +71,17 @@ def test_a_stream_that_was_put_off_is_due_as_much_later() -> None:
     assert table.next_deadline_s(table.live.nonzero()[0]).tolist() == [request.next_deadline_s]
 
 
+def test_a_stream_whose_masks_take_longer_than_its_target_is_never_late() -> None:
+    late = Late()
+    late.harness.core.handle(online("bound", [1, 2, 3], max_tokens=8, tpot_slo_s=0.05))
+    late.harness.step()
+    (request,) = late.harness.core.scheduler.queues.running_online.values()
+    late.harness.clock.sleep_until(2.0)  # the device waited for its mask
+    late.late_s = {"bound": 0.3}
+    late.harness.step()
+    assert request.next_deadline_s == pytest.approx(late.harness.clock.now() + 0.3)
+
+
 def test_what_steps_wait_for_masks_is_expected_and_forgotten() -> None:
     late = Late()
     late.wait_s = 0.004

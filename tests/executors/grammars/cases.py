@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from neaptide.executors.grammar_masks import Constrained, GrammarMasks
+from neaptide.executors.grammar_masks import GrammarMasks
+from neaptide.executors.step_mask import Constrained
 
 SCHEMAS: list[dict[str, Any]] = [
     {"type": "integer", "minimum": 3, "maximum": 40},

@@ -1,6 +1,7 @@
 """Whatever happens to a request on the way, what it puts out follows its grammar; its neighbours do not feel it."""
 
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,9 @@ import torch
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.params import GRAMMAR_ERROR, INTERNAL_ERROR, FinishReason, SamplingParams
 from neaptide.engine.steps.plan import NewRequest
-from neaptide.executors.grammar_masks import Constrained, GrammarMasks
+from neaptide.executors.grammar_masks import GrammarMasks
 from neaptide.executors.grammar_places import Follower
+from neaptide.executors.step_mask import Constrained
 from neaptide.executors.torch.request_state import RequestState
 from neaptide.executors.torch.sampling.logits_edits import Allowed, edit_logits
 from neaptide.executors.torch.torch_executor import TorchExecutor
@@ -47,10 +49,10 @@ def tokenizer(model: Path) -> Tokenizer:
 class Run(EngineRun):
     def __init__(self, model: Path, depth: int = 0, may_fail: bool = False, num_blocks: int = 512) -> None:
         self.executor: TorchExecutor = make_executor(model, num_blocks=num_blocks, block_size=BLOCK_SIZE)
-        # Targets so long that no mask is late, however busy the machine is.
-        scheduler = SchedulerConfig(max_model_len=512, offline_max_kv_ratio=1.0, overlap_depth=depth, tpot_slo_s=1e4)
+        scheduler = SchedulerConfig(max_model_len=512, offline_max_kv_ratio=1.0, overlap_depth=depth)
         config = EngineConfig(cache=CacheConfig(block_size=BLOCK_SIZE), scheduler=scheduler)
         super().__init__(config, self.executor, may_fail)
+        self.core.scheduler.mask_limit_s = math.inf  # none is late, however busy the machine is
 
     def ask(self, name: str, schema: Any, **params: Any) -> None:
         self.add(

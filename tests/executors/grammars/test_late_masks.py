@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from neaptide.executors.grammar_masks import GrammarMasks, Patience, StepFill, StepMask
+from neaptide.executors.grammar_masks import GrammarMasks, StepFill
+from neaptide.executors.step_mask import Patience, StepMask
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.executors.grammars.test_grammars import Run, ask_all, assert_valid, model, tokenizer
 

@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from neaptide.engine.params import GRAMMAR_ERROR
-from neaptide.executors.grammar_masks import Constrained, GrammarMasks, Patience, StepMask
+from neaptide.executors.grammar_masks import GrammarMasks
 from neaptide.executors.grammar_places import BASE_BYTES, Follower, Place, Places
+from neaptide.executors.step_mask import Constrained, Patience, StepMask
 from neaptide.models.grammars import TOO_SLOW, GrammarError, Grammars
 from neaptide.server.structured.grammars import answer_grammar, choice_part, schema_part
 from neaptide.server.text.tokenizer import Tokenizer
