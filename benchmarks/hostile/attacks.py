@@ -132,9 +132,13 @@ def refused_pattern(number: int) -> Body:
     return {"structured_outputs": {"regex": "a?" * 10_000 + str(number)}}
 
 
+def prompted(number: int) -> Body:
+    return {"prompt": [6 + (number * 7 + i * i) % 300 for i in range(1_000)], "max_tokens": 1}
+
+
 def scored(number: int) -> Body:
     """Every token of the prompt with its 20 most likely alternatives."""
-    return {"prompt": [6 + (number + i) % 300 for i in range(1_000)], "echo": True, "logprobs": 20, "max_tokens": 1}
+    return prompted(number) | {"echo": True, "logprobs": 20}
 
 
 EDITS: Body = {
@@ -147,7 +151,7 @@ EDITS: Body = {
     "stop": ["a" * 1023 + "b", "ab" * 500 + "c", "x" * 1024, "y" * 1024],
 }
 """All that is done to a row of logits and to a piece of text."""
-MANY: Body = {"n": 128, "max_tokens": 200, "temperature": 1.0}
+MANY: Body = {"n": 128, "max_tokens": 200, "temperature": 1.0, "ignore_eos": True}
 
 
 ATTACKS: dict[str, Attack] = {
@@ -162,15 +166,16 @@ ATTACKS: dict[str, Attack] = {
     "an ambiguous grammar from a batch": Attack(batches(lambda i: ambiguous(i // 64, copies=1), 64), tier="batch"),
     "24 clients whose patterns are refused": Attack(asks(refused_pattern), clients=24),
     "n=128": Attack(asks(lambda _: MANY)),
-    "n=128, 20 alternatives": Attack(asks(lambda _: MANY | {"logprobs": True, "top_logprobs": 20})),
-    "n=128, top-p": Attack(asks(lambda _: MANY | {"top_p": 0.9, "top_k": 100, "min_p": 0.01})),
-    "n=128, penalties, biases, stops": Attack(asks(lambda _: MANY | EDITS)),
+    "n=128, 20 alternatives": Attack(asks(lambda _: MANY | {"logprobs": True, "top_logprobs": 20}), like="n=128"),
+    "n=128, top-p": Attack(asks(lambda _: MANY | {"top_p": 0.9, "top_k": 100, "min_p": 0.01}), like="n=128"),
+    "n=128, penalties, biases, stops": Attack(asks(lambda _: MANY | EDITS), like="n=128"),
     "the same from flex, streams": Attack(asks(lambda _: MANY | EDITS | {"service_tier": "flex"}), tier="flex"),
     "lines with 20 alternatives from a batch": Attack(
         batches(lambda _: {"max_tokens": 60, "logprobs": True, "top_logprobs": 20} | EDITS | {"min_tokens": 60}, 256),
         tier="batch",
     ),
-    "8 prompts scored": Attack(asks(scored, "/v1/completions"), clients=8),
+    "8 prompts of 1,000": Attack(asks(prompted, "/v1/completions"), clients=8),
+    "8 prompts scored": Attack(asks(scored, "/v1/completions"), clients=8, like="8 prompts of 1,000"),
     "2,048 prompts at once": Attack(
         asks(lambda _: {"prompt": ["a b c"] * 2048, "max_tokens": 1}, "/v1/completions"), clients=4
     ),

@@ -45,10 +45,10 @@ class _Triples:
             return None
         tokens, values = np.concatenate(self.tokens), np.concatenate(self.values)
         rows_of = np.repeat(np.array(self.rows, np.int64), list(map(len, self.tokens)))
-        parts: tuple[np.ndarray, ...] = (rows_of, tokens, values)
+        parts: list[np.ndarray] = [rows_of, tokens, values]
         inside = (tokens >= 0) & (tokens < self.vocab_size)
         if not inside.all():
-            parts = tuple(part[inside] for part in parts)
+            parts = [part[inside] for part in parts]
         rows, columns, entries = (to_device(torch.from_numpy(part), device) for part in parts)
         return rows, columns, entries
 
