@@ -114,14 +114,14 @@ async def test_result_files_that_wait_for_the_database_keep_no_thread_of_other_w
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on, waiting = threading.Event(), []
-    pages = finalize._pages
+    lines_of = finalize.lines_of
 
-    def late_pages(store: Store, batch_id: str) -> Iterator[EndedLine]:
+    def late_lines(store: Store, batch_id: str) -> Iterator[EndedLine]:
         waiting.append(batch_id)
         goes_on.wait(PATIENCE_S)
-        return pages(store, batch_id)
+        return lines_of(store, batch_id)
 
-    monkeypatch.setattr(finalize, "_pages", late_pages)
+    monkeypatch.setattr(finalize, "lines_of", late_lines)
     async with Server(tmp_path) as server:
         server.engine.auto = True
         batches = [await server.create(numbered(1)) for _ in range(12)]
