@@ -78,7 +78,8 @@ class ServerProcess:
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGTERM)
             try:
-                await asyncio.wait_for(self._process.wait(), 15.0)
+                async with asyncio.timeout(15.0):
+                    await self._process.wait()
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()

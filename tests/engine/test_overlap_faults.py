@@ -115,7 +115,7 @@ def test_the_request_log_has_one_start_of_each(tmp_path: Path) -> None:
 
 def test_the_witness_forgets_a_step_that_was_undone() -> None:
     noted: list[list[str]] = []
-    observer = WitnessObserver(lambda ids: noted.append(list(ids)))  # type: ignore[arg-type]
+    observer = WitnessObserver(lambda ids, predicted_s: noted.append(list(ids)))  # type: ignore[arg-type]
     behind_a_failed_step(observer).run()
     behind = ["late", "later"]
     assert noted == [["a"], ["a", *behind], ["a"], [], behind, []]

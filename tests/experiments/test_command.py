@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from neaptide.__main__ import main as command
 from neaptide.cli import main
 from neaptide.commands import experiment, outputs
 from neaptide.experiments.bros import setting
@@ -229,7 +230,7 @@ def test_ctrl_c_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
     monkeypatch.setattr(made, "run", stopped)
     use(monkeypatch, made)
-    assert main(["experiment", "golden"]) == 130
+    assert command(["experiment", "golden"]) == 130
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "stopped\n")
 

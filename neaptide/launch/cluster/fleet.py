@@ -119,7 +119,8 @@ class Place:
 
     async def _rest(self, seconds: float) -> None:
         try:
-            await asyncio.wait_for(self._gone.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._gone.wait()
         except TimeoutError:
             return
 

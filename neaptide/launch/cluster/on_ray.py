@@ -104,7 +104,8 @@ class Gateway:
         self._following = asyncio.create_task(follow(replicas, self._gateway.replicas))
         # Another one has the requests until this one is ready; one that knows nobody would refuse them.
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._gateway.replicas.until_ready(1), FIRST_REPLICA_S)
+            async with asyncio.timeout(FIRST_REPLICA_S):
+                await self._gateway.replicas.until_ready(1)
 
     def __serve_build_asgi_app__(self) -> Starlette:
         return self._gateway.app

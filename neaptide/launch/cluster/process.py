@@ -100,7 +100,8 @@ class ReplicaProcess:
         if not self.is_told:
             self.stop_soon()
         try:
-            await asyncio.wait_for(self.process.wait(), self._drain_timeout_s + LAST_S)
+            async with asyncio.timeout(self._drain_timeout_s + LAST_S):
+                await self.process.wait()
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()

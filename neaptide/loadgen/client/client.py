@@ -83,7 +83,8 @@ class StreamClient:
     async def __aexit__(self, *exc_info: object) -> None:
         assert self._session is not None
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._session.close(), CLOSE_S)
+            async with asyncio.timeout(CLOSE_S):
+                await self._session.close()
         self._session = None
 
     async def chat(

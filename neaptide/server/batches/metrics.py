@@ -139,7 +139,8 @@ class BatchMetrics(Collector):
             return
         self._read_s = now_s
         try:
-            self._overview = await asyncio.wait_for(self._store.read(read_overview), READ_TIMEOUT_S)
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                self._overview = await self._store.read(read_overview)
         except (OSError, TimeoutError, StoreUnavailableError, sa.exc.SQLAlchemyError) as error:
             logger.warning("the series of batches are those of before: %s", type(error).__name__)
 

@@ -52,6 +52,7 @@ async def end_child(process: Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
     try:
-        await asyncio.wait_for(process.wait(), KILL_TIMEOUT_S)
+        async with asyncio.timeout(KILL_TIMEOUT_S):
+            await process.wait()
     except TimeoutError:
         logger.error("the process %d cannot be killed; it is left behind", process.pid)

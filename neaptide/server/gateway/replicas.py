@@ -235,7 +235,8 @@ class Replicas:
         parameters = {"cached": "true"} if with_cached else {}
         question = self._http.get(f"{replica.url}/figures", params=parameters, headers=self._headers, timeout=ANSWER_S)
         # One that trickles is no answer either.
-        return await asyncio.wait_for(question, ANSWER_S)
+        async with asyncio.timeout(ANSWER_S):
+            return await question
 
     def _take(self, replica: Replica, reply: httpx.Response) -> None:
         try:
@@ -264,7 +265,8 @@ class Replicas:
         for replica in ready[:ASKED_FOR_BACKLOG]:
             question = self._http.get(f"{replica.url}/backlog", headers=self._headers, timeout=ANSWER_S)
             try:
-                reply = (await asyncio.wait_for(question, ANSWER_S)).raise_for_status().json()
+                async with asyncio.timeout(ANSWER_S):
+                    reply = (await question).raise_for_status().json()
                 now_s = self._loop.time()
                 return [Backlog(now_s + one["left_seconds"], one["work_seconds"]) for one in reply["jobs"]]
             except (httpx.HTTPError, TimeoutError, *UNREADABLE):

@@ -77,7 +77,8 @@ class ReplicaSeries(Collector):
 
     async def _page(self, replica: Replica) -> str | None:
         try:
-            reply = await asyncio.wait_for(self._http.get(f"{replica.url}/metrics"), ANSWER_S)
+            async with asyncio.timeout(ANSWER_S):
+                reply = await self._http.get(f"{replica.url}/metrics")
             return reply.raise_for_status().text
         except (httpx.HTTPError, TimeoutError) as error:
             logger.warning("the series of %s are missing: %s", replica.name, type(error).__name__)

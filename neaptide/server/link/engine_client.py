@@ -206,7 +206,8 @@ class EngineClient:
 
     async def _next_link(self) -> EngineLink:
         try:
-            await asyncio.wait_for(self._ready.wait(), REPLAY_WAIT_S)
+            async with asyncio.timeout(REPLAY_WAIT_S):
+                await self._ready.wait()
         except TimeoutError:
             raise EngineUnavailableError("no engine has come back in time") from None
         return self._require_link()

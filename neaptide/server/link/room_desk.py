@@ -45,7 +45,8 @@ class RoomDesk:
         answer: asyncio.Future[Seen] = asyncio.get_running_loop().create_future()
         self._waiting[with_cached].add(answer)
         try:
-            return await asyncio.wait_for(answer, ANSWER_S)
+            async with asyncio.timeout(ANSWER_S):
+                return await answer
         except TimeoutError:
             if seen is None:
                 raise EngineUnavailableError("the engine has not said what room it has") from None

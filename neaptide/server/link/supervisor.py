@@ -150,7 +150,8 @@ class _Engine:
         """Lets a silent engine tell on stderr where it stands, if it still can."""
         with contextlib.suppress(ProcessLookupError, TimeoutError):
             self.process.send_signal(signal.SIGUSR1)
-            await asyncio.wait_for(self.process.wait(), DUMP_S)
+            async with asyncio.timeout(DUMP_S):
+                await self.process.wait()
 
     async def end(self) -> tuple[list[str], Evidence]:
         """Kills the process if it still runs; returns the requests of the step that it did not survive.
@@ -215,7 +216,8 @@ class Supervisor:
         # One that still starts hears nothing, and has nothing to put in order.
         if self._engine is not None and self._engine.reaches(Shutdown()):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._engine.process.wait(), SHUTDOWN_TIMEOUT_S)
+                async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
+                    await self._engine.process.wait()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

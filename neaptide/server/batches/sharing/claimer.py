@@ -183,7 +183,8 @@ class Claimer:
 
     async def _rest(self) -> None:
         try:
-            await asyncio.wait_for(self._wake.wait(), self._p.settings.tick_s)
+            async with asyncio.timeout(self._p.settings.tick_s):
+                await self._wake.wait()
         except TimeoutError:
             return
 

@@ -126,7 +126,8 @@ class SharedMachine:
             except (OSError, StoreUnavailableError) as error:
                 logger.error("batches have to wait: %s", error)
             try:
-                await asyncio.wait_for(self._wake.wait(), self._p.settings.tick_s)
+                async with asyncio.timeout(self._p.settings.tick_s):
+                    await self._wake.wait()
             except TimeoutError:
                 continue
 

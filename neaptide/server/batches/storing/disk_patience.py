@@ -42,7 +42,8 @@ class PatientDisk:
     async def sleep(self, delay_s: float) -> None:
         """Returns early when the server stops."""
         try:
-            await asyncio.wait_for(self._stop.wait(), delay_s)
+            async with asyncio.timeout(delay_s):
+                await self._stop.wait()
         except TimeoutError:
             return
 

@@ -303,13 +303,21 @@ class FileStore:
 
     async def _open_or_fetch(self, record: FileRecord) -> BinaryIO:
         try:
-            return await asyncio.to_thread(self.open_here, record)
+            return await self._open_in_thread(record)
         except OSError:
             if self._blobs is None or record.blob is None:
                 raise
         # There is no copy of it, or one that is damaged.
         await self._blobs.in_thread(self._blobs.fetch, record.blob, self.path(record.id), self.directory)
-        return await asyncio.to_thread(self.open_here, record)
+        return await self._open_in_thread(record)
+
+    async def _open_in_thread(self, record: FileRecord) -> BinaryIO:
+        opening = asyncio.get_running_loop().run_in_executor(None, self.open_here, record)
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unread)
+            raise
 
     def open_here(self, record: FileRecord) -> BinaryIO:
         """The bytes that lie in this server's directory, compared with their hash. Blocking.
@@ -363,6 +371,12 @@ class FileStore:
         for path in self.directory.iterdir():
             if path.name not in known and path.stat().st_mtime < changed_before_s:
                 path.unlink(missing_ok=True)
+
+
+def _close_unread(opening: "asyncio.Future[BinaryIO]") -> None:
+    """Whoever asked for the file has gone."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 def check_form(form: UploadForm) -> None:

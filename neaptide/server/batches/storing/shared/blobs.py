@@ -212,7 +212,8 @@ class Blobs:
 
 
 async def _put_within(limit_s: float, fs: Any, source: str, path: str) -> None:
-    await asyncio.wait_for(fs._put_file(source, path), limit_s)
+    async with asyncio.timeout(limit_s):
+        await fs._put_file(source, path)
 
 
 def _unix_s(at: datetime) -> float:
