@@ -151,7 +151,10 @@ def main() -> int:
     if unknown := set(args.names) - ATTACKS.keys():
         parser.error(f"there is no attack {unknown.pop()!r}; there are: {'; '.join(ATTACKS)}")
     os.environ["NEAPTIDE_LOG_LEVEL"] = "warning"
-    found = {name: asyncio.run(measure(name, args.turn_s, args.pairs)) for name in args.names or ATTACKS}
+    found: dict[str, dict[str, Any]] = {}
+    for name in args.names or ATTACKS:
+        found[name] = asyncio.run(measure(name, args.turn_s, args.pairs))
+        print(f"{name}: {json.dumps(found[name])}", file=sys.stderr, flush=True)
     report(found)
     print(json.dumps(found | {"machine_load": os.getloadavg()[1]}))
     return 0 if all(one["holds"] for one in found.values()) else 1
