@@ -66,7 +66,9 @@ def batches(make: Callable[[int], Body], lines: int) -> Send:
         ]
         for i, entry in zip(numbers, entries, strict=True):
             entry["body"] |= make(i)  # type: ignore[operator]
-        batch = await submit_batch(http, "attack.jsonl", b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
+        batch = await submit_batch(
+            http, "attack.jsonl", b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
+        )
         while batch["status"] not in TERMINAL:
             await asyncio.sleep(0.2)
             batch = await get_batch(http, batch["id"])
