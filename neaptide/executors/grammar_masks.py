@@ -5,6 +5,7 @@ get what processor time others leave. The requests that it is for sample nothing
 are. Grammars that are known to be quick never wait behind those that are not.
 """
 
+import contextlib
 import ctypes
 import logging
 import math
@@ -235,12 +236,19 @@ class GrammarMasks:
 
     def _compute_quick(self, quick: list[Place]) -> None:
         """All at once. What takes too long is measured once more, alone."""
-        if self._pool is None:
-            self._pool = MatcherPool(self._load(), self._num_threads)
         matchers = [place.matcher for place in quick if place.matcher is not None]
         start_s = time.perf_counter()
-        self._pool.consume(matchers, [int(place.output[-1]) for place in quick])
-        bits = self._pool.mask(matchers, self._num_words)
+        try:
+            if self._pool is None:
+                self._pool = MatcherPool(self._load(), self._num_threads)
+            self._pool.consume(matchers, [int(place.output[-1]) for place in quick])
+            bits, _ = self._pool.mask(matchers, self._num_words)
+        except Exception:
+            with self._changed:
+                for place in quick:  # nobody waits for them for ever
+                    place.failed = True
+                    self._places.give_back(place)
+            raise
         each_s = (time.perf_counter() - start_s) / len(quick)
         with self._changed:
             for place, matcher, own in zip(quick, matchers, bits, strict=True):
@@ -271,6 +279,8 @@ class GrammarMasks:
 
     def _work(self) -> None:
         pool: MatcherPool | None = None
+        with contextlib.suppress(GrammarError):  # then no grammar is compiled either
+            pool = MatcherPool(self._load(), 1, NICENESS)
         while True:
             try:
                 job = self._queue.get(timeout=TRIM_AFTER_S)
@@ -279,16 +289,14 @@ class GrammarMasks:
                 continue
             if job.place is None:
                 return
-            if pool is None:
-                pool = MatcherPool(self._load(), 1, NICENESS)
             time.sleep(REST * self._compute(job, job.place, pool))
 
-    def _compute(self, job: _Job, place: Place, pool: MatcherPool) -> float:
+    def _compute(self, job: _Job, place: Place, pool: MatcherPool | None) -> float:
         """A place's mask, or a part of the way to it. Returns the processor time that others were kept from."""
         with self._changed:
             self._queued_s -= job.cost_s
             if not self._places.is_wanted(place):
-                self._places.give_back(place, None)
+                self._places.give_back(place)
                 return 0.0
         bits, cost_s, compile_s = np.zeros(self._num_words, np.int32), 0.0, 0.0
         matcher, followed, begin_s = place.matcher, place.followed, time.monotonic()
@@ -297,13 +305,12 @@ class GrammarMasks:
                 start_s = time.thread_time()
                 matcher, followed = self._load().compile(place.grammar.text), 0
                 compile_s = time.thread_time() - start_s
+            assert pool is not None
             while followed < len(place.output) and time.monotonic() < begin_s + SLICE_S:
                 pool.consume([matcher], [int(place.output[followed])])
                 followed += 1
             if followed == len(place.output):
-                start_s = pool.cpu_s
-                (bits,) = pool.mask([matcher], self._num_words)
-                cost_s = pool.cpu_s - start_s
+                (bits,), cost_s = pool.mask([matcher], self._num_words)
         except Exception:
             matcher = None
         grown_bytes = int(compile_s * COMPILE_BYTES_PER_S + cost_s * MASK_BYTES_PER_S)

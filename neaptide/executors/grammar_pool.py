@@ -1,6 +1,5 @@
 """Threads in which matchers work, without the interpreter's lock."""
 
-import contextlib
 import os
 import threading
 import time
@@ -19,24 +18,42 @@ _making = threading.Lock()
 
 
 class MatcherPool:
-    """Threads of the library's own that let matchers consume tokens and compute masks, without the interpreter's lock.
+    """Threads of the library's own that let matchers consume tokens and compute masks.
 
-    The library uses them, and gives up that lock for every kind of work, where there are several matchers: a single one
-    gets company. Only such threads may be put back behind others: one that also holds the interpreter's lock would keep
-    the engine waiting for a processor that it does not get.
+    The library uses them, and gives up the interpreter's lock for every kind of work, where there are several matchers:
+    a single one gets company. Only such threads may be put back behind others: one that also holds the interpreter's
+    lock would keep the engine waiting for a processor that it does not get.
+
+    Args:
+        niceness: of the threads, beyond this process's own.
     """
 
     def __init__(self, grammars: Grammars, num_threads: int, niceness: int = 0) -> None:
-        with _making:
-            before = set(os.listdir(_TASKS))
-            self.executor = LLExecutor(num_threads=num_threads)
-            self._threads = set(os.listdir(_TASKS)) - before
         self._companion = LLMatcher(grammars.tokenizer, "no grammar", log_level=0)
         """It refuses everything at once."""
-        own = os.getpriority(os.PRIO_PROCESS, 0)
-        for thread in self._threads if niceness else ():
-            with contextlib.suppress(OSError):  # not one of ours, and it has ended
-                os.setpriority(os.PRIO_PROCESS, int(thread), min(own + niceness, 19))
+        self._threads: list[str] = []
+        """Those of a pool with a niceness, by which they are known."""
+        if niceness:
+            with _making:
+                maker = threading.Thread(target=self._make, args=(num_threads, niceness))
+                maker.start()
+                maker.join()
+        else:
+            self.executor = LLExecutor(num_threads=num_threads)
+
+    def _make(self, num_threads: int, niceness: int) -> None:
+        """Threads are as nice as the one that makes them, and that cannot take it back: it ends behind this."""
+        own = threading.get_native_id()
+        niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + niceness, 19)
+        before = set(os.listdir(_TASKS))
+        os.setpriority(os.PRIO_PROCESS, own, niceness)
+        self.executor = LLExecutor(num_threads=num_threads)
+        for thread in set(os.listdir(_TASKS)) - before:
+            try:
+                if os.getpriority(os.PRIO_PROCESS, int(thread)) == niceness:
+                    self._threads.append(thread)
+            except OSError:
+                continue  # another's, and it has ended
 
     def consume(self, matchers: Sequence[LLMatcher], token_ids: Sequence[int]) -> None:
         """One token each."""
@@ -44,18 +61,16 @@ class MatcherPool:
         if pairs:
             self.executor.consume_token_par([*pairs, (self._companion, 0)])
 
-    def mask(self, matchers: Sequence[LLMatcher], num_words: int) -> Bits:
-        """[matchers, words]"""
+    def mask(self, matchers: Sequence[LLMatcher], num_words: int) -> tuple[Bits, float]:
+        """[matchers, words], and the processor time that it took; at most the time."""
         bits = np.zeros((len(matchers) + 1, num_words), np.int32)
         rows = [(matcher, index) for index, matcher in enumerate([*matchers, self._companion])]
+        cpu_s, start_s = self._cpu_s(), time.perf_counter()
         self.executor.unsafe_compute_mask_ptr(rows, bits.ctypes.data, bits.shape[1] * 4, len(bits))
-        return bits[: len(matchers)]
+        took_s = time.perf_counter() - start_s
+        return bits[: len(matchers)], min(self._cpu_s() - cpu_s, took_s) if self._threads else took_s
 
-    @property
-    def cpu_s(self) -> float:
+    def _cpu_s(self) -> float:
         """Processor time that its threads have had."""
-        try:
-            files = [(_TASKS / thread / "schedstat").read_text() for thread in self._threads]
-            return sum(int(text.split()[0]) for text in files) / 1e9
-        except (OSError, ValueError, IndexError):
-            return time.perf_counter()  # the kernel does not count; at least so little has it been
+        texts = [(_TASKS / thread / "schedstat").read_text() for thread in self._threads]
+        return sum(int(text.split()[0]) for text in texts) / 1e9

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,8 +13,9 @@ import psutil
 import pytest
 
 from neaptide.engine.params import GRAMMAR_ERROR
-from neaptide.executors.grammar_masks import GrammarMasks
+from neaptide.executors.grammar_masks import NICENESS, GrammarMasks
 from neaptide.executors.grammar_places import BASE_BYTES, Follower, Place, Places
+from neaptide.executors.grammar_pool import MatcherPool
 from neaptide.executors.step_mask import Constrained, Patience, StepMask
 from neaptide.models.grammars import TOO_SLOW, GrammarError, Grammars
 from neaptide.server.structured.grammars import answer_grammar, choice_part, schema_part
@@ -162,6 +164,29 @@ def test_masks_that_a_step_is_alone_with_are_waited_for_until_a_chat_comes(
     assert list(looks) == []
     threading.Timer(0.05, gate.set).start()
     assert masks.fill(slow.constrained()).collect(Patience(0.0, True, 60.0, lambda: False)).late == {}
+
+
+def test_no_thread_of_pythons_is_put_back_behind_others(masks: GrammarMasks) -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    before = {int(thread) for thread in os.listdir("/proc/self/task")}
+    masks.warm_up()
+    Requests(masks, OBJECT, 2).step(first_text)
+    new = {int(thread) for thread in os.listdir("/proc/self/task")} - before
+    niceness = {thread: os.getpriority(os.PRIO_PROCESS, thread) for thread in new}
+    pythons = {thread.native_id for thread in threading.enumerate()}
+    assert {niceness[thread] for thread in new & pythons} == {own}
+    assert {niceness[thread] for thread in new - pythons} == {own, own + NICENESS}
+
+
+def test_a_failure_of_the_quick_thread_leaves_no_request_waiting(
+    masks: GrammarMasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = Requests(masks, OBJECT, 2)
+    requests.step(first_text)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="poison"):
+        patch.setattr(MatcherPool, "consume", lambda *_: (_ for _ in ()).throw(RuntimeError("poison")))
+        requests.fill()
+    assert requests.fill().errors == {"0": GRAMMAR_ERROR, "1": GRAMMAR_ERROR}
 
 
 def test_a_mask_that_stays_late_is_asked_for_less_often(masks: GrammarMasks, gate: threading.Event) -> None:
