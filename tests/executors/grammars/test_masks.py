@@ -183,9 +183,10 @@ def test_a_failure_of_the_quick_thread_leaves_no_request_waiting(
 ) -> None:
     requests = Requests(masks, OBJECT, 2)
     requests.step(first_text)
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="poison"):
+    with monkeypatch.context() as patch:
         patch.setattr(MatcherPool, "consume", lambda *_: (_ for _ in ()).throw(RuntimeError("poison")))
-        requests.fill()
+        with pytest.raises(RuntimeError, match="poison"):
+            requests.fill()
     assert requests.fill().errors == {"0": GRAMMAR_ERROR, "1": GRAMMAR_ERROR}
 
 
