@@ -22,6 +22,7 @@ from neaptide.server.structured.grammars import answer_grammar, choice_part, sch
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.executors.engine_run import EOS_TOKEN_ID
 from tests.executors.grammars.test_grammars import VOCAB_SIZE, model, tokenizer
+from tests.patience import PATIENCE_S
 
 __all__ = ["model", "tokenizer"]  # fixtures
 
@@ -57,7 +58,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
     def slow(grammars: Grammars, grammar: str) -> object:
         if grammar.startswith(SLOW):
-            assert gate.wait(60.0)
+            assert gate.wait(PATIENCE_S)
         return compile_(grammars, grammar)
 
     monkeypatch.setattr(Grammars, "compile", slow)

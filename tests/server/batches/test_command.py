@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from fastapi import FastAPI
 
 from neaptide.commands import batch
 from neaptide.server.edge.auth import AuthMiddleware, KeyRing
+from neaptide.server.edge.body_threads import BodyThreads
 from neaptide.server.edge.error_replies import install_handlers
 from neaptide.server.routes.batches import batches_router
 from neaptide.server.routes.files import files_router
@@ -49,6 +51,7 @@ class Running:
             self.parts = server
             server.engine.auto = True
             app = FastAPI(lifespan=self._lifespan)
+            app.state.context = SimpleNamespace(bodies=BodyThreads())  # all that these routes want of it
             install_handlers(app)
             app.add_middleware(AuthMiddleware, keys=self._keys)
             app.include_router(files_router(server.service))

@@ -71,7 +71,7 @@ async def test_batches_leave_nothing_behind(tmp_path: Path) -> None:
                         await server.service.files.delete(file_id, "")
             await server.keep_house()
             machine = server.service._machine
-            await until(lambda: len(machine._background._tasks) == 1 and not machine._runner._tasks)  # the upkeep
+            await until(lambda: len(machine._background._tasks) == 2 and not machine._runner._tasks)  # upkeep, watch
 
         await visit()
         before = kept(server.service, server.client)
