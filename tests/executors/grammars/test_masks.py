@@ -176,7 +176,9 @@ def test_no_thread_of_pythons_is_put_back_behind_others(masks: GrammarMasks) -> 
     niceness = {thread: os.getpriority(os.PRIO_PROCESS, thread) for thread in new}
     pythons = {thread.native_id for thread in threading.enumerate()}
     assert {niceness[thread] for thread in new & pythons} == {own}
-    assert {niceness[thread] for thread in new - pythons} == {own, own + NICENESS}
+    others = {niceness[thread] for thread in new - pythons}
+    assert own + NICENESS in others
+    assert others <= {own, own + NICENESS}  # quick masks have threads of their own, once there is one
 
 
 def test_a_failure_of_the_quick_thread_leaves_no_request_waiting(
