@@ -54,7 +54,7 @@ LOOK_S = 0.001
 SLICE_S = 0.05
 """Who has many tokens to read again lets others go first after this."""
 COMPILE_S_PER_CHARACTER = 1e-6
-TRIM_BYTES, TRIM_AFTER_S = 16 << 20, 1.0
+TRIM_BYTES, TRIM_AFTER_S = 4 << 20, 1.0
 """So much that was dropped is given back to the system when nothing has been asked for so long."""
 CLOSE_S = 2.0
 _NO_TOKENS: TokenArray = np.zeros(0, np.int32)

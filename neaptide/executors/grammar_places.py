@@ -15,12 +15,12 @@ from neaptide.engine.arrays import TokenArray
 MASK_BYTES_PER_S, COMPILE_BYTES_PER_S = 300e6, 100e6
 """What a matcher grows by while it computes masks, and while it is compiled, at most: it keeps the states that it comes
 to."""
-BASE_BYTES, BYTES_PER_CHARACTER = 64 << 10, 8
+BASE_BYTES, BYTES_PER_CHARACTER = 300_000, 8
 """What a compiled grammar takes before that, beside what compiling it made."""
 MOST_BYTES = 256 << 20
 """All matchers together. Over it those that were used longest ago are dropped: they are made again when they are asked
 for, from the whole output."""
-MOST_UNUSED_BYTES = 32 << 20
+MOST_UNUSED_BYTES = 16 << 20
 """Of compiled grammars that no request has now."""
 MOST_COPIED_BYTES = 1 << 20
 """A larger matcher is not copied where outputs part: their tokens are read again from the start."""
