@@ -1,5 +1,6 @@
 """Masks beside steps: what is shared, what waits for whom, and what is held in memory."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -173,12 +174,16 @@ def test_no_thread_of_pythons_is_put_back_behind_others(masks: GrammarMasks) -> 
     masks.warm_up()
     Requests(masks, OBJECT, 2).step(first_text)
     new = {int(thread) for thread in os.listdir("/proc/self/task")} - before
-    niceness = {thread: os.getpriority(os.PRIO_PROCESS, thread) for thread in new}
+    niceness: dict[int, int] = {}
+    for thread in new:
+        with contextlib.suppress(ProcessLookupError):  # one that made others, and has ended
+            niceness[thread] = os.getpriority(os.PRIO_PROCESS, thread)
     pythons = {thread.native_id for thread in threading.enumerate()}
-    assert {niceness[thread] for thread in new & pythons} == {own}
-    others = {niceness[thread] for thread in new - pythons}
-    assert own + NICENESS in others
-    assert others <= {own, own + NICENESS}  # quick masks have threads of their own, once there is one
+    assert {nice for thread, nice in niceness.items() if thread in pythons} == {own}
+    others = {nice for thread, nice in niceness.items() if thread not in pythons}
+    put_back = min(own + NICENESS, 19)
+    assert put_back in others
+    assert others <= {own, put_back}  # quick masks have threads of their own, once there is one
 
 
 def test_a_failure_of_the_quick_thread_leaves_no_request_waiting(
