@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from neaptide.server.batches.storing import file_rows
 from neaptide.server.batches.storing.data_dir import COMMITS, DATABASE_NAME, StoreError
@@ -170,3 +171,20 @@ async def test_a_quiet_database_is_checkpointed_by_the_writer_alone(
         await server.upload(b"1\n")
         await until(lambda: calls)
     assert set(calls) == {"batch-store-writer"}
+
+
+async def test_a_database_that_is_away_when_it_is_quiet_ends_no_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(writer, "QUIET_S", 0.01)
+    async with Server(tmp_path / "data") as server:
+        with monkeypatch.context() as away:
+
+            def refuse(_: object) -> None:
+                raise sa.exc.OperationalError("connect", {}, sqlite3.OperationalError("unable to open database file"))
+
+            engine = server.service.store.database._write_engine  # type: ignore[attr-defined]
+            await server.upload(b"1\n")
+            away.setattr(type(engine), "connect", refuse)
+            await until(lambda: "the write-ahead log stays as it is" in caplog.text)
+        await server.upload(b"2\n")

@@ -103,12 +103,13 @@ class SqliteDatabase(TwoEngines):
 
     def checkpoint(self) -> None:
         """As in ``Database``. It waits for no reader: what one still needs is left to the next time."""
-        with self._writing().connect() as conn:
-            dbapi_connection: Any = conn.connection.driver_connection
-            try:
+        try:
+            with self._writing().connect() as conn:
+                dbapi_connection: Any = conn.connection.driver_connection
                 dbapi_connection.execute("PRAGMA wal_checkpoint(PASSIVE)").close()
-            except sqlite3.DatabaseError as error:
-                logger.warning("the write-ahead log stays as it is: %s", error)
+        except (sa.exc.DBAPIError, sqlite3.DatabaseError) as error:
+            # The database may be away: the thread that asks for this is the only one that writes.
+            logger.warning("the write-ahead log stays as it is: %s", error)
 
     def close(self) -> None:
         """As in ``Database``."""
