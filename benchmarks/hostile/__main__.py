@@ -36,7 +36,7 @@ TTFT_SLO_S, TPOT_SLO_S = 1.0, 0.1
 """The server's own, on a CPU."""
 TTFT_BAR, LOST_BAR, MEMORY_BAR = 1.5, 0.01, 1.05
 RAMP_S, SETTLE_S = 2.0, 5.0
-"""Between the first request of an attack and the first chat; between its end and a look at the memory."""
+"""Pauses: from an attack's first request to the first chat, and from its end to the reading of the memory."""
 
 
 async def chats(client: StreamClient, duration_s: float, seed: int) -> list[Record]:

@@ -35,7 +35,7 @@ Send = Callable[[httpx.AsyncClient, int], Awaitable[int]]
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """So many clients that send one request after the other, none of them twice."""
+    """A number of clients. Each sends one request after the other, none of them twice."""
 
     send: Send
     clients: int = 1

@@ -58,7 +58,7 @@ def _run(run: Action, args: argparse.Namespace) -> int:
 
     try:
         settings = load_settings({"data_dir": args.data_dir, "store": args.store, "blobs": args.blobs})
-        # Nobody waits for these but the operator, who may look through a large database.
+        # Commands of an operator have no deadline: a large database takes long to read.
         store = Store(data_path(settings.data_dir), settings.store, settings.blobs, limit_s=math.inf)
         store.open(create=False)
         try:

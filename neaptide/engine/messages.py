@@ -226,9 +226,9 @@ class StepStats(msgspec.Struct, array_like=True, gc=False):
     memory_ran_out: int = 0
     """Times in this step; the executor then computes it in pieces."""
     mask_s: float = 0.0
-    """Waited for masks of grammars ..."""
+    """Seconds that the step waited for masks of grammars."""
     late_masks: int = 0
-    """... and how many were not there in time all the same."""
+    """Number of masks that were not there in time."""
     grammar_bytes: int = 0
     """Host memory that grammars take, about."""
     is_given_up: bool = False

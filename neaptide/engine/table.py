@@ -106,9 +106,9 @@ class RequestTable:
         self.tpot_slo_s = _floats(num_seats)
         self.first_token_s = _floats(num_seats)
         self.not_before_s = _floats(num_seats)
-        """It does not run before; 0 where it may ..."""
+        """Earliest time at which the request runs again, in seconds; 0 if it is not put off."""
         self.put_off_s = _floats(num_seats)
-        """... and how long that has been so in all: by so much later are its tokens due."""
+        """Total time for which the request was put off, in seconds. Its deadlines move by this."""
         self.all_run_at_s = 0.0
         """When no row is put off any more."""
         self.online: BoolArray = np.zeros(num_seats, np.bool_)

@@ -40,22 +40,22 @@ logger = logging.getLogger(__name__)
 MAX_THREADS = 8
 """Of one step's masks: on a machine whose GPU computes, the host's cores have time."""
 QUICK_S = 0.001
-"""Of processor time. A grammar whose masks take longer than this has them computed beside the steps."""
+"""Longest processor time of a quick mask. Slower grammars have their masks computed while steps run."""
 NICENESS = 10
-"""Of the threads that do that: they get a tenth of a core that others want."""
+"""Niceness of the threads for slow masks. They get about a tenth of a core that others want."""
 REST = 3.0
-"""Who has compiled a grammar, which only a thread of ours can, rests so many times as long."""
+"""Pause after a compilation, as a multiple of its processor time. Only a Python thread can compile a grammar."""
 LEAST_LATE_S, MOST_LATE_S = 0.005, 1.0
 """A mask that is late is looked for again after this."""
 WAITED_PER_S = 20.0
-"""In the queue, a mask that takes a second stands behind those that come so many seconds later and take none."""
+"""Queue penalty per second of cost: a mask of 1 s yields to masks without cost that come this many seconds later."""
 LOOK_S = 0.001
-"""Between two looks whether somebody wants the device."""
+"""Period of the check whether a request waits for the device."""
 SLICE_S = 0.05
-"""Who has many tokens to read again lets others go first after this."""
+"""Longest time that one matcher re-reads its output before the next in the queue gets its turn."""
 COMPILE_S_PER_CHARACTER = 1e-6
 TRIM_BYTES, TRIM_AFTER_S = 4 << 20, 1.0
-"""So much that was dropped is given back to the system when nothing has been asked for so long."""
+"""Freed memory of this size is returned to the system after this long without a request for a mask."""
 CLOSE_S = 2.0
 _NO_TOKENS: TokenArray = np.zeros(0, np.int32)
 
@@ -67,7 +67,7 @@ class StepFill:
         self._masks = masks
         self.request_ids = request_ids
         self.places: list[Place | None] | None = None
-        """Where each request stands, None for one that has no place; None before that is known."""
+        """Place of each request, None for a request without one; None before the places are known."""
         self.error: Exception | None = None
         self._mask: StepMask | None = None
 
@@ -115,7 +115,7 @@ class GrammarMasks:
         self._grammars: Grammars | None = None
         self._loading = threading.Lock()
         self._pool: MatcherPool | None = None
-        """Of the thread for quick masks."""
+        """Matchers' threads for quick masks."""
 
     @property
     def num_bytes(self) -> int:
@@ -212,7 +212,7 @@ class GrammarMasks:
             self._changed.notify_all()
 
     def _find(self, constrained: list[Constrained]) -> tuple[list[Place], list[Place | None]]:
-        """Where the requests stand, and which of the places are for this thread. The others are put into the queue."""
+        """The places of the requests, and those of them that are for this thread. The others go into the queue."""
         outputs: list[TokenArray | None] = []
         for request in constrained:
             try:
@@ -245,7 +245,7 @@ class GrammarMasks:
             bits, _ = self._pool.mask(matchers, self._num_words)
         except Exception:
             with self._changed:
-                for place in quick:  # nobody waits for them for ever
+                for place in quick:  # or their requests would wait for ever
                     place.failed = True
                     self._places.give_back(place)
             raise

@@ -1,4 +1,4 @@
-"""Where outputs stand in their grammars: one matcher for all that stand at the same place, and a bound on their memory.
+"""Places of outputs in their grammars. Outputs at the same place share one matcher; their memory is bounded.
 
 Nothing here compiles, computes a mask or takes a lock: ``neaptide.executors.grammar_masks`` does.
 """
@@ -21,7 +21,7 @@ MOST_BYTES = 256 << 20
 """All matchers together. Over it those that were used longest ago are dropped: they are made again when they are asked
 for, from the whole output."""
 MOST_UNUSED_BYTES = 16 << 20
-"""Of compiled grammars that no request has now."""
+"""Bound on the memory of compiled grammars that no request uses."""
 MOST_COPIED_BYTES = 1 << 20
 """A larger matcher is not copied where outputs part: their tokens are read again from the start."""
 
@@ -80,18 +80,18 @@ class Grammar:
     def __init__(self, text: str) -> None:
         self.text = text
         self.cost_s: float | None = None
-        """Of a mask, by the dearest of late; None before the first."""
+        """Seconds of processor time of a mask, by the slowest of the recent ones; None before the first."""
         self.root = Place(self, _NO_TOKENS)
         """Its matcher is the compiled grammar. It stays as long as the grammar is kept, and is copied, never moved."""
         self.places: dict[bytes, Place] = {b"": self.root}
 
     def took(self, seconds: float | None) -> None:
-        """So much processor time did a mask take; None is more than is known."""
+        """Notes the processor time of a mask, in seconds; None if only a lower bound is known."""
         self.cost_s = None if seconds is None else max(seconds, 0.9 * (self.cost_s or 0.0))
 
 
 class Follower:
-    """Where one request's output stands in its grammar.
+    """Place of one request's output in its grammar.
 
     It is told the whole output at every step and not the last token: after a preemption, a step that was undone or one
     that is run again in parts, the output may be shorter than it was, or another.
@@ -116,7 +116,7 @@ class Places:
         self.num_bytes = 0
         """An estimate that errs on the large side."""
         self.dropped_bytes = 0
-        """Of matchers that were dropped since this was set to 0."""
+        """Memory of the matchers that were dropped since this was set to 0."""
 
     def move(self, follower: Follower, output: TokenArray) -> Place:
         """The place behind this output, where the follower stands from now on. The matcher goes with the last one."""
@@ -201,7 +201,7 @@ class Places:
         self._account(place, 0)
 
     def _account(self, place: Place, num_bytes: int) -> None:
-        """So much does its matcher take now, which is used."""
+        """Notes what the matcher takes now, and that it was used."""
         self.num_bytes += num_bytes - place.num_bytes
         place.num_bytes = num_bytes
         self._held.pop(place, None)

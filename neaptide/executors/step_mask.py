@@ -20,7 +20,7 @@ class Constrained:
     output: TokenArray
     """[output tokens so far] of its own; the last may be a placeholder."""
     last: SampledLater | None
-    """Where the token is that the placeholder stands for."""
+    """The token that the placeholder stands for, once it is sampled."""
 
     @classmethod
     def of(
@@ -61,16 +61,17 @@ class StepMask:
     late: dict[str, float] = field(default_factory=dict)
     """Requests whose masks were not there in time, and for how many seconds it is no use to ask again; likewise."""
     waited_s: float = 0.0
-    """For masks, when there was nothing else to wait for."""
+    """Seconds spent waiting for masks alone."""
 
 
 class Patience(NamedTuple):
     """How long a step waits for its masks."""
 
     most_s: float
-    """For all of them ..."""
+    """Longest wait for all masks, in seconds."""
     is_alone: bool
-    """... and where it can sample nothing else, for the first of them ..."""
+    """Whether the step can sample nothing without these masks."""
     alone_s: float
+    """Longest wait of such a step for the first of its masks, in seconds."""
     is_wanted: Callable[[], bool] | None = None
-    """... as long as no other request asks for the device."""
+    """Whether another request waits for the device: it ends the wait of a step that ``is_alone``."""

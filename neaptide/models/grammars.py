@@ -20,7 +20,7 @@ MAX_LEXER_STATES = 50_000
 MAX_GRAMMAR_SIZE = 500_000
 """The library's own units; together they bound a compilation to tens of milliseconds and a mask to about forty."""
 MAX_MASK_S = 0.1
-"""Of processor time, for the first mask: a step has less, and there may be hundreds of them."""
+"""Longest processor time of a first mask that the check accepts."""
 TOO_SLOW = "too complex: what may come first takes too long to find out"
 NO_OUTPUT = "Unsatisfiable: no token may begin the output"
 _NOTHING_NEXT = "NoExtensionBias"

@@ -39,7 +39,7 @@ class TokenFileWriter:
         self._offsets: BinaryIO = open(offsets, "wb", opener=private_opener)  # noqa: SIM115
         self._num_tokens = 0
         self.hashes = hashlib.sha256(), hashlib.sha256()
-        """Of both files, as they were written: what lies on the disk may become something else."""
+        """SHA-256 of both files as they were written. What lies on the disk may change later."""
         self._write_offset()
 
     def append(self, token_ids: list[int] | npt.NDArray[np.int32]) -> None:

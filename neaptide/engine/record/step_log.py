@@ -180,9 +180,9 @@ class StepLine(_Line, tag="step"):
     errors: dict[str, str] = {}
     """Requests (handles) that the executor failed."""
     late: dict[str, float] = {}
-    """Requests (handles) that sampled nothing, for their masks were late, and for how long they were put off ..."""
+    """Requests (handles) whose masks were late: they sampled nothing. Values: seconds for which they were put off."""
     mask_s: float = 0.0
-    """... and what the step waited for masks."""
+    """Seconds that the step waited for masks."""
     in_parts: bool = False
     """The step had to be run in parts; nothing was learnt from its time."""
     given_up: bool = False

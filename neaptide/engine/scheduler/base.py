@@ -34,7 +34,7 @@ from neaptide.engine.steps.step import Step, await_tokens
 from neaptide.engine.steps.timer import StepTimer
 
 MASK_SHARE = 0.05
-"""Of the TPOT target, the most that a step waits for masks that it could go on without."""
+"""Cap on a step's wait for masks that it can go on without, as a fraction of the TPOT target."""
 MASK_MEMORY_STEPS = 8
 """How fast the wait that is expected follows what was waited."""
 LEAST_MASK_WAIT_S = 1e-5
@@ -105,9 +105,9 @@ class Scheduler(ABC):
         self.index = 0
         """Of the step being planned, or planned last."""
         self.mask_limit_s = MASK_SHARE * config.tpot_slo_s
-        """So long may a step wait for masks ..."""
+        """Longest wait of a step for masks, in seconds."""
         self.mask_wait_s = 0.0
-        """... and so long it is expected to."""
+        """Expected wait of a step for masks, in seconds."""
         self.preempted = PreemptionCount()
         """By drafts since the last step."""
         self._preempted_ids: list[str] = []

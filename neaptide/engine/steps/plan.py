@@ -321,7 +321,7 @@ class StepResult:
     model_s: float = 0.0
     sample_s: float = 0.0
     mask_s: float = 0.0
-    """Of ``sample_s``, what was waited for masks."""
+    """The part of ``sample_s`` that was spent waiting for masks."""
     grammar_bytes: int = 0
     """Host memory that grammars take, about."""
     is_whole: bool = True

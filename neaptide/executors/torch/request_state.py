@@ -14,7 +14,7 @@ from neaptide.executors.torch.placeholders import SampledRow
 from neaptide.executors.torch.sampling.random_stream import request_seed
 
 FIRST_SLOTS = 16
-"""For an output's distinct tokens; twice as many when they are full."""
+"""Initial room for an output's distinct tokens. It is doubled when it is full."""
 
 
 class RequestState:
@@ -32,7 +32,7 @@ class RequestState:
             params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
         )
         self._slots: dict[int, int] = {}
-        """Of each token of the output, its place in the arrays below."""
+        """Index of each token of the output in the arrays below."""
         self._output_tokens = np.zeros(FIRST_SLOTS, np.int64)
         self._output_counts = np.zeros(FIRST_SLOTS, np.float32)
         self.output_len = 0
@@ -41,7 +41,7 @@ class RequestState:
         self.recent_tokens: RecentTokens[SampledRow] = RecentTokens()
         self.follower = Follower(params.grammar) if params.grammar else None
         self.late_position = -1
-        """Where in its output a mask was late: what is sampled from there on means nothing."""
+        """Output position whose mask was late. What is sampled from there on is dropped."""
 
     @property
     def output_counts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:

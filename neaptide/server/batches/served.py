@@ -33,7 +33,7 @@ class Served(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
     """By which requests may ask for the model; the first is its own."""
     fingerprint: str
-    """Of model and tokenizer. Prompts that were tokenized under another one must not be run."""
+    """Fingerprint of model and tokenizer. Prompts that were tokenized under another one must not be run."""
     abilities: Abilities = Abilities()
     eos_token_ids: tuple[int, ...] = ()
     """The model's own stop tokens."""

@@ -19,7 +19,7 @@ from neaptide.kernels.transfer import to_device
 _MIN_TEMPERATURE = 1e-30
 """Smaller ones are 0 in fp32, and 0 / 0 is no probability; what this one leaves of a second-best logit is 0 as well."""
 _HEAD = 1024
-"""Of the most likely tokens, as many as are looked at first."""
+"""Number of the most likely tokens that are sorted first."""
 
 
 class Sampled(NamedTuple):

@@ -55,7 +55,7 @@ class PlanWriter:
         self._closed = False
         self.num_tokens = 0
         self.digest = ""
-        """For the seal, once everything is written."""
+        """Hash of the plan for its seal, once everything is written."""
 
     @property
     def num_rows(self) -> int:

@@ -67,7 +67,7 @@ class Report:
     is_foreign: bool = False
     """The lines name ``model``, which another server may have; nothing else is known of them."""
     plan_digest: str = ""
-    """Of the job's plan as it was written."""
+    """Hash of the job's plan as it was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class CheckerDiedError(Exception):
 
 
 class Checker(Protocol):
-    """Where files are checked: one of each key at a time, off the event loop."""
+    """Checks files, one of each key at a time, off the event loop."""
 
     async def check(self, check: Check, keep: Keep) -> Report:
         """The report comes when all are stored and the plan is durable.

@@ -34,7 +34,7 @@ MEMORY_BYTES = 2 << 30
 IDLE_S = 60.0
 """How long a worker waits for the next file; starting one takes a second."""
 MAX_SILENCE_S = 1800.0
-"""Of one slice, whose last line may be a long one, on a busy machine."""
+"""Longest duration of one slice: its last line may be long, and the machine busy."""
 SLICE_S = 0.25
 """Other keys' files wait for so long, and each slice costs a word to the server and back."""
 MAX_TURN_S = 2.0

@@ -37,7 +37,7 @@ DAMAGED_ERROR = dump_json({"code": "result_damaged", "message": "The result was 
 
 
 def expired_error(why: str | None = None) -> str:
-    """Of a line that has not run in time; ``why``: what was missing, in a sentence."""
+    """The error of a line that has not run in time. ``why`` says in a sentence what was missing."""
     return dump_json({"code": "batch_expired", "message": _EXPIRED if why is None else f"{_EXPIRED} {why}"})
 
 

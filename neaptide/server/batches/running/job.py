@@ -39,9 +39,9 @@ class JobFiles:
     open_input: Callable[[FileRecord], BinaryIO]
     """Raises OSError where the bytes are not to be had now."""
     stem: Path
-    """Of the token file."""
+    """Version of the token file."""
     tokens_version: tuple[int, ...] | None
-    """Of the token file that was found to be sound."""
+    """Version of the token file that was found to be sound."""
 
     @property
     def have_other_tokens(self) -> bool:

@@ -25,7 +25,7 @@ LOOK_S = 1.0
 
 
 class Plans:
-    """Of a server that shares its batches with no other."""
+    """Plans of a server that shares its batches with no other."""
 
     def __init__(self, plane: BatchPlane, validation: Validation) -> None:
         self._p = plane

@@ -30,7 +30,7 @@ COMMITS = "commits"
 CACHE = "cache"
 """Of files that lie on shared storage, instead of ``FILES``."""
 TEMPORARY = "tmp"
-"""Of processes that work for the server: emptied at every start."""
+"""Temporary files of child processes: emptied at every start."""
 REQUEST_LOG = "engine-requests.jsonl"
 
 _FOLDERS = (FILES, JOBS, PROFILES, MOVED_ASIDE, CACHE, TEMPORARY)
@@ -220,7 +220,7 @@ class DataDir:
             )
 
     def _state(self) -> str:
-        """Of a database without tables."""
+        """The error for a database without tables."""
         if not self._has_database:
             return "is missing"
         if not self.database.stat().st_size:

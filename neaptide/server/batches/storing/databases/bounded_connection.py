@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class BoundedConnection(psycopg.Connection[Any]):
-    """At the deadline the socket is closed, and the call fails: nobody else has to end it.
+    """PostgreSQL connection that closes its socket at the deadline, and then fails the call.
 
     No request to cancel is sent: it would end a COMMIT's wait for a standby, and the COMMIT would be a success.
     """
