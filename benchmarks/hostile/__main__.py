@@ -24,30 +24,20 @@ import psutil
 
 from benchmarks.common import REPOSITORY, print_table
 from benchmarks.hostile.attacks import ATTACKS, FLAGS, USER
+from benchmarks.structured.neighbours import RATE_RPS, chats
 from neaptide.commands.server_process import ServerProcess
 from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
 from neaptide.loadgen.client.recorder import Record, attainment
 from neaptide.loadgen.percentiles import percentile
 
 MODEL, KEY = "neaptide-tiny", "good"
-RATE_RPS, CHAT_TOKENS = 8.0, 4
+CHAT_TOKENS = 4
 HELD = {"choice": ["left", "right"]}
 TTFT_SLO_S, TPOT_SLO_S = 1.0, 0.1
 """The server's own, on a CPU."""
 TTFT_BAR, LOST_BAR, MEMORY_BAR = 1.5, 0.01, 1.05
 RAMP_S, SETTLE_S = 2.0, 5.0
 """Pauses: from an attack's first request to the first chat, and from its end to the reading of the memory."""
-
-
-async def chats(client: StreamClient, duration_s: float, seed: int) -> list[Record]:
-    records: list[Record] = []
-
-    def send(index: int) -> Coroutine[Any, Any, Record]:
-        question = [{"role": "user", "content": f"What is {index} + {seed}?"}]
-        return client.chat(question, CHAT_TOKENS, ignore_eos=True)
-
-    await open_loop(poisson_arrivals(RATE_RPS, duration_s, seed), send, lambda index, record: records.append(record))
-    return records
 
 
 async def chats_beside(
@@ -58,7 +48,7 @@ async def chats_beside(
     command = [sys.executable, "-m", "benchmarks.hostile.attacks", url, name]
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=REPOSITORY)
     await asyncio.sleep(RAMP_S)
-    records = await chats(client, duration_s, seed)
+    records = await chats(client, duration_s, seed, CHAT_TOKENS)
     out, _ = await process.communicate(b"")
     return records, json.loads(out)
 
@@ -79,13 +69,13 @@ async def measure(name: str, turn_s: float, pairs: int) -> dict[str, Any]:
         async with ServerProcess(flags, Path(directory)) as server:
             headers = {"authorization": f"Bearer {KEY}"}
             async with StreamClient(server.base_url, MODEL, headers=headers, timeout_s=120.0) as client:
-                await chats(client, 3.0, seed=0)
+                await chats(client, 3.0, seed=0, CHAT_TOKENS)
                 await client.chat(USER, 16, structured_outputs=HELD)  # what is loaded once
                 engine = engine_of(server.pid)
                 before = engine.memory_info().rss
                 for index in range(1, pairs + 1):
                     if index % 2:
-                        alone += await chats(client, turn_s, index)
+                        alone += await chats(client, turn_s, index, CHAT_TOKENS)
                     found, answered = await chats_beside(client, server.base_url, name, turn_s, index)
                     beside += found
                     statuses.append(answered)
@@ -94,8 +84,8 @@ async def measure(name: str, turn_s: float, pairs: int) -> dict[str, Any]:
                         like += (await chats_beside(client, server.base_url, plain, turn_s, index))[0]
                         await asyncio.sleep(SETTLE_S)
                     if not index % 2:
-                        alone += await chats(client, turn_s, index)
-                await chats(client, SETTLE_S, seed=0)
+                        alone += await chats(client, turn_s, index, CHAT_TOKENS)
+                await chats(client, SETTLE_S, seed=0, CHAT_TOKENS)
                 after = engine.memory_info().rss
     return summary(alone, beside, like, before, after) | {"statuses": statuses}
 

@@ -92,12 +92,13 @@ class Attacks:
         }
 
 
-async def _chats(client: StreamClient, duration_s: float, seed: int) -> list[Record]:
+async def chats(client: StreamClient, duration_s: float, seed: int, max_tokens: int = CHAT_TOKENS) -> list[Record]:
+    """Streamed sums that arrive at random, ``RATE_RPS`` a second; returns when the last one has ended."""
     records: list[Record] = []
 
     def send(index: int) -> Coroutine[Any, Any, Record]:
         question = [{"role": "user", "content": f"What is {index} + {seed}?"}]
-        return client.chat(question, CHAT_TOKENS, ignore_eos=True)
+        return client.chat(question, max_tokens, ignore_eos=True)
 
     await open_loop(poisson_arrivals(RATE_RPS, duration_s, seed), send, lambda index, record: records.append(record))
     return records
@@ -139,7 +140,7 @@ async def measure_neighbours(kind: str, turn_s: float, num_pairs: int) -> dict[s
             Attacks.on(server.base_url, kind) as attacks,
         ):
             (process,) = (p for p in psutil.Process().children() if "serve" in p.cmdline())
-            await _chats(client, turn_s, seed=0)
+            await chats(client, turn_s, seed=0)
             await attacks.run(2 * turn_s)  # what is only once, such as memory that a process keeps
             (await http.post(CHAT, json=GOOD)).raise_for_status()
             before = _footprint(process, temporary)
@@ -163,8 +164,8 @@ async def measure_neighbours(kind: str, turn_s: float, num_pairs: int) -> dict[s
 async def _pair(client: StreamClient, attacks: Attacks, turn_s: float, index: int) -> Pair:
     """One turn alone and one beside the attack; which comes first alternates."""
     if index % 2:
-        _, beside = await asyncio.gather(attacks.run(turn_s), _chats(client, turn_s, index))
-        return Pair(await _chats(client, turn_s, index), beside)
-    alone = await _chats(client, turn_s, index)
-    _, beside = await asyncio.gather(attacks.run(turn_s), _chats(client, turn_s, index))
+        _, beside = await asyncio.gather(attacks.run(turn_s), chats(client, turn_s, index))
+        return Pair(await chats(client, turn_s, index), beside)
+    alone = await chats(client, turn_s, index)
+    _, beside = await asyncio.gather(attacks.run(turn_s), chats(client, turn_s, index))
     return Pair(alone, beside)
