@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from benchmarks.common import REPOSITORY, print_table
 from benchmarks.hostile.attacks import ATTACKS, FLAGS, USER
 from benchmarks.structured.neighbours import RATE_RPS, chats
 from neaptide.commands.server_process import ServerProcess
-from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
+from neaptide.loadgen.client.client import StreamClient
 from neaptide.loadgen.client.recorder import Record, attainment
 from neaptide.loadgen.percentiles import percentile
 
@@ -69,7 +69,7 @@ async def measure(name: str, turn_s: float, pairs: int) -> dict[str, Any]:
         async with ServerProcess(flags, Path(directory)) as server:
             headers = {"authorization": f"Bearer {KEY}"}
             async with StreamClient(server.base_url, MODEL, headers=headers, timeout_s=120.0) as client:
-                await chats(client, 3.0, seed=0, CHAT_TOKENS)
+                await chats(client, 3.0, 0, CHAT_TOKENS)
                 await client.chat(USER, 16, structured_outputs=HELD)  # what is loaded once
                 engine = engine_of(server.pid)
                 before = engine.memory_info().rss
@@ -85,7 +85,7 @@ async def measure(name: str, turn_s: float, pairs: int) -> dict[str, Any]:
                         await asyncio.sleep(SETTLE_S)
                     if not index % 2:
                         alone += await chats(client, turn_s, index, CHAT_TOKENS)
-                await chats(client, SETTLE_S, seed=0, CHAT_TOKENS)
+                await chats(client, SETTLE_S, 0, CHAT_TOKENS)
                 after = engine.memory_info().rss
     return summary(alone, beside, like, before, after) | {"statuses": statuses}
 
