@@ -144,7 +144,8 @@ def plan_faults(stem: Path) -> Iterator[None]:
 
 
 def tokens_version(stem: Path) -> tuple[int, ...] | None:
-    """Of the files that the engine reads; None where one of them is missing. Others may come into their places."""
+    """Version of the two files that the engine reads: device, inode, size and time of change, in nanoseconds, of each.
+    None where one is missing. It tells whether other files have come into their places."""
     try:
         found = [plan_file(stem, suffix).stat() for suffix in (".tokens", ".offsets")]
     except FileNotFoundError:

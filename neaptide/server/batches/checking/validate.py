@@ -82,8 +82,8 @@ class Check:
     share: str = ""
     """The key whose turn it takes, as the scheduler's shares name keys."""
     others: tuple[Abilities, ...] | None = None
-    """Of other servers that the batch's lines may be left to, the longest context first; None where there can be none.
-    """
+    """Abilities of the servers that may run what this one cannot, the longest context first; None where this server is
+    alone."""
 
 
 Keep = Callable[[Sequence[NewLine]], Coroutine[Any, Any, None]]

@@ -124,8 +124,8 @@ class Validation:
         return found
 
     async def _others(self) -> tuple[Abilities, ...] | None:
-        """Of servers that lines of this one's model may be left to, where they can do something that this one cannot;
-        None where there can be no other server."""
+        """Abilities of the servers of this model that can do something that this one cannot; None where this server is
+        alone."""
         if self._p.store.blobs is None:
             return None
         served = self._p.compiler.served

@@ -1,9 +1,9 @@
 """A process of its own for checking batch files: the event loop does not feel it, and it may die of a file.
 
-``python -m neaptide.server.batches.checking.worker PARENT_PID`` reads what to do from its standard input and tells
+``python -m neaptide.server.batches.checking.worker`` reads what to do from its standard input and tells
 what it found on its standard output: frames of a length (4 bytes, big-endian) and msgpack. The first frame is the
 recipe of the line compiler. It works in slices: after each it says so, and waits for a word to go on. It runs at low
-priority, with bounded memory, and dies with its parent.
+priority and with bounded memory.
 """
 
 import asyncio
