@@ -39,7 +39,7 @@ class JobFiles:
     open_input: Callable[[FileRecord], BinaryIO]
     """Raises OSError where the bytes are not to be had now."""
     stem: Path
-    """Version of the token file."""
+    """Path of the token file without its suffix."""
     tokens_version: tuple[int, ...] | None
     """Version of the token file that was found to be sound."""
 
