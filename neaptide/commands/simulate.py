@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from neaptide.commands.outputs import check_writable
 from neaptide.commands.simulate_tables import show_comparison, show_replicas, show_run
 from neaptide.commands.simulation_flags import (
     add_fleet,
@@ -68,9 +69,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run_command(args: argparse.Namespace) -> int:
     """Returns 0, or 2 if the command cannot be carried out."""
     try:
-        for path in (args.json, args.chrome_trace):
+        for path in (args.json, args.step_log, args.chrome_trace):
             if path is not None:
-                path.touch()  # what cannot be written is told before the run, not after it
+                check_writable(path)
         points = parse_points(args.policy)
         scenario, fleet = _scenario(args), fleet_of(args)
         looks_inside = any(getattr(args, name) is not None for name in OF_ONE_RUN)

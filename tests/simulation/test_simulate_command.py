@@ -243,8 +243,8 @@ def test_noise_and_headroom_reach_the_run(
         (["--overlap-kappa", "nan"], "--overlap-kappa must be from 0 to 1"),
         (["--max-tokens", "0"], "--max-tokens must be at least 1"),
         (["--max-model-len", "0"], "--max-model-len must be at least 1"),
-        (["--json", "/nowhere/out.json"], "/nowhere/out.json"),
-        (["--step-log", "/nowhere/log"], "/nowhere/log"),
+        (["--json", "/nowhere/out.json"], "/nowhere: no such directory"),
+        (["--step-log", "/nowhere/log"], "/nowhere: no such directory"),
         (["--offline", "bros-be", "bros-be-64"], "cannot be mixed"),
         (["--max-model-len", "1"], "no online request and its answer fit into a context of 1 tokens"),
         (["--offline-arrivals", "0@5"], "--offline-arrivals is ROWS@SECONDS, such as 100@60, or recorded, not '0@5'"),
@@ -262,6 +262,27 @@ def test_bad_input_is_one_clear_line(
     assert captured.err.startswith("neaptide simulate: ")
     assert message in captured.err
     assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--policy", "best"],
+        ["--speed", "0"],
+        ["--offline", "bros-be", "bros-be-64"],
+        ["--max-model-len", "1"],
+        ["--online", "none", "--offline", "none"],
+    ],
+)
+def test_a_refused_command_leaves_no_file(
+    flags: list[str], arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    outputs = ("--json", "result.json"), ("--step-log", "steps.jsonl"), ("--chrome-trace", "trace.json")
+    asked = [text for flag, name in outputs for text in (flag, str(tmp_path / name))]
+    assert main([*arguments, *flags, *asked]) == 2
+    assert capsys.readouterr().out == ""
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_pool_that_runs_dry_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from neaptide.cluster.claims import CLAIM_BELOW_LINES, Claim, End, end_to_take, owners_in_turn
-from neaptide.engine.messages import Occupancy, StepStats
+from neaptide.engine.messages import EngineReady, Occupancy, StepStats
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.server.batches.checking.job_files import SealedPlan
 from neaptide.server.batches.checking.needs import lacks
@@ -38,6 +38,7 @@ from neaptide.server.batches.storing.shared.blobs import Blobs
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.batches.wiring import BatchPlane
 from neaptide.server.edge.errors import NotFoundError
+from neaptide.server.link.events import EngineLost
 
 logger = logging.getLogger(__name__)
 
@@ -100,8 +101,10 @@ class Claimer:
     # ---- start and stop ----
 
     def start(self) -> None:
-        self._p.engine.add_stats_listener(self)
-        self._p.engine.add_engine_listener(self)
+        self._p.engine.subscribe(StepStats, self._on_stats)
+        self._p.engine.subscribe(Occupancy, self._on_occupancy)
+        self._p.engine.subscribe(EngineReady, lambda _: self.wake())
+        self._p.engine.subscribe(EngineLost, self._on_engine_lost)
         self._runner.start()
         self._claiming = self._background.spawn(self._claim_on())
         self._background.spawn(self._renew_on())
@@ -135,22 +138,15 @@ class Claimer:
         """There may be something to claim."""
         self._wake.set()
 
-    def on_stats(self, stats: StepStats) -> None:
-        """As in ``StatsListener``."""
+    def _on_stats(self, stats: StepStats) -> None:
         self._running_rows = stats.running_offline
         if self._has_use_for_more:
             self._wake.set()
 
-    def on_occupancy(self, occupancy: Occupancy) -> None:
-        """As in ``EngineListener``."""
+    def _on_occupancy(self, occupancy: Occupancy) -> None:
         self._running_rows = occupancy.running_offline
 
-    def on_engine_ready(self) -> None:
-        """As in ``EngineListener``."""
-        self._wake.set()
-
-    def on_engine_lost(self) -> None:
-        """As in ``EngineListener``."""
+    def _on_engine_lost(self, _: EngineLost) -> None:
         self._running_rows = 0
 
     def _leaves(self) -> bool:

@@ -204,7 +204,7 @@ async def test_a_batch_of_which_too_much_waits_is_taken_from_the_engine_and_give
         for piece in (b"a", b"b", b"c", b"d"):
             server.engine.say([output(batch.id, 0, piece)])
         await until(lambda: batch.id not in server.engine.waiting)
-        server.service._machine._runner.on_engine_ready()  # as after results that waited for the disk
+        server.service._machine._runner.engine_is_empty()  # as after results that waited for the disk
         other = await server.create(numbered(1))
         await server.until_given(other.id)
         assert len(server.engine.added(batch.id)) == 1
