@@ -42,7 +42,7 @@ from neaptide.server.gateway.replicas import Chosen, Replica, Replicas, State, n
 from neaptide.server.gateway.series import ReplicaSeries
 from neaptide.server.observe.exposition import Scrapes
 from neaptide.server.observe.metrics_http import HttpMetrics
-from neaptide.server.openai.prepare import ENDPOINTS
+from neaptide.server.openai.endpoints import ENDPOINTS
 
 UPLOADS = "/v1/files"
 SWITCH = "/admin/offline"

@@ -77,7 +77,7 @@ class EngineClient:
         self._queues: dict[str, OutputBacklog[_Lost]] = {}
         self._silent: set[str] = set()
         """Requests that have had no output yet."""
-        self._listeners: defaultdict[type[Event], list[Callable[[Any], None]]] = defaultdict(list)
+        self._listeners: defaultdict[type[Any], list[Callable[[Any], None]]] = defaultdict(list)
         self._offline_paused = False
         self.has_given_up = False
         """The supervisor expects no engine any more, though it may go on to try."""

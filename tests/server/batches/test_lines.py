@@ -6,7 +6,8 @@ import pytest
 
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.server.batches.lines import ContextCompiler
-from neaptide.server.openai.prepare import CHAT, COMPLETIONS, prepare
+from neaptide.server.openai.endpoints import CHAT, COMPLETIONS
+from neaptide.server.openai.prepare import prepare
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.server.conftest import USER, make_context
 

@@ -105,7 +105,7 @@ async def test_a_batch_that_is_cancelled_while_it_is_taken_up_anew_ends(
 async def test_lines_whose_input_cannot_be_read_for_a_while_end_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Server(tmp_path) as server:
+    async with Server(tmp_path, stores_replies=False) as server:
         batch = await server.create(jsonl([*(line(f"c{i}", n=2) for i in range(3))]))
         await server.until_given(batch.id)
         errors = [OSError(errno.EMFILE, "too many open files"), OSError(errno.EIO, "I/O error")]
@@ -119,7 +119,7 @@ async def test_lines_whose_input_cannot_be_read_for_a_while_end_well(
 async def test_a_batch_whose_input_cannot_be_read_can_be_cancelled_and_the_server_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Server(tmp_path) as server:
+    async with Server(tmp_path, stores_replies=False) as server:
         first, second = await server.create(numbered(2)), await server.create(numbered(2))
         for one in (first, second):
             await server.until_given(one.id)
@@ -130,7 +130,7 @@ async def test_a_batch_whose_input_cannot_be_read_can_be_cancelled_and_the_serve
         assert (record.num_completed, record.num_failed) == (0, 2)
         server.engine.answer(second.id)
     monkeypatch.undo()
-    async with Server(tmp_path) as server:
+    async with Server(tmp_path, stores_replies=False) as server:
         server.engine.auto = True
         await server.until_given(second.id)
         server.engine.answer(second.id)
@@ -157,7 +157,7 @@ class Unreadable:
 async def test_a_batch_whose_input_cannot_be_read_holds_up_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Server(tmp_path) as server:
+    async with Server(tmp_path, stores_replies=False) as server:
         broken, whole = await server.create(numbered(2)), await server.create(numbered(3))
         for one in (broken, whole):
             await server.until_given(one.id)
@@ -179,7 +179,7 @@ async def test_a_batch_whose_input_cannot_be_read_holds_up_no_other(
 async def test_what_a_dead_engine_said_of_a_file_that_could_not_be_read_is_computed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Server(tmp_path) as server:
+    async with Server(tmp_path, stores_replies=False) as server:
         batch = await server.create(numbered(2))
         await server.until_given(batch.id)
         file = Unreadable(server, batch.input_file_id, monkeypatch)
@@ -197,7 +197,7 @@ async def test_a_batch_of_which_too_much_waits_is_taken_from_the_engine_and_give
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("neaptide.server.batches.running.job_runner.MAX_UNFED_OUTPUTS", 2)
-    async with Server(tmp_path) as server:
+    async with Server(tmp_path, stores_replies=False) as server:
         batch = await server.create(numbered(2))
         await server.until_given(batch.id)
         file = Unreadable(server, batch.input_file_id, monkeypatch)

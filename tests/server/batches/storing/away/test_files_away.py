@@ -18,7 +18,7 @@ from tests.server.batches.fakes import Server, ThreadChecker, numbered
 from tests.server.batches.test_http import app_of, http_client
 
 NUM_LINES = 6
-PLAN = (".tokens", ".offsets", ".plan", ".sha256", ".prefixes")
+PLAN = (".tokens", ".offsets", ".plan", ".sha256", ".prefixes", ".replies")
 
 
 @pytest.fixture(autouse=True)
