@@ -1,5 +1,8 @@
 """Faults of ours that pass: a file that cannot be read now, an event or results that are dropped. No accepted line ends
-of one, and none is forgotten."""
+of one, and none is forgotten.
+
+Replies to lines that an earlier version checked (without ``stores_replies``) need the input file.
+"""
 
 import errno
 from collections.abc import Callable
@@ -217,7 +220,7 @@ async def test_a_batch_of_which_too_much_waits_is_taken_from_the_engine_and_give
 
 
 async def test_lines_whose_input_is_away_wait_until_it_is_back(tmp_path: Path) -> None:
-    async with Server(tmp_path) as server:
+    async with Server(tmp_path, stores_replies=False) as server:
         batch = await server.create(numbered(3))
         await server.until_given(batch.id)
         path = server.service.files.path(batch.input_file_id)
