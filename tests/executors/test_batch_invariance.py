@@ -195,7 +195,7 @@ def test_torch_scores_and_norms_a_row_as_if_it_were_alone(rows: int, two_threads
     ("changes", "words"),
     [
         ({"dtype": "bfloat16"}, "batch_invariant computes in float32, not in 'bfloat16'"),
-        ({"cpu_kernels": "torch"}, "batch_invariant needs the kernels in C: it goes with"),
+        ({"cpu_kernels": "torch"}, "batch_invariant needs the C kernels: it goes with"),
     ],
 )
 def test_what_it_does_without_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_without_a_compiler_it_does_not_start(tmp_path: Path, monkeypatch: pytes
     write_family("llama", tmp_path)
     monkeypatch.setattr(native, "COMPILERS", ())
     native.load_library.cache_clear()
-    with pytest.raises(ValueError, match="batch_invariant needs the kernels in C: there is no C compiler"):
+    with pytest.raises(ValueError, match="batch_invariant needs the C kernels: there is no C compiler"):
         make_executor(tmp_path, batch_invariant=True)
 
 
