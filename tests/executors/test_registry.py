@@ -74,7 +74,7 @@ sys.exit("torch" in sys.modules)
 
 def test_a_kv_cache_smaller_than_one_request_is_refused(gqa: tuple[Path, LlamaForCausalLM]) -> None:
     with pytest.raises(
-        ValueError, match="the KV cache holds 128 tokens, less than one request of max_model_len = 8192"
+        ValueError, match="the KV cache holds 128 tokens, fewer than one request of max_model_len = 8192"
     ):
         engine.build_engine(config_of("torch", gqa[0], num_blocks=8), MonotonicClock())
 
