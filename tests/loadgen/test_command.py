@@ -151,7 +151,7 @@ def test_a_model_without_a_chat_template_is_asked_with_prompts(
 ) -> None:
     server.has_template = False
     assert main(["loadgen", "synth", "--server", server.url, *SYNTH, *report]) == 1
-    assert capsys.readouterr().err.endswith("; --endpoint completions needs none\n")
+    assert capsys.readouterr().err.endswith("; use --endpoint completions, which needs none\n")
     assert main(["loadgen", "synth", "--server", server.url, "--endpoint", "completions", *SYNTH, *report]) == 0
 
 
@@ -167,7 +167,7 @@ def test_what_the_client_cannot_know_is_said(
     ("words", "complaint"),
     [
         (["replay", "nowhere.csv"], "no trace 'nowhere.csv'"),
-        (["replay", "azure_conv_2023", "--window", "5"], "--window is two numbers A:B in seconds, not '5'"),
+        (["replay", "azure_conv_2023", "--window", "5"], "--window must be two numbers A:B in seconds, not '5'"),
         (["replay", "azure_conv_2023", "--max-input-tokens", "1"], "--max-input-tokens excludes every request"),
         (["replay", "azure_conv_2023", "--speed", "nan"], "speed must be positive"),
         (["synth", "--rate", "0"], "--rate must be positive"),
@@ -179,7 +179,7 @@ def test_what_the_client_cannot_know_is_said(
         (["synth", "--body", "[1]"], "--body is not a JSON object"),
         (["synth", "--body", "{"], "--body is not JSON"),
         (["synth", "--batch", "/nowhere"], "/nowhere: No such file or directory"),
-        (["synth", "--batch", __file__], "the first line is no batch request"),
+        (["synth", "--batch", __file__], "the first line is not a batch request"),
         (["synth", "--html", "/nowhere/out.html"], "/nowhere: no such directory"),
         (["synth", "--server", "localhost:8000"], "is not a server URL such as http://"),
         (["synth", "--prefixes", "-1"], "--prefixes must be at least 0"),
@@ -209,4 +209,4 @@ def test_a_server_that_is_not_there_is_one_line(
     assert main(["loadgen", "synth", "--server", "http://127.0.0.1:9", *SYNTH, *report]) == 1
     complaint = capsys.readouterr().err
     assert "ConnectError" in complaint
-    assert complaint.endswith("; neaptide serve starts a server\n")
+    assert complaint.endswith("; start a server with: neaptide serve\n")
