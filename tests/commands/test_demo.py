@@ -82,8 +82,8 @@ def test_only_exact_answers_of_lines_that_succeeded_are_right() -> None:
 
 def test_the_sentence_says_what_was_won_in_measured_figures() -> None:
     assert sentence(MEASURED) == (
-        "Co-serving saved 33% of the time that chat and batch need one after the other: 20.0 s together, 30.0 s in turn "
-        "(20.0 s of chat, then the batch alone for 10.0 s), with 60 of 60 chats within both targets with the "
+        "Co-serving saved 33% of the time that chat and batch need one after the other: 20.0 s together, 30.0 s in "
+        "turn (20.0 s of chat, then the batch alone for 10.0 s), with 60 of 60 chats within both targets with the "
         "batch and 10 of 10 without it."
     )
 
