@@ -61,7 +61,7 @@ async def answer(request: Request, endpoint: str) -> Response:
         context.check_open()
         tier = asked_tier(body, principal.tier)
         # A request that has no place is refused before any work is done; ``Generation`` takes the place later.
-        context.admission.check(request_class(tier))
+        context.admission.check(request_class(tier), principal.share)
         work = partial(prepare, endpoint, body, context, principal.tier)
         prepared = await context.bodies.run(cost.of(work), len(raw), principal.share)
         if prepared.constraint is not None and not is_known_to_hold(prepared.constraint, context):
@@ -175,7 +175,7 @@ class Generation:
         tier = self._prepared.tier
         admission, choices = self._context.admission, self._prepared.num_choices
         try:
-            admission.enter(request_class(tier), choices)
+            admission.enter(request_class(tier), self._principal.share, choices)
         except OverloadedError as error:
             form = self._prepared.form
             refusal = _refusal(self._request_id, self._principal, form.endpoint, tier, form.model, error)
@@ -208,7 +208,7 @@ class Generation:
             outcome, code = "server_error", "internal_error"
             raise
         finally:
-            admission.leave(request_class(tier), choices)
+            admission.leave(request_class(tier), self._principal.share, choices)
             in_flight.dec()
             self._metrics.on_finished(self._record(outcome, code), self._prepared, self.timing)
 
