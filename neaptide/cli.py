@@ -27,9 +27,7 @@ Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     """The parser of all subcommands, or of one."""
-    parser = argparse.ArgumentParser(
-        prog="neaptide", description="Real-time chat and batch files served from the same accelerator."
-    )
+    parser = argparse.ArgumentParser(prog="neaptide", description="Live chat and batch jobs on the same GPU or CPU.")
     parser.add_argument("--version", action="version", version=f"neaptide {__version__}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, add_parser in COMMANDS.items():
@@ -51,12 +49,11 @@ def _add_serve_parser(subparsers: Subparsers) -> None:
 def _add_cluster_parser(subparsers: Subparsers) -> None:
     cluster = subparsers.add_parser(
         "cluster",
-        help="serve a model by several servers on this machine, behind one address",
-        description="Serves a model by several servers that share their files and batches, behind one address. Takes "
-        "the settings of serve; --store must name a PostgreSQL database, and --blobs is by default a directory in the "
-        "data directory, where each server has one of its own.",
+        help="run several servers on this machine, behind one address",
+        description="Runs several servers behind one address. They share files and batches. Takes the settings of "
+        "serve. --store must name a PostgreSQL database. --blobs is by default a directory in the data directory.",
     )
-    replicas_help = "How many servers (2); MIN:MAX: as many as online load and the deadlines of batches ask for."
+    replicas_help = "Number of servers (2), or MIN:MAX to follow online load and batch deadlines."
     cluster.add_argument("--replicas", type=_sizes, default=(2, 2), metavar="N", help=replicas_help)
     _add_options(cluster)
     cluster.set_defaults(func=_cluster)
@@ -77,7 +74,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     for name, option in OPTIONS.items():
         _add_option(parser, name, option)
     parser.add_argument(
-        "--config", metavar="FILE.toml", help="Settings file; flags and environment variables win over it."
+        "--config", metavar="FILE.toml", help="Settings file. Flags and environment variables override it."
     )
 
 
