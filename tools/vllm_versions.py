@@ -1,4 +1,4 @@
-"""Tries the vllm executor with several versions of vLLM, and writes what came out into ``lab/notebook/vllm-versions.md``.
+"""Tries the vllm executor with several versions of vLLM, and writes ``lab/notebook/vllm-versions.md``.
 
     python tools/vllm_versions.py 0.32.0 0.31.0 0.30.0          # each installed in an environment that is removed after
     python tools/vllm_versions.py .vllm/bin/python 0.31.0       # an interpreter that there is, and a version
