@@ -404,6 +404,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 _HINTS = get_type_hints(Settings, include_extras=True)
 OPTIONS: Mapping[str, Option] = {name: hint.__metadata__[0] for name, hint in _HINTS.items()}
 DEFAULTS = Settings()
+EXPERT = "expert"
+"""The group that only ``--help-all`` shows. A setting that no other group names belongs to it."""
+_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "model": ("model", "served_model_name", "device", "dtype", "quantization", "executor"),
+    "network": ("host", "port", "api_key", "allowed_hosts", "cors_origins"),
+    "targets": ("ttft_slo_ms", "tpot_slo_ms", "policy", "profile"),
+    "batches": ("data_dir", "completion_windows", "file_retention_days", "store", "blobs"),
+    "memory": ("kv_cache_gib", "host_cache_gib", "offline_max_kv_ratio"),
+    "limits": (
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "max_online_requests",
+        "max_offline_requests",
+        "max_connections",
+        "drain_timeout_s",
+    ),
+    "logging": ("log_level", "log_format", "step_log", "metrics_compat"),
+}
+_GROUPED = {name for names in _GROUPS.values() for name in names}
+GROUPS = {**_GROUPS, EXPERT: tuple(name for name in OPTIONS if name not in _GROUPED)}
+"""Settings by subject, in the order of the help and of ``docs/settings.md``."""
 
 
 def type_of(name: str) -> type:

@@ -34,11 +34,13 @@ from neaptide.commands.demo.verdict import Measured, lines_for, sentence, unfini
 from neaptide.commands.demo.view import View, view_for
 from neaptide.commands.server_process import ServerDiedError, ServerProcess
 from neaptide.data import skills
+from neaptide.launch.early_checks import check_parts
 from neaptide.loadgen.client.batches import TERMINAL, get_batch, submit_batch
 from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
 from neaptide.loadgen.client.prometheus import Samples
 from neaptide.loadgen.client.recorder import Record
 from neaptide.loadgen.percentiles import percentiles
+from neaptide.server.settings import Settings
 
 BOTH_S = 18.0
 """How long the batch beside the chat is to compute; checking its lines and writing its results come on top."""
@@ -67,6 +69,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
+    check_parts(Settings())
     shutil.rmtree(args.dir / DATA_DIR, ignore_errors=True)
     args.dir.mkdir(parents=True, exist_ok=True)
     try:
