@@ -117,11 +117,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Option(
             "Device profile of the step times; by default one of an earlier start, else a short measurement.",
             "NAME|FILE",
-            page="calibration",
+            page="cost-model",
         ),
     ] = None
     policy: Annotated[
-        str, Option("Scheduling policy: neaptide, or one of the baselines.", "NAME", page="baselines")
+        str, Option("Scheduling policy: neaptide, or one of the baselines.", "NAME", page="scheduling")
     ] = "neaptide"
     ttft_slo_ms: Annotated[float, Option("Default target for the time to the first token.", "MS", above=0)] = 1000.0
     tpot_slo_ms: Annotated[
@@ -166,7 +166,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "Whether pools of 500 batch rows and more are planned as a whole, at idle priority in a process of its "
             "own; auto does so where the device works beside the host, for a CPU has next to nothing to gain by it.",
             choices=("auto", "on", "off"),
-            page="planning",
+            page="offline-planning",
         ),
     ] = "auto"
     give_up_steps: Annotated[
