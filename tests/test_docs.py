@@ -3,7 +3,6 @@
 import ast
 import json
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,6 @@ from tests.deploy.test_deploy import all_series
 from tools import live_page, settings_page
 
 REPOSITORY = Path(__file__).parents[1]
-MOST_FILES = 15
-"""In one folder, without those below."""
 
 
 def text(name: str) -> str:
@@ -45,9 +42,8 @@ def test_every_request_field_is_documented(name: str) -> None:
     assert f"`{name}`" in text("docs/api.md")
 
 
-def test_readme_is_short_and_its_commands_exist() -> None:
+def test_the_commands_that_the_readme_names_exist() -> None:
     readme = text("README.md")
-    assert len(readme.splitlines()) <= 150
     targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE))
     assert set(re.findall(r"`?make ([a-z-]+)", readme)) <= targets
     help_text = build_parser().format_help()
@@ -56,7 +52,8 @@ def test_readme_is_short_and_its_commands_exist() -> None:
 
 
 def test_links_in_documents_lead_somewhere() -> None:
-    for document in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]:
+    folders = (REPOSITORY / "docs", REPOSITORY / "lab" / "notebook")
+    for document in [REPOSITORY / "README.md", *sorted(page for folder in folders for page in folder.rglob("*.md"))]:
         for target in re.findall(r"\]\(([^)#]+)", document.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (document.parent / target).exists(), f"{document.name}: {target}"
@@ -66,9 +63,8 @@ def test_a_curl_that_sends_a_body_says_what_it_is() -> None:
     """Without it the server refuses: so a page of another site could not send it either."""
     found = []
     for document in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]:
-        if document.name != "log.md":
-            joined = document.read_text(encoding="utf-8").replace("\\\n", "")
-            found += re.findall(r"^.*\bcurl\b.* -d .*$", joined, re.MULTILINE)
+        joined = document.read_text(encoding="utf-8").replace("\\\n", "")
+        found += re.findall(r"^.*\bcurl\b.* -d .*$", joined, re.MULTILINE)
     assert len(found) >= 4
     assert [line for line in found if "-H 'Content-Type: application/json'" not in line] == []
 
@@ -96,7 +92,7 @@ def functions_of(path: str) -> set[str]:
 
 
 def test_every_row_of_the_acceptance_table_holds_or_is_a_known_gap() -> None:
-    lines = [line for line in text("docs/acceptance.md").splitlines() if line.startswith("| A")]
+    lines = [line for line in text("lab/notebook/acceptance.md").splitlines() if line.startswith("| A")]
     outcomes = {line.split("|")[1].strip(): line.split("|")[-2].strip() for line in lines}
     gaps = load_ratchet()
     assert outcomes.keys() == ROWS.keys()
@@ -113,9 +109,3 @@ def test_the_map_names_every_folder_and_no_file_that_is_not_there() -> None:
     named = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", page)
     assert len(named) > 5
     assert all((package / name).exists() for name in named)
-
-
-@pytest.mark.parametrize("root", ["neaptide", "tests"])
-def test_no_folder_holds_more_files_than_a_reader_takes_in_at_once(root: str) -> None:
-    counts = Counter(path.parent for path in (REPOSITORY / root).rglob("*.py"))
-    assert {str(folder.relative_to(REPOSITORY)): n for folder, n in counts.items() if n > MOST_FILES} == {}
