@@ -187,7 +187,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "Order all waiting batch lines together once there are 500. auto: only where the next step is planned "
             "while one runs, as on GPUs.",
             choices=("auto", "on", "off"),
-            page="planning",
+            page="offline-planning",
         ),
     ] = "auto"
     give_up_steps: Annotated[
