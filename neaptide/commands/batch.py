@@ -232,18 +232,19 @@ def _follow(client: httpx.Client, batch: dict[str, Any]) -> int:
     if batch["status"] != "completed":
         for said in errors_of(batch, SHOWN_ERRORS):
             print(f"  {said}", file=sys.stderr)
-        raise CommandError(f"the batch is {batch['status']}: {_counted(batch)}")
+        raise CommandError(_unsuccessful(batch))
     if failed := batch["request_counts"]["failed"]:
         whole = "All lines" if failed == batch["request_counts"]["total"] else "Some lines"
         print(f"{whole} failed; neaptide batch results {batch['id']} --errors says why.", file=sys.stderr)
     return 0
 
 
-def _counted(batch: dict[str, Any]) -> str:
+def _unsuccessful(batch: dict[str, Any]) -> str:
     counts = batch["request_counts"]
-    if not counts["total"]:
-        return "nothing of it was run"
-    return f"{counts['completed']} of {counts['total']} lines completed, {counts['failed']} failed"
+    if batch["status"] == "failed" and not counts["total"]:
+        return "batch rejected: no line was run. Fix these lines and submit again"
+    completed = f"{counts['completed']} of {counts['total']} lines completed"
+    return f"the batch is {batch['status']}: {completed}, {counts['failed']} failed"
 
 
 def _next(client: httpx.Client, batch: dict[str, Any]) -> dict[str, Any]:

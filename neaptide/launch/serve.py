@@ -329,8 +329,7 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
     max_model_len = min(settings.max_model_len or model.max_position_embeddings, model.max_position_embeddings)
     if settings.max_model_len is not None and settings.max_model_len > max_model_len:
         logger.warning(
-            "max_model_len = %d is more than the model can tell apart: requests have at most %d tokens, prompt and "
-            "output together",
+            "max_model_len = %d exceeds the model's context; using %d tokens (prompt + output)",
             settings.max_model_len,
             max_model_len,
         )

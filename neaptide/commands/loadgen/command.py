@@ -188,7 +188,10 @@ def _ratios(found: Mapping[str, Mapping[str, float | None]], first: str) -> Tabl
 def _warn(name: str, progress: Progress, figures: Summary) -> None:
     notes = []
     if (late_ms := figures["late_ms"]["p99"] or 0.0) > CLIENT_BEHIND_MS:
-        notes.append(f"1% of the requests were sent more than {late_ms:.0f} ms late: this client is short of time")
+        notes.append(
+            f"the load generator fell behind: 1% of the requests were sent more than {late_ms:.0f} ms late. "
+            "The results are too pessimistic; use a faster or idle client machine"
+        )
     if not progress.wording.exact:
         notes.append("the server does not say how it counts tokens: prompts have about the recorded lengths")
     if figures["failed"]:

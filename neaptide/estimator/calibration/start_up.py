@@ -108,7 +108,8 @@ class StartUp:
         if len(shortest) == len(self._steps):
             self._keep(model)
         elif self._file is not None:
-            logger.info("only %d of %d steps had time: the next start measures again", len(shortest), len(self._steps))
+            measured, wanted = len(shortest), len(self._steps)
+            logger.info("calibration was cut short (%d of %d steps); it runs again at the next start", measured, wanted)
         return model
 
     def _keep(self, model: RooflineModel) -> None:

@@ -128,8 +128,7 @@ def made_load(
         raise ValueError("no request arrives in this time at this rate: raise --rate or --duration")
     if abs(len(times) - arrivals.mean_requests) > FAR_OFF * arrivals.mean_requests:
         log.warning(
-            "%d requests were drawn where the mean is %.0f: another --seed draws another number, a longer --duration "
-            "comes closer",
+            "this seed gives %d requests; at this rate %.0f are expected. Use another --seed or a longer --duration",
             len(times),
             arrivals.mean_requests,
         )

@@ -125,7 +125,7 @@ def test_a_bad_file_is_one_clear_error(running: Running, tmp_path: Path, capfd: 
     err = capfd.readouterr().err
     assert "line 1: Missing required parameter: 'custom_id'. (missing_required_parameter)" in err
     assert "line 2: This line is not parseable" in err
-    assert "neaptide batch: the batch is failed: nothing of it was run" in err
+    assert "neaptide batch: batch rejected: no line was run." in err
     (failed,) = (json.loads(entry)["id"] for entry in listed(running, capfd))
     assert run("results", failed, *url) == 0
     said = capfd.readouterr().err.splitlines()
