@@ -42,7 +42,7 @@ def test_every_request_field_is_documented(name: str) -> None:
     assert f"`{name}`" in text("docs/api.md")
 
 
-def test_the_commands_that_the_readme_names_exist() -> None:
+def test_readmes_commands_exist() -> None:
     readme = text("README.md")
     targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE))
     assert set(re.findall(r"`?make ([a-z-]+)", readme)) <= targets
@@ -67,6 +67,30 @@ def test_a_curl_that_sends_a_body_says_what_it_is() -> None:
         found += re.findall(r"^.*\bcurl\b.* -d .*$", joined, re.MULTILINE)
     assert len(found) >= 4
     assert [line for line in found if "-H 'Content-Type: application/json'" not in line] == []
+
+
+def test_every_message_of_the_troubleshooting_tables_is_in_the_code() -> None:
+    tables = text("docs/operations.md").partition("\n## Troubleshooting")[2].partition("\n## ")[0]
+    messages = [row for row in re.findall(r"^\| `([^`]+)` \|", tables, re.MULTILINE) if row != "message"]
+    assert len(messages) > 40
+    said = messages_in_code()
+    fixed = {message: [part for part in message.split("...") if part.strip()] for message in messages}
+    assert [message for message, parts in fixed.items() if not any(in_order(parts, text) for text in said)] == []
+
+
+def messages_in_code() -> list[str]:
+    """The texts of the package, with a line feed for what is put in."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (REPOSITORY / "neaptide").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    whole = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    parts = [node.values for node in nodes if isinstance(node, ast.JoinedStr)]
+    joined = ["".join(str(p.value) if isinstance(p, ast.Constant) else "\n" for p in values) for values in parts]
+    return [*whole, *joined]
+
+
+def in_order(parts: list[str], text: str) -> bool:
+    """Whether the text has the parts, one behind the other."""
+    return re.search(".*".join(map(re.escape, parts)), text, re.DOTALL) is not None
 
 
 @pytest.mark.parametrize("name", ["docs/promises.md", "docs/security.md"])

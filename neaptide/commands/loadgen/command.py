@@ -31,19 +31,23 @@ CLIENT_BEHIND_MS = 20.0
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", base_url: str) -> None:
-    parser = subparsers.add_parser("loadgen", help="recorded or made-up load on a running server, with a report")
+    parser = subparsers.add_parser(
+        "loadgen", help="send recorded or synthetic load to a running server, and write a report"
+    )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     replay = actions.add_parser("replay", help="send a recorded trace")
     add_trace(replay, required=True)
-    synth = actions.add_parser("synth", help="send made-up load")
+    synth = actions.add_parser("synth", help="send synthetic load")
     add_synth(synth)
     compare = actions.add_parser("compare", help="send the same load to several servers in turn")
     add_trace(compare, required=False)
     add_synth(compare)
-    server_help = "a server and its name in the report; ratios are over the first"
+    server_help = "a server and its name in the report; ratios are relative to the first"
     compare.add_argument("--server", action="append", required=True, metavar="NAME=URL", help=server_help)
     for one in (replay, synth):
-        one.add_argument("--server", default=base_url, metavar="URL", help=f"with or without /v1 ({base_url})")
+        one.add_argument(
+            "--server", default=base_url, metavar="URL", help=f"the server, with or without /v1 ({base_url})"
+        )
     for one, default in ((replay, {}), (synth, {"trace": None}), (compare, {})):
         add_common(one)
         one.set_defaults(func=run_command, **default)

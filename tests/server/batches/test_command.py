@@ -14,6 +14,7 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 
 from neaptide.commands import batch
 from neaptide.server.edge.auth import AuthMiddleware, KeyRing
@@ -52,7 +53,7 @@ class Running:
             server.engine.auto = True
             app = FastAPI(lifespan=self._lifespan)
             app.state.context = SimpleNamespace(bodies=BodyThreads())  # all that these routes want of it
-            install_handlers(app)
+            install_handlers(app, RequestValidationError)
             app.add_middleware(AuthMiddleware, keys=self._keys)
             app.include_router(files_router(server.service))
             app.include_router(batches_router(server.service))
