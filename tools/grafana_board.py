@@ -69,12 +69,12 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
     ),
     ("KV blocks", "short", True, (("{{state}}", "sum by (state) (neaptide_kv_blocks)"),)),
     (
-        "Headroom: held by online work against what is kept for it",
+        "Headroom: KV blocks held by online work and reserved for it",
         "short",
         False,
         (
             ("held", 'sum(neaptide_kv_blocks{state="online"})'),
-            ("kept, by the forecast", "sum(neaptide_kv_reserved_blocks)"),
+            ("reserved for chats (forecast)", "sum(neaptide_kv_reserved_blocks)"),
         ),
     ),
     (
@@ -100,7 +100,7 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
         ),
     ),
     (
-        "Prediction: error, and steps within their margin",
+        "Prediction: error, and steps on time",
         "percentunit",
         False,
         (

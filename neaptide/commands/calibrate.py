@@ -32,7 +32,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def _num_threads(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of threads, nor 0 for as many as the server takes")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of threads (0: the server's default)")
     return int(text)
 
 
@@ -50,7 +50,7 @@ def run_command(args: argparse.Namespace) -> int:
     """Returns 0, or 2 with one line on standard error."""
     from neaptide.commands.calibration import (
         calibrate_to_file,
-    )  # numpy and more, which no other command should wait for
+    )  # imports numpy and more, which other commands should not wait for
 
     try:
         calibrate_to_file(args)

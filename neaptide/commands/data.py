@@ -1,4 +1,4 @@
-"""``neaptide data``: look at a data directory and tidy it, while no server runs on it."""
+"""``neaptide data``: inspect and tidy a data directory while no server uses it."""
 
 import argparse
 import json
@@ -58,7 +58,7 @@ def _run(run: Action, args: argparse.Namespace) -> int:
 
     try:
         settings = load_settings({"data_dir": args.data_dir, "store": args.store, "blobs": args.blobs})
-        # Commands of an operator have no deadline: a large database takes long to read.
+        # An operator's command has no deadline: a large database takes long to read.
         store = Store(data_path(settings.data_dir), settings.store, settings.blobs, limit_s=math.inf)
         store.open(create=False)
         try:
@@ -83,7 +83,9 @@ def _sizes(store: "Store", args: argparse.Namespace) -> int:
     found = offline.sizes(store)
     lines = [f"{name:<14}{size / MIB:>12.1f} MiB" for name, size in found.bytes_of.items()]
     lines.append(f"{'total':<14}{sum(found.bytes_of.values()) / MIB:>12.1f} MiB")
-    lines.append(f"{'reusable':<14}{found.reusable_bytes / MIB:>12.1f} MiB of the database; prune gives it back")
+    lines.append(
+        f"{'reusable':<14}{found.reusable_bytes / MIB:>12.1f} MiB of the database; prune returns it to the disk"
+    )
     lines += [f"{name:<14}{count:>12} rows" for name, count in found.rows_of.items()]
     _show(args, asdict(found), lines)
     return 0
@@ -93,7 +95,7 @@ def _check(store: "Store", args: argparse.Namespace) -> int:
     from neaptide.server.batches.mending.repair import repair
     from neaptide.server.batches.storing import offline
 
-    # Told as it is done: what has been dropped is not to be read anywhere else.
+    # Printed at once, because what was dropped cannot be read elsewhere.
     repairs = list(repair(store)) if args.repair else []
     found = offline.check(store)
     found.repairs = repairs
@@ -108,5 +110,5 @@ def _prune(store: "Store", args: argparse.Namespace) -> int:
 
     what = offline.Prune(moved_aside=args.moved_aside, batches_older_than_days=args.batches_older_than)
     freed_bytes = offline.prune(store, what)
-    _show(args, {"freed_bytes": freed_bytes}, [f"{freed_bytes / MIB:.1f} MiB given back to the disk"])
+    _show(args, {"freed_bytes": freed_bytes}, [f"{freed_bytes / MIB:.1f} MiB returned to the disk"])
     return 0

@@ -1,4 +1,4 @@
-"""``neaptide simulate``: a policy on a device profile under recorded or generated load, on a virtual clock."""
+"""``neaptide simulate``: policies on a device profile under recorded or synthetic load, on a virtual clock."""
 
 import argparse
 import json
@@ -37,7 +37,7 @@ from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import Run, simulate
 
 OF_ONE_RUN = ("step_log", "chrome_trace", "explain")
-"""Flags that look into a single run."""
+"""Flags that inspect a single run."""
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -74,22 +74,22 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run_command(args: argparse.Namespace) -> int:
-    """Returns 0, or 2 if the command cannot be carried out."""
+    """Returns 0, or 2 if the command fails."""
     try:
         for path in (args.json, args.chrome_trace):
             if path is not None:
-                path.touch()  # what cannot be written is told before the run, not after it
+                path.touch()  # report an unwritable file before the run, not after it
         points = parse_points(args.policy)
         scenario, fleet = _scenario(args), fleet_of(args)
         looks_inside = any(getattr(args, name) is not None for name in OF_ONE_RUN)
         if fleet is not None and looks_inside:
-            raise ValueError("--step-log, --chrome-trace and --explain look into one engine: leave --replicas at 1")
+            raise ValueError("--step-log, --chrome-trace and --explain inspect one engine: use them with --replicas 1")
         if len(points) == 1 and fleet is not None:
             return _run_cluster(points[0].of(scenario), fleet, args)
         if len(points) == 1:
             return _run_one(points[0].of(scenario), args)
         if looks_inside:
-            raise ValueError("--step-log, --chrome-trace and --explain look into one run: name one policy")
+            raise ValueError("--step-log, --chrome-trace and --explain inspect one run: use them with one policy")
         scenarios = {str(point): point.of(scenario) for point in points}
         if scenario.online and scenario.offline:
             scenarios |= {f"{points[0]}, online alone": replace(points[0].of(scenario), offline=())}
@@ -130,7 +130,7 @@ def _run_cluster(scenario: Scenario, fleet: Fleet, args: argparse.Namespace) -> 
 
 
 def _run_several(scenarios: dict[str, Scenario], fleet: Fleet | None, args: argparse.Namespace) -> int:
-    """One after another, by the names that they have in the table."""
+    """Runs the scenarios one by one, under their names in the table."""
     runs: list[tuple[str, Run]] = []
     for number, (name, scenario) in enumerate(scenarios.items(), 1):
         with progress(f"{name} ({number} of {len(scenarios)})", says_so=True) as on_progress:
@@ -181,14 +181,16 @@ def _refuse(message: str) -> int:
 
 
 def _warn(run: Run, scenario: Scenario, name: str | None = None) -> None:
-    """``name`` tells several runs apart."""
+    """Prints warnings about a run; ``name`` distinguishes several runs."""
     notes = []
     if run.dry_s is not None:
-        notes.append(f"the offline pool ran dry at {run.dry_s:.1f} s, inside the window: the result is not valid")
+        notes.append(
+            f"the offline pool ran out of work at {run.dry_s:.1f} s, inside the window: the result is not valid"
+        )
     if run.num_left_out:
-        notes.append(f"{run.num_left_out} requests do not fit into {scenario.max_tokens} tokens and are left out")
+        notes.append(f"{run.num_left_out} requests exceed {scenario.max_tokens} tokens and are skipped")
     if run.num_cut:
-        notes.append(f"{run.num_cut} requests have more output than they may ask for and are cut there")
+        notes.append(f"{run.num_cut} requests have more output than the limit and are truncated")
     if run.num_unfinished:
         notes.append(f"{run.num_unfinished} online requests were not finished; they count as missed")
     if run.num_failed:

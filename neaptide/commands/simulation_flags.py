@@ -1,4 +1,4 @@
-"""What the commands that simulate have in common: flags of load, targets and limits, and a bar that shows progress."""
+"""Flags of load, targets and limits that the simulating commands share, and their progress bar."""
 
 import argparse
 import math
@@ -23,7 +23,7 @@ from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import OnProgress
 
 MAX_NOISE = 1.0
-"""Steps that take e times as long as others, as a rule, are no machine's."""
+"""Upper bound: no machine's steps typically vary by a factor of e."""
 MAX_PLANNING_SCALE = 1000.0
 MAX_HOST_CACHE_GIB = 1e6
 
@@ -52,7 +52,7 @@ def add_load(parser: argparse.ArgumentParser) -> None:
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
-    """Of the device and the engine."""
+    """Flags of the device and the engine."""
     add = parser.add_argument
     add(
         "--overlap-kappa",
@@ -107,7 +107,7 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def add_fleet(parser: argparse.ArgumentParser) -> None:
-    """Of a cluster."""
+    """Flags of a cluster."""
     add = parser.add_argument
     add("--replicas", type=int, default=1, metavar="N", help="number of replicas behind a router (1)")
     add("--router", metavar="NAME", help=f"how requests go to replicas: {', '.join(ROUTERS)} (slack)")
@@ -127,7 +127,7 @@ def add_fleet(parser: argparse.ArgumentParser) -> None:
 
 
 def fleet_of(args: argparse.Namespace) -> Fleet | None:
-    """None where one engine is simulated. Raises ValueError, with one line, for a fleet that cannot be."""
+    """The fleet; None if one engine is simulated. Raises ValueError, with one line, for an invalid fleet."""
     given = {
         "router": args.router,
         "placement": args.placement,
@@ -137,20 +137,20 @@ def fleet_of(args: argparse.Namespace) -> Fleet | None:
     fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if args.replicas == 1 and args.autoscale is None:
         if fields:
-            raise ValueError("--router, --placement, --lose-at and --start-up-s go with --replicas or --autoscale")
+            raise ValueError("--router, --placement, --lose-at and --start-up-s need --replicas or --autoscale")
         return None
     if any(not 0.0 <= at_s < math.inf for at_s in fields.get("lost_at_s", ())):
         raise ValueError("--lose-at must be at least 0")
     if args.autoscale is not None:
         match = re.fullmatch(r"(\d{1,4}):(\d{1,4})", args.autoscale)
         if match is None:
-            raise ValueError(f"--autoscale is MIN:MAX replicas, such as 1:8, not {args.autoscale!r}")
+            raise ValueError(f"--autoscale must be MIN:MAX replicas, such as 1:8, not {args.autoscale!r}")
         fields["scale"] = Scale(int(match[1]), int(match[2]))
     return Fleet(replicas=args.replicas, **fields)
 
 
 def check_flags(args: argparse.Namespace) -> None:
-    """Raises ValueError, with one line, for a number that makes no sense."""
+    """Raises ValueError, with one line, for an invalid number."""
     for name in ("speed", "ttft_slo_s", "tpot_slo_s", "block_size"):
         if not 0 < getattr(args, name) < math.inf:
             raise ValueError(f"--{name.replace('_', '-')} must be positive and finite")
@@ -169,11 +169,11 @@ def check_flags(args: argparse.Namespace) -> None:
         raise ValueError(f"--host-cache-gib must be between 0 and {MAX_HOST_CACHE_GIB:g}")
     check_headroom(args.headroom)
     if "none" in args.offline and len(args.offline) > 1:
-        raise ValueError("--offline none stands alone")
+        raise ValueError("--offline none cannot be combined with other sets")
 
 
 def online_of(args: argparse.Namespace) -> list[TraceRequest]:
-    """Raises ValueError if the flags name no trace, or none of its requests."""
+    """The online requests. Raises ValueError if the flags select no trace, or none of its requests."""
     if args.online == "none":
         if args.online_window is not None:
             raise ValueError("--online-window needs --online")
@@ -187,8 +187,10 @@ def online_of(args: argparse.Namespace) -> list[TraceRequest]:
 
 
 def offline_of(args: argparse.Namespace, arrivals: str | None = None) -> list[OfflineSet]:
-    """``arrivals`` is ROWS@SECONDS or ``recorded``; without it all rows come at once. Raises ValueError if there is no
-    such set, or it cannot arrive so."""
+    """The offline sets. ``arrivals`` is ROWS@SECONDS or ``recorded``; without it all rows arrive at once.
+
+    Raises ValueError if a set does not exist, or cannot arrive that way.
+    """
     specs = [spec for spec in args.offline if spec != "none"]
     if arrivals is None:
         return [load_offline(spec, args.seed, args.keep_order) for spec in specs]
@@ -203,7 +205,7 @@ def offline_of(args: argparse.Namespace, arrivals: str | None = None) -> list[Of
 def _rows_and_seconds(text: str) -> tuple[int, float]:
     match = re.fullmatch(r"([1-9]\d*)@(\d+\.?\d*|\.\d+)", text)
     if match is None or float(match[2]) == 0.0:
-        raise ValueError(f"--offline-arrivals is ROWS@SECONDS, such as 100@60, or recorded, not {text!r}")
+        raise ValueError(f"--offline-arrivals must be ROWS@SECONDS, such as 100@60, or recorded, not {text!r}")
     return int(match[1]), float(match[2])
 
 
@@ -213,7 +215,7 @@ def scenario_of(
     online: Sequence[TraceRequest] = (),
     offline: Sequence[OfflineSet] = (),
 ) -> Scenario:
-    """Under the default policy."""
+    """The scenario under the default policy."""
     return Scenario(
         profile=profile,
         online=online,
@@ -238,7 +240,7 @@ def scenario_of(
 
 @contextmanager
 def progress(name: str, *, says_so: bool = False) -> Iterator[OnProgress | None]:
-    """A bar on stderr, if that is a terminal; elsewhere a line if it ``says_so``."""
+    """A progress bar on a terminal's stderr; elsewhere one line if ``says_so``."""
     console = Console(stderr=True)
     if not console.is_terminal:
         if says_so:

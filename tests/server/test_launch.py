@@ -12,7 +12,7 @@ import pytest
 from neaptide.launch.serve import LaunchError, embedded_model_path, listen, model_context
 from neaptide.server.settings import Settings
 
-OTHER_PORT = "--port takes another, 0 a free one"
+OTHER_PORT = "choose another with --port, 0 takes a free one"
 
 
 def test_of_two_starts_on_one_port_the_later_one_is_told() -> None:
@@ -92,7 +92,7 @@ def test_a_length_above_the_models_own_is_cut_and_said(model: Path, caplog: pyte
         context, config = model_context(Settings(model=str(model), max_model_len=8193), model / "data")
     assert context.max_model_len == config.scheduler.max_model_len == 8192
     (record,) = caplog.records
-    assert record.message.startswith("max_model_len = 8193 is more than the model can tell apart")
+    assert record.message.startswith("max_model_len = 8193 exceeds the model's context; using 8192")
     caplog.clear()
     model_context(Settings(model=str(model), max_model_len=8192), model / "data")
     assert not caplog.records

@@ -1,4 +1,4 @@
-"""The flags of ``neaptide loadgen``, and the load and the manner that they ask for."""
+"""Flags of ``neaptide loadgen``, and the load and run settings that they select."""
 
 import argparse
 import json
@@ -45,9 +45,9 @@ def add_synth(parser: argparse.ArgumentParser) -> None:
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    """Of every kind of load."""
+    """Flags for every kind of load."""
     add = parser.add_argument
-    add("--model", metavar="ID", help="the model to ask (the first that the server lists)")
+    add("--model", metavar="ID", help="model to use (the first that the server lists)")
     add("--endpoint", choices=ENDPOINTS, default="chat", help="chat or text completions (chat)")
     target_help = "latency targets of the report; several have shares: 300:50@0.8, then 2000:200@0.2"
     add("--target", action="append", metavar="TTFT_MS:TPOT_MS[@SHARE]", help=f"{target_help} ({DEFAULT_TARGET})")
@@ -93,11 +93,11 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def requests_of(args: argparse.Namespace) -> list[TraceRequest]:
-    """Of a trace, or made. Raises ValueError with one line."""
+    """The requests of a trace, or synthetic ones. Raises ValueError with one line."""
     if args.trace is None:
         arrivals = Arrivals(args.rate, args.duration, args.arrivals, args.cv, args.on_s, args.off_s)
         if args.prefixes < 0 or args.prefix_tokens < 1:
-            raise ValueError("--prefixes must not be negative, and --prefix-tokens at least 1")
+            raise ValueError("--prefixes must be at least 0, and --prefix-tokens at least 1")
         inputs, outputs = Lengths.parse(args.input_tokens), Lengths.parse(args.output_tokens)
         return made_load(arrivals, inputs, outputs, args.seed, Sharing(args.prefixes, args.prefix_tokens))
     requests = online_requests(
@@ -108,14 +108,14 @@ def requests_of(args: argparse.Namespace) -> list[TraceRequest]:
         max_input_tokens=args.max_input_tokens,
     )
     if not requests:
-        raise ValueError(f"no request of {args.trace} is left: raise --max-input-tokens")
+        raise ValueError(f"--max-input-tokens excludes every request of {args.trace}: raise it")
     return requests
 
 
 def shots_of(args: argparse.Namespace) -> list[Shot]:
-    """Raises ValueError with one line."""
+    """The requests with their targets and cancellations. Raises ValueError with one line."""
     if not 0.0 <= args.cancel_share <= 1.0:
-        raise ValueError("--cancel-share is a share: 0 to 1")
+        raise ValueError("--cancel-share must be from 0 to 1")
     if not 0.0 < args.cancel_within_s < math.inf:
         raise ValueError("--cancel-within-s must be positive")
     targets = [Target.parse(text) for text in args.target or [DEFAULT_TARGET]]
@@ -124,16 +124,14 @@ def shots_of(args: argparse.Namespace) -> list[Shot]:
         raise ValueError("--warm-up-s must be at least 0")
     requests = requests_of(args)
     if args.users is None and args.warm_up_s > requests[-1].arrival_s:
-        raise ValueError(
-            f"--warm-up-s leaves no request to count: the last one arrives at {requests[-1].arrival_s:.1f} s"
-        )
+        raise ValueError(f"--warm-up-s excludes every request: the last one arrives at {requests[-1].arrival_s:.1f} s")
     if args.salt is not None:
         requests = salted(requests, args.salt)
     return make_shots(requests, targets, cancelling, args.seed)
 
 
 def how_of(args: argparse.Namespace) -> How:
-    """Raises ValueError with one line, and OSError where the batch file cannot be read."""
+    """The run settings. Raises ValueError with one line, and OSError if the batch file cannot be read."""
     if args.users is not None and args.users < 1:
         raise ValueError("--users must be at least 1")
     if not 0.0 <= args.think_s < math.inf:

@@ -1,4 +1,4 @@
-"""``neaptide offline-plan``: the order in which offline work should run, and what it shares, for anybody to check."""
+"""``neaptide offline-plan``: plans the order of offline work and reports how much prefixes are shared."""
 
 import argparse
 import json
@@ -25,7 +25,7 @@ from neaptide.simulation.pools.prefix_cache import Eviction, cached_tokens, shar
 from neaptide.simulation.result import peak_memory_bytes
 
 WINDOWS = 10
-"""Of every order, of equal work: whether its density is even."""
+"""Windows of equal work per order, to show whether its density is even."""
 MAX_REPLICAS = 1024
 
 
@@ -54,11 +54,11 @@ class Input:
     custom_ids: list[str]
     requests: list[TraceRequest]
     output_tokens: FloatArray
-    """As far as they are known before anything has run."""
+    """As far as they are known before the first run."""
 
 
 def run_command(args: argparse.Namespace) -> int:
-    """Returns 0, or 2 if the command cannot be carried out."""
+    """Returns 0, or 2 if the command fails."""
     try:
         found = _planned(args)
         line = json.dumps(found, allow_nan=False)
@@ -79,7 +79,7 @@ def _refuse(message: str) -> int:
 
 def _planned(args: argparse.Namespace) -> dict[str, Any]:
     if args.policy not in PLANNED_POLICIES:
-        raise ValueError(f"no policy {args.policy!r} plans an order; there are: {', '.join(PLANNED_POLICIES)}")
+        raise ValueError(f"policy {args.policy!r} does not plan an order; there are: {', '.join(PLANNED_POLICIES)}")
     if not 1 <= args.replicas <= MAX_REPLICAS:
         raise ValueError(f"--replicas must be 1 to {MAX_REPLICAS}")
     profile = load_profile(args.profile)
@@ -115,8 +115,10 @@ def order_paths(path: Path, num_replicas: int) -> list[Path]:
 
 
 def describe(pool: Pool, orders: Sequence[IntArray], profile: DeviceProfile) -> dict[str, Any]:
-    """What is in the pool, and what the orders make of it. Sharing is counted by a cache of the device's size that
-    evicts what was not used for longest, each replica with its own, and not by the planner."""
+    """Describes the pool and the orders.
+
+    Sharing is counted by an LRU cache of the device's size, one per replica, not by the planner.
+    """
     lengths, outputs = pool.work.prompt_tokens, pool.work.output_tokens
     total = int(lengths.sum())
     block_size = profile.block_size
@@ -152,14 +154,14 @@ def describe(pool: Pool, orders: Sequence[IntArray], profile: DeviceProfile) -> 
 
 
 def _most_cached(lengths: IntArray, block_size: int) -> IntArray:
-    """[rows] What an engine takes of a prompt that its cache has whole: the block of its last token is computed in any
-    case."""
+    """[rows] Cached tokens that an engine uses of a fully cached prompt: the block of its last token is always
+    computed."""
     found: IntArray = np.maximum(lengths - 1, 0) // block_size * block_size
     return found
 
 
 def _read(name: str) -> Input:
-    """Raises ValueError or OSError."""
+    """Reads an input. Raises ValueError or OSError."""
     requests = load_offline(name, seed=0, keep_order=True).requests
     outputs = true_outputs(requests)
     if not Path(name).is_file():
@@ -168,7 +170,7 @@ def _read(name: str) -> Input:
     for number, line in numbered_jsonl(Path(name)):
         custom_id = line.get("custom_id")
         if not isinstance(custom_id, str) or not custom_id or "\n" in custom_id:
-            raise ValueError(f"{name}, line {number}: custom_id must be a string of one line")
+            raise ValueError(f"{name}, line {number}: custom_id must be a non-empty string of one line")
         custom_ids.append(custom_id)
     return Input(custom_ids, requests, np.minimum(outputs, PRIOR_OUTPUT_TOKENS))
 
@@ -176,4 +178,4 @@ def _read(name: str) -> Input:
 def _check_ids(custom_ids: Sequence[str]) -> None:
     custom_id, count = Counter(custom_ids).most_common(1)[0]
     if count > 1:
-        raise ValueError(f"custom_id {custom_id!r} stands {count} times: an order could not tell its lines apart")
+        raise ValueError(f"custom_id {custom_id!r} occurs {count} times, but must be unique")
