@@ -1,8 +1,8 @@
 """How much an installation downloads: ``python -m tools.install_size [--check]``.
 
-pip resolves the dependencies of ``pyproject.toml`` at the versions of ``requirements.lock``. The
-sizes of the wheels that it would take (``--dry-run --report``) are added up. Nothing is installed. ``--check`` compares with the sentence in
-``README.md``.
+pip resolves the dependencies of ``pyproject.toml`` at the versions of ``requirements.lock`` and says which wheels it
+would take (``--dry-run --report``). Their sizes are added up. Nothing is installed. ``--check`` compares with the
+sentence in ``README.md``.
 """
 
 import argparse
