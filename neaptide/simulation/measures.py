@@ -1,4 +1,4 @@
-"""What a simulation measures. Every quantity is defined in docs/metrics.md, with the symbols used here."""
+"""What a simulation measures. docs/simulate-plan-loadtest.md defines every quantity, with the symbols used here."""
 
 import math
 from array import array

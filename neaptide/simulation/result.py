@@ -1,4 +1,4 @@
-"""The numbers that a simulation gives, under the keys of its JSON. They are defined in docs/metrics.md."""
+"""Results of a simulation, under the keys of its JSON. docs/simulate-plan-loadtest.md defines them."""
 
 import math
 import resource

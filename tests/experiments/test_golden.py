@@ -8,7 +8,7 @@ from neaptide.experiments import golden
 from neaptide.experiments.golden import TREES, measure_trees
 from neaptide.experiments.registry import EXPERIMENT_NAMES
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "lab" / "notebook" / "experiments.md").read_text(encoding="utf-8")
 
 # case: (paper, ours, ratio), as printed.
 PRINTED = {

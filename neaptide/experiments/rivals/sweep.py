@@ -323,7 +323,7 @@ def _notes(runs: Runs, short: dict[str, str]) -> list[str]:
         "The bound knows all lengths and arrivals (docs/simulation.md); how much of it can be had, no one has shown. A "
         "policy that misses targets, as fcfs does, or fills its cache in the window may pass it.",
         "Windows are of 200 s: in a minute, what stands in the cache when it opens may be worth more than a policy "
-        "(docs/experiments.md).",
+        "(lab/notebook/experiments.md).",
         "What tokens/s were bought with is in data.runs for every other point.",
     ]
 

@@ -1,4 +1,4 @@
-"""Every request of a run as a line of JSON, for statistics that the summary does not have (``docs/loadgen.md``)."""
+"""Every request of a run as a line of JSON, for statistics that the summary does not have."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The figures of a run, for its JSON: what the clients got, and what the server says it did (``docs/loadgen.md``)."""
+"""Figures of a run: what clients got, and what the server says it did (``docs/simulate-plan-loadtest.md``)."""
 
 import math
 from collections import Counter

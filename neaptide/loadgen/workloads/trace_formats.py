@@ -1,4 +1,4 @@
-"""The trace formats that are read, told apart by their columns. ``docs/workloads.md`` has their table."""
+"""The trace formats that are read, told apart by their columns. ``docs/simulation.md`` has their table."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,8 +1,8 @@
 """The capacity planner (Echo, section 5.4): the least that keeps the online targets through the peak of a trace, what
 offline work it does beside the trace, and when a given amount of that would be done.
 
-Nothing is extrapolated from a formula: every size that is spoken of was simulated. docs/capacity.md says how to read
-the answer.
+Nothing is extrapolated from a formula: every size that is spoken of was simulated. docs/simulate-plan-loadtest.md says
+how to read the answer.
 """
 
 import math
