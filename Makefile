@@ -47,7 +47,7 @@ size:
 
 ifneq ($(PKG),)
 test: $(VENV)/.installed-test
-	$(PYTEST) -n $(WORKERS) --dist loadfile $(foreach name,$(PKG),$(wildcard tests/$(name) lab/tests/$(name)))
+	$(PYTEST) -n $(WORKERS) --dist loadfile $(or $(foreach name,$(PKG),$(wildcard tests/$(name) lab/tests/$(name))),$(error There are no tests of $(PKG)))
 else
 test: lint $(VENV)/.installed-test
 	$(BIN)/python -m compileall -q -j $(WORKERS) neaptide benchmarks tools lab
