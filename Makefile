@@ -24,7 +24,7 @@ WORKERS ?= 2
 # Images of Python often ask for no bytecode. Here every process that a test starts would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Only the tests of some packages: make test PKG=engine, or PKG="engine server".
+# Only the tests of some packages, those in lab/ included: make test PKG=engine, or PKG="engine server".
 PKG ?=
 # What `make check` tests: the engine, which is plain Python and numpy.
 PURE ?= tests/engine/scheduler tests/engine/kv tests/engine/offline tests/engine/steps
@@ -47,10 +47,10 @@ size:
 
 ifneq ($(PKG),)
 test: $(VENV)/.installed-test
-	$(PYTEST) -n $(WORKERS) --dist loadfile $(addprefix tests/,$(PKG))
+	$(PYTEST) -n $(WORKERS) --dist loadfile $(or $(foreach name,$(PKG),$(wildcard tests/$(name) lab/tests/$(name))),$(error There are no tests of $(PKG)))
 else
 test: lint $(VENV)/.installed-test
-	$(BIN)/python -m compileall -q -j $(WORKERS) neaptide benchmarks tools
+	$(BIN)/python -m compileall -q -j $(WORKERS) neaptide benchmarks tools lab
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 endif
 
@@ -125,7 +125,8 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.torch: $(VENV)/bin/python
-	$(BIN)/python -m pip install -qq --no-deps $(TORCH_FLAGS) $(addprefix --extra-index-url ,$(TORCH_INDEX)) "$(TORCH)"
+	$(BIN)/python -m pip install -qq --no-deps $(TORCH_FLAGS) $(addprefix --extra-index-url ,$(TORCH_INDEX)) "$(TORCH)" \
+	  || { echo 'There is no $(TORCH) at hand. The package index has CUDA builds: make TORCH_INDEX= TORCH=torch==2.13.0'; exit 1; }
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml requirements.lock

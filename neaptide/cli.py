@@ -35,7 +35,9 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     """The parser of all subcommands, or of one."""
-    parser = Parser(prog="neaptide", description="Live chat and batch jobs on the same GPU or CPU.")
+    parser: argparse.ArgumentParser = Parser(
+        prog="neaptide", description="Live chat and batch jobs on the same GPU or CPU."
+    )
     parser.add_argument("--version", action="version", version=f"neaptide {__version__}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, add_parser in COMMANDS.items():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from neaptide import __version__
 from neaptide.cli import build_parser
 from neaptide.server.openai.schemas import ChatBody, CompletionBody
 from tests.acceptance import ROWS, load_ratchet
@@ -14,6 +15,12 @@ from tests.deploy.test_deploy import all_series
 from tools import live_page, settings_page
 
 REPOSITORY = Path(__file__).parents[1]
+
+
+def pages() -> list[Path]:
+    """The pages at the root, of docs, of the examples and of the notebook."""
+    below = [page for folder in ("docs", "examples", "lab/notebook") for page in (REPOSITORY / folder).rglob("*.md")]
+    return sorted([*REPOSITORY.glob("*.md"), *below])
 
 
 def text(name: str) -> str:
@@ -52,11 +59,26 @@ def test_readmes_commands_exist() -> None:
 
 
 def test_links_in_documents_lead_somewhere() -> None:
-    folders = (REPOSITORY / "docs", REPOSITORY / "lab" / "notebook")
-    for document in [REPOSITORY / "README.md", *sorted(page for folder in folders for page in folder.rglob("*.md"))]:
+    for document in pages():
         for target in re.findall(r"\]\(([^)#]+)", document.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_every_file_that_contributors_are_sent_to_exists() -> None:
+    named = re.findall(r"`((?:[\w.-]+/)+[\w.-]*|[\w-]+\.(?:toml|yaml|md))`", text("CONTRIBUTING.md"))
+    assert len(named) > 15
+    assert [name for name in named if not (REPOSITORY / name).exists()] == []
+
+
+def test_every_target_that_contributors_are_told_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE))
+    assert set(re.findall(r"`?make ([a-z-]+)", text("CONTRIBUTING.md"))) <= targets
+
+
+def test_the_release_is_the_first_in_the_changelog() -> None:
+    (newest, *_) = re.findall(r"^## ([\d.]+)", text("CHANGELOG.md"), re.MULTILINE)
+    assert newest == __version__
 
 
 def test_a_curl_that_sends_a_body_says_what_it_is() -> None:

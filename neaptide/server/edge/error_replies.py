@@ -2,6 +2,8 @@
 
 import json
 import logging
+from collections.abc import Sequence
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -64,7 +66,7 @@ def _allowed_methods(request: Request) -> list[str]:
 
 async def _on_validation_error(request: Request, exc: Exception) -> Response:
     """FastAPI's own checks of query and path parameters; bodies go through ``from_validation_error``."""
-    errors = getattr(exc, "errors", list)()
+    errors: Sequence[Any] = getattr(exc, "errors", list)()
     return error_response(from_parameter_error(errors[0] if errors else {}))
 
 
