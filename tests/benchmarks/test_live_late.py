@@ -22,7 +22,7 @@ from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.estimator.recipes import build_headroom, recipe_of
 from neaptide.executors.simulated.trace_executor import TraceExecutor
-from neaptide.experiments.fidelity_runs import Load, drive
+from neaptide.simulation.driven_runs import Load, drive
 from neaptide.loadgen.client.recorder import Record
 
 TARGETS = Targets(0.25, 0.06)

@@ -1,4 +1,4 @@
-"""A large batch comes in while people chat: the short form of ``benchmarks/full_load.py``; and what must not keep them
+"""A large batch comes in while people chat: the short form of ``lab/benchmarks/full_load.py``; and what must not keep them
 waiting beside it."""
 
 import os

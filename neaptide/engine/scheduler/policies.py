@@ -2,15 +2,15 @@
 
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.scheduler.base import Scheduler
-from neaptide.engine.scheduler.baselines.batchllm import BatchLlm
-from neaptide.engine.scheduler.baselines.blendserve import BlendServe
-from neaptide.engine.scheduler.baselines.bros import BrosScheduler
-from neaptide.engine.scheduler.baselines.echo_bs_e import EchoBaseWithEstimator
-from neaptide.engine.scheduler.baselines.echo_selector import Echo, EchoWithSelector
-from neaptide.engine.scheduler.baselines.orders import DepthFirstFcfs, ShuffledFcfs
-from neaptide.engine.scheduler.baselines.round_robin import RoundRobinScheduler
-from neaptide.engine.scheduler.baselines.sglang import Lpm
-from neaptide.engine.scheduler.baselines.vllm_v0 import VllmV0Fcfs, VllmV0Priority
+from neaptide_lab.policies.batchllm import BatchLlm
+from neaptide_lab.policies.blendserve import BlendServe
+from neaptide_lab.policies.bros import BrosScheduler
+from neaptide_lab.policies.echo_bs_e import EchoBaseWithEstimator
+from neaptide_lab.policies.echo_selector import Echo, EchoWithSelector
+from neaptide_lab.policies.orders import DepthFirstFcfs, ShuffledFcfs
+from neaptide_lab.policies.round_robin import RoundRobinScheduler
+from neaptide_lab.policies.sglang import Lpm
+from neaptide_lab.policies.vllm_v0 import VllmV0Fcfs, VllmV0Priority
 from neaptide.engine.scheduler.baselines.vllm_v1 import VllmV1Fcfs, VllmV1Priority
 from neaptide.engine.scheduler.packing import NeaptideScheduler
 from neaptide.engine.scheduler.parts import without

@@ -19,7 +19,7 @@ from neaptide.engine.offline.planning.prefix_groups import (
     saving_ratio,
 )
 from neaptide.engine.offline.prefix_tree import NO_NODE, PrefixTree
-from neaptide.experiments.golden import Branch, prefixes_of
+from neaptide_lab.experiments.golden import Branch, prefixes_of
 
 LEAF = Branch(1)
 

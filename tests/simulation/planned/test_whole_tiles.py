@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from neaptide.engine.scheduler import offline_fill
-from neaptide.experiments.blend.setting import QUICK, trace_case
+from neaptide_lab.experiments.blend.setting import QUICK, trace_case
 
 
 @pytest.mark.full

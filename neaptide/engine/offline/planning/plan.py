@@ -14,7 +14,7 @@ from neaptide.engine.offline.planning.partition import partition
 from neaptide.engine.offline.planning.prefix_groups import Grouping, Prefixes, enlarged_first_level
 from neaptide.engine.offline.planning.prompts import Prompts
 from neaptide.engine.offline.prefix_tree import NO_NODE, PrefixTree, groups_in_file_order
-from neaptide.engine.scheduler.baselines.orders import mix
+from neaptide_lab.policies.orders import mix
 
 
 @dataclass(slots=True, frozen=True)
