@@ -35,7 +35,7 @@ from lab.benchmarks.shared_batches import new_database
 from neaptide.commands.server_process import free_port
 from neaptide.engine.process.beside import beside
 
-MANIFEST = Path(__file__).parents[1] / "deploy" / "ray" / "serve.yaml"
+MANIFEST = Path(__file__).parents[2] / "deploy" / "ray" / "serve.yaml"
 LONGEST_START_S = 300.0
 BODY = {"model": "neaptide-tiny", "prompt": "2+2=", "max_tokens": 1}
 ENGINE, REPLICA = "neaptide.launch.serve", "neaptide.launch.cluster.replica"

@@ -4,8 +4,8 @@ Greedy texts are compared with ``transformers`` first. Then every shape of step 
 often as ``--repeats`` says; times are CPU seconds of the process (other work on the machine hardly changes them) and,
 beside them, seconds by the clock. ``--parts`` says where a step's CPU time goes, in place of comparing;
 ``--batch-invariant`` compares that mode with none, ``--quantized`` 8-bit numbers with none (whose texts may differ:
-what they do to them says ``lab.benchmarks.quantization``), ``--recorded`` steps whose layers are one call with such that
-make every call, in place of torch's kernels with ours.
+what they do to them says ``lab.benchmarks.quantization``), ``--recorded`` steps whose layers are one call with such
+that make every call, in place of torch's kernels with ours.
 
     python -m lab.benchmarks.cpu_kernels --model 111m --threads 1
 

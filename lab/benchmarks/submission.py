@@ -33,13 +33,13 @@ from typing import Any, NamedTuple
 import httpx
 
 from benchmarks.common import model_111m, print_table, random_prompts, vocab_size
-from lab.benchmarks.full_load import WORDS
 from benchmarks.live.plan import ONLINE_IN, ONLINE_OUT, PATIENCE_S, START_TIMEOUT_S, Targets
 from benchmarks.live.run import with_unfinished
+from lab.benchmarks.full_load import WORDS
 from lab.benchmarks.pairs import differences, ratios
 from neaptide.commands.server_process import ServerProcess
 from neaptide.engine.record.step_log import BatchLine, Line, OrderLine, StepLine, read_log
-from neaptide.engine.scheduler.policies import POLICIES
+from neaptide.engine.scheduler.policies import find_policy
 from neaptide.loadgen.client.batches import TERMINAL, get_batch, submit_batch, wait_until_it_runs
 from neaptide.loadgen.client.client import StreamClient, open_loop
 from neaptide.loadgen.client.recorder import Record, attainment
@@ -309,11 +309,20 @@ def _longest_gap_ms(turns: Sequence[Sequence[Record]]) -> float:
     return max((1e3 * (b - a) for one in times for a, b in pairwise(one)), default=0.0)
 
 
+def _policy(name: str) -> str:
+    """The name of a policy that can be used, for a command line."""
+    try:
+        find_policy(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return name
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="directory; without it the 111M model")
     parser.add_argument("--executor", default="torch", choices=("torch", "sim"))
-    parser.add_argument("--policy", default="neaptide", choices=sorted(POLICIES))
+    parser.add_argument("--policy", default="neaptide", type=_policy)
     parser.add_argument("--threads", type=int, default=1, help="of the engine; a core is left for all the rest")
     parser.add_argument("--lines", type=int, default=50_000)
     parser.add_argument("--pairs", type=int, default=4)
@@ -328,7 +337,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.lines, args.pairs, args.rate, whole_periods(args.turn_s), args.settle_s, whole_periods(args.probe_s)
     )
     found = asyncio.run(measure(plan, model, flags))
-    result = summary(found, is_planned=POLICIES[args.policy].planned_order is not None)
+    result = summary(found, is_planned=find_policy(args.policy).planned_order is not None)
     rows = [
         ["steps", *result["steps"].values(), ""],
         ["chats", *result["chats"].values(), ""],

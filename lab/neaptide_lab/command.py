@@ -9,6 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from neaptide.commands.outputs import check_plot, check_writable, draw
+from neaptide.simulation.result import SimResult
 from neaptide_lab.experiments.bros import latency, rt_only, slo
 from neaptide_lab.experiments.bros.runs import Part
 from neaptide_lab.experiments.bros.setting import Outcome
@@ -19,12 +25,6 @@ from neaptide_lab.experiments.result import ExperimentResult, Row
 from neaptide_lab.experiments.rivals.kept import KeptRuns
 from neaptide_lab.experiments.rivals.sweep import NAME as TUNED_RIVALS
 from neaptide_lab.experiments.rivals.sweep import run_kept
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
-
-from neaptide.commands.outputs import check_plot, check_writable, draw
-from neaptide.simulation.result import SimResult
 
 T = TypeVar("T")
 

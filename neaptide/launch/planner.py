@@ -42,13 +42,13 @@ def main() -> None:
 def _answer(request: PlanRequest) -> Answer:
     try:
         return made(request)
-    except (OSError, ValueError, KeyError, MemoryError) as error:
+    except (OSError, ValueError, MemoryError) as error:
         return PlanFailed(type(error).__name__)
 
 
 def made(request: PlanRequest) -> PlanReady:
-    """Raises OSError or ValueError for a token file that is missing or torn, KeyError for an order that there is not,
-    MemoryError."""
+    """Raises OSError or ValueError for a token file that is missing or torn, ExtensionError for an order that cannot be
+    used, MemoryError."""
     pooled = PooledRows([_job(job) for job in request.jobs], request.unit_tokens)
     known, so_far = list[tuple[int, int, float]](), list[tuple[int, int, float]]()
     for number, job in enumerate(request.jobs):

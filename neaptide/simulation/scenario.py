@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.interfaces import CostModel
 from neaptide.engine.offline.planning.pooled import TWO_ENDS
-from neaptide.engine.scheduler.policies import POLICIES
+from neaptide.engine.scheduler.policies import find_policy
 from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.estimator.recipes import DEFAULT_HEADROOM, Recipe, roofline_recipe
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
@@ -82,7 +82,7 @@ class Scenario:
     @property
     def order(self) -> str | None:
         """Of a plan; None where none is made."""
-        return self.plan or POLICIES[self.policy].planned_order
+        return self.plan or find_policy(self.policy).planned_order
 
     @property
     def device(self) -> DeviceProfile:

@@ -16,6 +16,7 @@ from neaptide.estimator.calibration.steps import Limits
 from neaptide.estimator.calibration.times import load_times
 from neaptide.estimator.cost.iteration_time import Regime
 from neaptide.estimator.subject import Subject
+from neaptide.launch.calibrating import calibrate_model
 from tests.estimator.machine_executor import MachineExecutor
 
 LIMITS = Limits(max_batched_tokens=256, max_seqs=8, max_model_len=1024, kv_tokens=2048 * 16)
@@ -83,7 +84,7 @@ def test_a_model_that_is_not_there_is_unusable_input(capsys: pytest.CaptureFixtu
 def test_too_little_time_to_fit_anything_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Calibration, "measure", lambda _self: Measurements(held_out=frozenset(), grid=frozenset()))
     with pytest.raises(ValueError, match=r"1 s are too short for a calibration: .*give it more time"):
-        calibration.calibrate_model("neaptide-tiny", Pace(1.0, 0.5, 1), num_threads=1)
+        calibrate_model("neaptide-tiny", Pace(1.0, 0.5, 1), num_threads=1)
 
 
 def test_nothing_is_said_of_a_quiet_machine(found: Report) -> None:

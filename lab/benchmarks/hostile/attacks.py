@@ -1,8 +1,8 @@
 """Requests that are made to stop others, by name. ``ATTACKS`` is the list: whoever knows another way adds it there.
 
-``python -m lab.benchmarks.hostile.attacks URL NAME`` attacks until its standard input ends, and then prints one JSON line:
-how often each status was answered. A process of its own, at the lowest priority: attackers do not share the server's
-cores.
+``python -m lab.benchmarks.hostile.attacks URL NAME`` attacks until its standard input ends, and then prints one JSON
+line: how often each status was answered. A process of its own, at the lowest priority: attackers do not share the
+server's cores.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What one key waits for while another key's work is queued: ``python -m lab.benchmarks.hostile.turns [files] [grammars]``.
+"""What one key waits for while another's work is queued: ``python -m lab.benchmarks.hostile.turns [files] [grammars]``.
 
     files      a batch file of 200 lines until it has been checked, alone and behind eight files of 50,000 lines
     grammars   a chat with a schema that is new, alone and beside 24 clients whose patterns are refused

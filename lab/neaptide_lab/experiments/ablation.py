@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-from neaptide_lab.experiments.result import ExperimentResult, Row
-from neaptide_lab.experiments.rivals.loads import CONV, LOADS, PROFILE, STEP_NOISE, Load, scenario_of
 
 from neaptide.engine.scheduler.parts import PARTS
 from neaptide.simulation.result import SimResult
 from neaptide.simulation.simulator import simulate
+from neaptide_lab.experiments.result import ExperimentResult, Row
+from neaptide_lab.experiments.rivals.loads import CONV, LOADS, PROFILE, STEP_NOISE, Load, scenario_of
 
 NAME = "ablation"
 ABOUT = "what becomes of attainment and offline tokens/s without each part of our policy"

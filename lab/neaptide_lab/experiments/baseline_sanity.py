@@ -10,16 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from neaptide_lab.experiments.bros.one_load import bros_rows, run_bros_load
-from neaptide_lab.experiments.bros.setting import TPOT_SLO_S as BROS_TPOT_SLO_S
-from neaptide_lab.experiments.bros.setting import TTFT_SLO_S as BROS_TTFT_SLO_S
-from neaptide_lab.experiments.cases.vllm_cpu import CPU_CASES, MANY_FOLD, cpu_notes, cpu_rows, milliseconds, run_case
-from neaptide_lab.experiments.result import ExperimentResult, Row
-
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
-from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.engine.steps.step import Step
 from neaptide.estimator.device_profile import load_profile
 from neaptide.loadgen.workloads.offline_sets import load_offline
@@ -28,6 +21,12 @@ from neaptide.loadgen.workloads.traces import delayed
 from neaptide.simulation.result import Percentiles, SimResult
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import simulate
+from neaptide_lab.experiments.bros.one_load import bros_rows, run_bros_load
+from neaptide_lab.experiments.bros.setting import TPOT_SLO_S as BROS_TPOT_SLO_S
+from neaptide_lab.experiments.bros.setting import TTFT_SLO_S as BROS_TTFT_SLO_S
+from neaptide_lab.experiments.cases.vllm_cpu import CPU_CASES, MANY_FOLD, cpu_notes, cpu_rows, milliseconds, run_case
+from neaptide_lab.experiments.result import ExperimentResult, Row
+from neaptide_lab.policies import RIVALS
 
 NAME = "baseline-sanity"
 ABOUT = "every policy beside an offline flood; what priority does to online latency against vLLM on a CPU"
@@ -85,7 +84,7 @@ class PolicyRuns:
 
 def run(quick: bool) -> ExperimentResult:
     size = QUICK if quick else FULL
-    runs = {policy: _policy_runs(policy, size) for policy in POLICIES}
+    runs = {policy: _policy_runs(policy, size) for policy in ("neaptide", "fcfs", "priority", *RIVALS)}
     bros = _bros_at_its_targets(size)
     bros_load = run_bros_load(0, size.bros_load_s) if size.bros_load_s else {}
     cpu = [run_case(case, range(size.cpu_seeds)) for case in CPU_CASES]

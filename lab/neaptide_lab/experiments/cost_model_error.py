@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from neaptide_lab.experiments.models import model_111m, path_of_111m
-from neaptide_lab.experiments.result import ExperimentResult, Row
 
-from neaptide.commands.calibration import LABELS, calibrate_model
 from neaptide.estimator.calibration.calibrate import FULL, QUICK, Measurements, Pace
 from neaptide.estimator.calibration.micro_runs import shape_of
-from neaptide.estimator.calibration.report import OURS, Report
+from neaptide.estimator.calibration.report import LABELS, OURS, Report
 from neaptide.estimator.calibration.times import CalibrationTimes
 from neaptide.estimator.cost.iteration_time import Regime, Sample, regime_of
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.subject import Subject
+from neaptide.launch.calibrating import calibrate_model
 from neaptide.server.settings import EMBEDDED_MODEL
+from neaptide_lab.experiments.models import model_111m, path_of_111m
+from neaptide_lab.experiments.result import ExperimentResult, Row
 
 NAME = "cost-model-error"
 ABOUT = "iteration-time models on held-out steps of this machine (minutes; a quiet machine), recovery from a slow-down"

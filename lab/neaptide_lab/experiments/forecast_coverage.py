@@ -11,6 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from neaptide.estimator.forecast import (
+    WARM_UP_ARRIVALS,
+    ConformalForecast,
+    MuSigmaForecast,
+    QuantileForecast,
+    TwoSpeedForecast,
+    WindowForecast,
+)
 from neaptide_lab.experiments.kv_demand import (
     CASES,
     QUICK_REPLAY_S,
@@ -23,15 +32,6 @@ from neaptide_lab.experiments.kv_demand import (
     requests_of,
 )
 from neaptide_lab.experiments.result import ExperimentResult, Row
-
-from neaptide.estimator.forecast import (
-    WARM_UP_ARRIVALS,
-    ConformalForecast,
-    MuSigmaForecast,
-    QuantileForecast,
-    TwoSpeedForecast,
-    WindowForecast,
-)
 
 NAME = "forecast-coverage"
 ABOUT = "how often forecasts of online KV demand hold on the recorded traces, and what they reserve for it"

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from neaptide_lab.experiments.result import ExperimentResult, Row
 
 from neaptide.engine.offline.density import DensityModel
 from neaptide.engine.offline.dual_scan import split_memory
-from neaptide.engine.offline.planning.prefix_groups import (
+from neaptide.engine.offline.prefix_tree import NO_NODE
+from neaptide_lab.experiments.result import ExperimentResult, Row
+from neaptide_lab.policies.prefix_groups import (
     Prefixes,
     best_single_level,
     enlarged_first_level,
     multi_level_saving,
     saving_ratio,
 )
-from neaptide.engine.offline.prefix_tree import NO_NODE
 
 NAME = "golden"
 ABOUT = "closed forms of BlendServe and BatchLLM against the papers' numbers; exact, no model, no clock"

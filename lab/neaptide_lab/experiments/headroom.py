@@ -11,8 +11,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from neaptide_lab.experiments.result import ExperimentResult, Row
-from neaptide_lab.experiments.rivals.loads import LOADS, PROFILE, STEP_NOISE, Load, scenario_of
 
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.scheduler.base import Scheduler
@@ -22,6 +20,8 @@ from neaptide.estimator.recipes import DEFAULT_HEADROOM
 from neaptide.simulation.result import SimResult
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import simulate
+from neaptide_lab.experiments.result import ExperimentResult, Row
+from neaptide_lab.experiments.rivals.loads import LOADS, PROFILE, STEP_NOISE, Load, scenario_of
 
 NAME = "headroom"
 ABOUT = "what fixed reservations and forecasts of online memory demand cost offline work, and what they spare it"

@@ -13,8 +13,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from neaptide_lab.experiments.price import price
-from neaptide_lab.experiments.result import ExperimentResult, Row
 
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.roofline import RooflineModel
@@ -25,6 +23,8 @@ from neaptide.loadgen.workloads.traces import TraceRequest, content_base
 from neaptide.simulation.result import SimResult
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import simulate
+from neaptide_lab.experiments.price import price
+from neaptide_lab.experiments.result import ExperimentResult, Row
 
 NAME = "overload"
 ABOUT = "requests served in time per second, from below capacity to three times it, alone and beside an offline flood"

@@ -17,8 +17,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from neaptide_lab.experiments.models import benchmark_model
-from neaptide_lab.experiments.result import ExperimentResult, Row
 
 from neaptide.engine.clock import Clock, MonotonicClock, VirtualClock
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
@@ -39,6 +37,9 @@ from neaptide.executors.simulated.trace_executor import StepTally, TraceExecutor
 from neaptide.launch.threads import default_num_threads
 from neaptide.server.link.interpreter import wait_as_in_an_engine
 from neaptide.simulation.driven_runs import (
+    DRAWS,
+    ERRORS,
+    NEVER,
     OFFLINE_OUT,
     ONLINE_IN,
     ONLINE_OUT,
@@ -51,13 +52,14 @@ from neaptide.simulation.driven_runs import (
 )
 from neaptide.simulation.measures import Copied, Measures
 from neaptide.simulation.replay import Replay, replay
+from neaptide_lab.experiments.models import benchmark_model
+from neaptide_lab.experiments.result import ExperimentResult, Row
 
 NAME = "sim-fidelity"
 ABOUT = "the simulator against a real run of the same load: replayed, and simulated from a calibrated profile"
 
 NUM_BLOCKS = 4096
 MAX_MODEL_LEN = 1024
-NEVER = 1 << 30
 ONLINE_SHARE = 0.25
 """Of the machine's time, as the calibrated profile sees it, for online work."""
 TYPICAL_DECODES = 16
@@ -67,14 +69,10 @@ TTFT_STEPS, TPOT_STEPS = 12, 3
 HEADROOM_RATIO = 0.1
 RECIPE: dict[str, Any] = {"cost_model": {"kind": "online"}, "headroom": "fixed"}
 """In the log's header; the replay here brings its own, equal to the recorded ones."""
-ERRORS = {"tokens/s": 0.03, "p50": 0.05, "p99": 0.15}
-"""What a simulation may be off, relative."""
 REPLAY_ERROR = 0.01
 MAX_DRIFT = 1.5
 """Of step times before the window over the calibrated ones, either way. A machine that shares its processors changes
 by this much within minutes; more than that is a profile of another machine."""
-DRAWS = 9
-"""Simulations of the run, each with another draw of what steps scatter by; each measure is the median over them."""
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from neaptide.policy import Draft, VllmV1Fcfs, paced_tokens
 class BlendServe(VllmV1Fcfs):
     planned_order: ClassVar[str | None] = "density"
 
-    def _pack(self, draft: Draft) -> float:
+    def pack(self, draft: Draft) -> float:
         self._pace(draft)
-        return super()._pack(draft)
+        return super().pack(draft)
 
     def _pace(self, draft: Draft) -> None:
         """Algorithm 3: a step has as many prompt tokens as belong to decodes that fill the memory."""

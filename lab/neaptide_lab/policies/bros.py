@@ -162,7 +162,7 @@ class BrosScheduler(WholePromptScheduler):
         super().forget(request)
         self._returned_s.pop(request, None)
 
-    def _pack(self, draft: Draft) -> float:
+    def pack(self, draft: Draft) -> float:
         notes = draft.notes = BrosNotes(self._returned_s | self._newly_returned_s(draft.now_s))
         slack_s = self.tightest_slack_s(draft)
         choice = UrgentChoice(draft)
@@ -177,7 +177,7 @@ class BrosScheduler(WholePromptScheduler):
             self._take(draft, request)
         return slack_s
 
-    def _remember(self, draft: Draft) -> None:
+    def remember(self, draft: Draft) -> None:
         notes: BrosNotes = draft.notes
         self._returned_s = notes.returned_s
         self._in_last_step = []

@@ -29,7 +29,7 @@ class EchoBaseWithEstimator(OneQueueScheduler):
     publishes_decodes_when_planned: ClassVar[bool] = True
     """As in the vLLM v1 steps that are its frame."""
 
-    def _pack(self, draft: Draft) -> float:
+    def pack(self, draft: Draft) -> float:
         limit_s = self._pack_online(draft)
         if not draft.waiting_online and not self.offline_paused:
             running = draft.running(RequestClass.ONLINE)

@@ -39,7 +39,7 @@ class RoundRobinScheduler(WholePromptScheduler):
         super().__init__(config, kv, cost_model, headroom)
         self._served = RequestClass.OFFLINE
 
-    def _pack(self, draft: Draft) -> float:
+    def pack(self, draft: Draft) -> float:
         other = RequestClass.ONLINE if self._served is RequestClass.OFFLINE else RequestClass.OFFLINE
         for request_class in (other, self._served):
             if request_class is RequestClass.ONLINE or not self.offline_paused:
@@ -49,7 +49,7 @@ class RoundRobinScheduler(WholePromptScheduler):
                 break
         return math.inf
 
-    def _remember(self, draft: Draft) -> None:
+    def remember(self, draft: Draft) -> None:
         if draft.notes is not None:
             self._served = draft.notes
 

@@ -82,7 +82,7 @@ class Lpm(OneQueueScheduler):
     def ratio(self) -> float:
         return self._state.ratio
 
-    def _pack(self, draft: Draft) -> float:
+    def pack(self, draft: Draft) -> float:
         state = draft.notes = replace(self._state)
         num_running = draft.num_running
         if num_running == 0:
@@ -99,7 +99,7 @@ class Lpm(OneQueueScheduler):
         draft.at = None
         return math.inf
 
-    def _remember(self, draft: Draft) -> None:
+    def remember(self, draft: Draft) -> None:
         self._state = draft.notes
 
     def _prompts(self, draft: Draft) -> list[Request]:

@@ -40,7 +40,7 @@ class VllmV0Fcfs(OneQueueScheduler):
     def step_tokens(cls, config: SchedulerConfig) -> int:
         return max(config.max_model_len, config.max_num_batched_tokens)
 
-    def _pack(self, draft: Draft) -> float:
+    def pack(self, draft: Draft) -> float:
         self._pack_prefills(draft)
         if not draft.num_parts:
             self._make_way(draft)

@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 
 from benchmarks.common import EMBEDDED, Reference
+from benchmarks.vllm_server import Machine
 from lab.benchmarks.planned_batches import (
     MMLU_OUT,
     PLANNED,
@@ -24,7 +25,6 @@ from lab.benchmarks.planned_batches import (
     planned_saving,
     run_all,
 )
-from benchmarks.vllm_server import Machine
 
 
 def test_half_of_the_lines_are_of_each_set_and_share_long_heads() -> None:

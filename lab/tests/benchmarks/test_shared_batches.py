@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import shared_batches
+from lab.benchmarks import shared_batches
 from lab.benchmarks.shared_batches import Figures, Look, figures
 from tests.postgres import PostgresServer
 

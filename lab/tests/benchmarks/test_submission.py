@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from benchmarks import submission
 from benchmarks.common import EMBEDDED
 from benchmarks.live.plan import Targets
+from lab.benchmarks import submission
 from lab.benchmarks.pairs import differences
 from lab.benchmarks.submission import (
     HEAD_LINES,

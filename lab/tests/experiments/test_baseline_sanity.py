@@ -6,6 +6,7 @@ from neaptide.engine.scheduler.policies import POLICIES
 from neaptide_lab.experiments.baseline_sanity import run
 from neaptide_lab.experiments.bros import one_load
 from neaptide_lab.experiments.cases.vllm_cpu import ALONE, CPU_CASES, FLOODED, CpuRuns, cpu_rows, run_case
+from neaptide_lab.policies import RIVALS
 
 SEEDS = range(1)
 
@@ -58,5 +59,5 @@ def test_every_policy_decides_otherwise_than_fcfs_and_no_row_fails() -> None:
     result = run(quick=True)
     assert not result.failed
     assert {name for name, one in result.data["policies"].items() if not one["differs_from_fcfs"]} == {"fcfs"}
-    assert set(result.data["policies"]) == set(POLICIES)
+    assert set(result.data["policies"]) == {*POLICIES, *RIVALS}
     assert set(result.data["cpu"]) == {case.name for case in CPU_CASES}

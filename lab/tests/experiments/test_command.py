@@ -11,7 +11,8 @@ import pytest
 
 from neaptide.__main__ import main as command
 from neaptide.cli import main
-from neaptide.commands import experiment, outputs
+from neaptide.commands import outputs
+from neaptide_lab import command as experiment
 from neaptide_lab.experiments.bros import setting
 from neaptide_lab.experiments.registry import EXPERIMENT_NAMES, LOGGER, load_experiment
 from neaptide_lab.experiments.result import ExperimentResult, Row

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from neaptide.estimator.recipes import DEFAULT_HEADROOM
+from neaptide.simulation.simulator import simulate
 from neaptide_lab.experiments import headroom
 from neaptide_lab.experiments.headroom import CONV, Kept, Outcome, ReservationWatch, Size, rows_of
 from neaptide_lab.experiments.rivals import loads
-from neaptide.simulation.simulator import simulate
 from tests.simulation.scenes import constant, offline, online
 
 

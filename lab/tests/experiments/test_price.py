@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from neaptide_lab.experiments.bros.tables import price_notes
-from neaptide_lab.experiments.price import price
+from lab.tests.experiments.bros.runs import cell
 from neaptide.simulation.result import PreemptionResult, SimResult
 from neaptide.simulation.simulator import simulate
-from lab.tests.experiments.bros.runs import cell
+from neaptide_lab.experiments.bros.tables import price_notes
+from neaptide_lab.experiments.price import price
 from tests.simulation.scenes import constant, offline, online
 
 SAID = (

@@ -19,8 +19,9 @@ from neaptide.estimator.cost.iteration_time import ConstantCostModel, Regime
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.executors.simulated.trace_executor import TraceExecutor
-from neaptide_lab.experiments import sim_fidelity
 from neaptide.simulation.driven_runs import Load, MachineModel, Outcome, Step, drive, online_percentiles
+from neaptide.simulation.replay import Replay
+from neaptide_lab.experiments import sim_fidelity
 from neaptide_lab.experiments.sim_fidelity import (
     ERRORS,
     Fidelity,
@@ -31,7 +32,6 @@ from neaptide_lab.experiments.sim_fidelity import (
     result_of,
     simulated_machine,
 )
-from neaptide.simulation.replay import Replay
 
 NUM_BLOCKS = 1024
 STEP_S = 0.01

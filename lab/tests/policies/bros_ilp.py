@@ -15,9 +15,9 @@ from neaptide.engine.kv.headroom import FixedHeadroom
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.request import Request
-from neaptide_lab.policies.bros import AdaptiveBatchSize, BrosScheduler
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.engine.table import RequestTable
+from neaptide_lab.policies.bros import AdaptiveBatchSize, BrosScheduler
 
 NOW_S = 10.0
 BLOCK_SIZE = 16

@@ -14,11 +14,11 @@ from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.messages import SetOffline
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.request import Request
-from neaptide_lab.policies.bros import AdaptiveBatchSize, BrosNotes, BrosScheduler
 from neaptide.engine.scheduler.budget import StepBudget
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.table import RequestTable
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
+from neaptide_lab.policies.bros import AdaptiveBatchSize, BrosNotes, BrosScheduler
 from tests.engine.baselines.costs import PerTokenCost
 from tests.engine.harness import Harness, batch, online
 

@@ -11,13 +11,13 @@ from neaptide.engine.clock import VirtualClock
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.kv.slot_copies import SlotCopies, SlotRun
 from neaptide.engine.params import Tier
-from neaptide_lab.policies.bros import BrosNotes
 from neaptide.engine.scheduler.budget import StepBudget
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.steps.plan import StepPlan
 from neaptide.engine.steps.timer import StepTimer
 from neaptide.executors.torch.step_results import TorchHandle
 from neaptide.executors.torch.torch_executor import TorchExecutor
+from neaptide_lab.policies.bros import BrosNotes
 from tests.executors.driver import leading_agreement, make_executor, random_prompt
 from tests.executors.engine_run import NUM_OUTPUT, EngineRun
 

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from neaptide_lab.experiments.batchllm.engine_cache import found_tokens
-from neaptide_lab.experiments.result import ExperimentResult, Row
 
 from neaptide.engine.offline.planning.plan import Pool, plan_pool
 from neaptide.estimator.device_profile import load_profile
@@ -14,6 +12,8 @@ from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation.pools.planned import pool_of
 from neaptide.simulation.pools.prefix_cache import Eviction, cached_tokens, sharing
+from neaptide_lab.experiments.batchllm.engine_cache import found_tokens
+from neaptide_lab.experiments.result import ExperimentResult, Row
 
 NAME = "cache-bound"
 ABOUT = "prefix hits against cache size: LRU, Echo's reference count, ours, Belady, and planned orders"

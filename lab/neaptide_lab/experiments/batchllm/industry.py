@@ -3,21 +3,20 @@
 import logging
 from typing import Any
 
+from neaptide.engine.offline.planning.plan import Pool, plan_pool
+from neaptide.estimator.device_profile import load_profile
+from neaptide.loadgen.workloads.generated_sets import INDUSTRY_REQUESTS
+from neaptide.loadgen.workloads.offline_sets import load_offline
+from neaptide.simulation.pools.planned import pool_of
 from neaptide_lab.experiments.batchllm.runs import SEATS, Engine, Outcome, run_to_the_end, seats_by_memory
 from neaptide_lab.experiments.batchllm.saving import scaled
 from neaptide_lab.experiments.result import ExperimentResult, Row
-
-from neaptide.engine.offline.planning.plan import Pool, plan_pool
-from neaptide.engine.offline.planning.prefix_groups import (
+from neaptide_lab.policies.prefix_groups import (
     Prefixes,
     best_single_level,
     enlarged_first_level,
     multi_level_saving,
 )
-from neaptide.estimator.device_profile import load_profile
-from neaptide.loadgen.workloads.generated_sets import INDUSTRY_REQUESTS
-from neaptide.loadgen.workloads.offline_sets import load_offline
-from neaptide.simulation.pools.planned import pool_of
 
 NAME = "batchllm-industry"
 ABOUT = "an industrial mix with two levels of shared prefixes: savings and requests/s (BatchLLM, table 1)"

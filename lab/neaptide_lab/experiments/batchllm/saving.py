@@ -4,14 +4,14 @@ import logging
 from typing import Any
 
 import msgspec
-from neaptide_lab.experiments.batchllm.runs import SEATS, Engine, run_to_the_end, seats_by_memory
-from neaptide_lab.experiments.result import ExperimentResult, Row
 
 from neaptide.engine.offline.planning.plan import plan_pool
 from neaptide.estimator.device_profile import DeviceProfile, load_profile
 from neaptide.loadgen.workloads.generated_sets import BATCHLLM_REQUESTS
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.simulation.pools.planned import pool_of
+from neaptide_lab.experiments.batchllm.runs import SEATS, Engine, run_to_the_end, seats_by_memory
+from neaptide_lab.experiments.result import ExperimentResult, Row
 
 NAME = "batchllm-saving"
 ABOUT = "prompt tokens that prefix groups save over a whole run, against an LRU cache (BatchLLM, figure 8)"

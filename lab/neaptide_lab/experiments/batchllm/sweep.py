@@ -4,15 +4,14 @@ import logging
 from itertools import product
 from typing import Any
 
-from neaptide_lab.experiments.batchllm.runs import SEATS, Engine, Outcome, run_to_the_end, seats_by_memory
-from neaptide_lab.experiments.batchllm.saving import PROFILE, scaled
-from neaptide_lab.experiments.result import ExperimentResult, Row
-
 from neaptide.engine.offline.planning.plan import plan_pool
 from neaptide.estimator.device_profile import load_profile
 from neaptide.loadgen.workloads.generated_sets import BATCHLLM_REQUESTS
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.simulation.pools.planned import pool_of
+from neaptide_lab.experiments.batchllm.runs import SEATS, Engine, Outcome, run_to_the_end, seats_by_memory
+from neaptide_lab.experiments.batchllm.saving import PROFILE, scaled
+from neaptide_lab.experiments.result import ExperimentResult, Row
 
 NAME = "batchllm-sweep"
 ABOUT = "gain of prefix groups over vLLM by prefix length and sharing degree (BatchLLM, figure 6)"

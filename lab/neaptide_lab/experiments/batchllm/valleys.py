@@ -4,9 +4,6 @@ import logging
 from typing import Any
 
 import numpy as np
-from neaptide_lab.experiments.batchllm.runs import SEATS, Engine, Outcome, run_to_the_end, seats_by_memory
-from neaptide_lab.experiments.batchllm.saving import scaled
-from neaptide_lab.experiments.result import ExperimentResult, Row
 
 from neaptide.engine.arrays import FloatArray
 from neaptide.engine.offline.planning.plan import plan_pool
@@ -14,6 +11,9 @@ from neaptide.estimator.device_profile import load_profile
 from neaptide.loadgen.workloads.generated_sets import INDUSTRY_REQUESTS
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.simulation.pools.planned import pool_of
+from neaptide_lab.experiments.batchllm.runs import SEATS, Engine, Outcome, run_to_the_end, seats_by_memory
+from neaptide_lab.experiments.batchllm.saving import scaled
+from neaptide_lab.experiments.result import ExperimentResult, Row
 
 NAME = "batchllm-valleys"
 ABOUT = "steps below half of their tokens, with a cap on requests and with memory as the only cap (BatchLLM, table 2)"

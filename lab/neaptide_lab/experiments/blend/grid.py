@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 import numpy as np
+
 from neaptide_lab.experiments.blend.pools import Mix
 from neaptide_lab.experiments.blend.runs import BlendCase, Runs, run_all
 from neaptide_lab.experiments.blend.setting import FULL, PROFILE, QUICK, profile

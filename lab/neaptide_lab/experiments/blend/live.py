@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from neaptide_lab.experiments.result import ExperimentResult, Row
 
 from neaptide.engine.offline.planning.pooled import TWO_ENDS
 from neaptide.estimator.device_profile import load_profile
@@ -24,6 +23,7 @@ from neaptide.loadgen.workloads.traces import TraceRequest, content_base
 from neaptide.simulation.result import SimResult, online_result
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import simulate
+from neaptide_lab.experiments.result import ExperimentResult, Row
 
 NAME = "blend-live"
 ABOUT = (

@@ -2,6 +2,9 @@
 
 import logging
 
+from neaptide.estimator.analytic import DEEPSEEK_67B, LLAMA_2_7B, LLAMA_3_70B, QWEN2_5_7B, QWEN2_5_72B, ModelShape
+from neaptide.estimator.device_profile import load_profile
+from neaptide.loadgen.workloads.blend_sets import TRACE_TARGETS
 from neaptide_lab.experiments.blend.pools import Mix
 from neaptide_lab.experiments.blend.runs import BlendCase, run_all
 from neaptide_lab.experiments.blend.setting import QUICK, TRACES
@@ -18,10 +21,6 @@ from neaptide_lab.experiments.blend.tables import (
     summary,
 )
 from neaptide_lab.experiments.result import ExperimentResult, Row
-
-from neaptide.estimator.analytic import DEEPSEEK_67B, LLAMA_2_7B, LLAMA_3_70B, QWEN2_5_7B, QWEN2_5_72B, ModelShape
-from neaptide.estimator.device_profile import load_profile
-from neaptide.loadgen.workloads.blend_sets import TRACE_TARGETS
 
 NAME = "blend-models"
 ABOUT = "gain over depth first on five other models (BlendServe, figures 12 and 7b)"

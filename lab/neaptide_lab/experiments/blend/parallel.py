@@ -4,16 +4,15 @@ import logging
 from dataclasses import replace
 from typing import Any
 
+from neaptide.engine.offline.planning.blend import rank
+from neaptide.engine.offline.planning.partition import partition
+from neaptide.loadgen.workloads.blend_sets import TRACE_TARGETS
+from neaptide.simulation.pools.planned import pool_of
 from neaptide_lab.experiments.blend.pools import Mix, Size
 from neaptide_lab.experiments.blend.runs import BlendCase
 from neaptide_lab.experiments.blend.setting import PROFILE, QUICK, TRACES, profile
 from neaptide_lab.experiments.blend.tables import describe
 from neaptide_lab.experiments.result import ExperimentResult, Row
-
-from neaptide.engine.offline.planning.blend import rank
-from neaptide.engine.offline.planning.partition import partition
-from neaptide.loadgen.workloads.blend_sets import TRACE_TARGETS
-from neaptide.simulation.pools.planned import pool_of
 
 NAME = "blend-dp"
 ABOUT = "throughput of one pool on two and four devices over that on one (BlendServe, table 3)"

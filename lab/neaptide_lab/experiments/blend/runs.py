@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from neaptide_lab.experiments.blend.pools import Mix, Size, blended, shrunk
 
 from neaptide.engine.arrays import FloatArray
 from neaptide.engine.interfaces import Prediction
@@ -23,6 +22,7 @@ from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation.bound import UnitCosts, total_shape
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import simulate
+from neaptide_lab.experiments.blend.pools import Mix, Size, blended, shrunk
 
 OVERLAP_KAPPA = 0.2
 SEATS, STEP_TOKENS = 1024, 2048

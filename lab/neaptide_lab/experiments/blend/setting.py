@@ -1,13 +1,12 @@
 """What BlendServe's figures have in common: traces, device, orders, sizes."""
 
-from neaptide_lab.experiments.blend.pools import Mix, Size
-from neaptide_lab.experiments.blend.runs import OVERLAP_KAPPA, BlendCase
-
 from neaptide.engine.offline.planning.plan import Pool
 from neaptide.estimator.device_profile import DeviceProfile, load_profile
 from neaptide.loadgen.workloads.blend_sets import TRACE_TARGETS
 from neaptide.loadgen.workloads.offline_sets import OfflineSet, load_offline
 from neaptide.simulation.pools.planned import pool_of
+from neaptide_lab.experiments.blend.pools import Mix, Size
+from neaptide_lab.experiments.blend.runs import OVERLAP_KAPPA, BlendCase
 
 PROFILE = "a100-80g-llama-3.1-8b"
 TRACES = (1, 2, 3, 4)

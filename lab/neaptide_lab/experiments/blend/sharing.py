@@ -3,12 +3,11 @@
 import logging
 from typing import Any
 
-from neaptide_lab.experiments.blend.setting import PROFILE, TRACES, pool_with_true_lengths, trace
-from neaptide_lab.experiments.result import ExperimentResult, Row
-
 from neaptide.engine.offline.planning.plan import Pool, plan_pool
 from neaptide.loadgen.workloads.blend_sets import TRACE_TARGETS, Mix
 from neaptide.simulation.pools.prefix_cache import Eviction, cached_tokens, sharing
+from neaptide_lab.experiments.blend.setting import PROFILE, TRACES, pool_with_true_lengths, trace
+from neaptide_lab.experiments.result import ExperimentResult, Row
 
 NAME = "blend-sharing"
 ABOUT = "how much of the shared prefixes an order keeps: balance, DFS, blend (BlendServe, figure 9)"

@@ -4,12 +4,12 @@ import logging
 from typing import Any
 
 import numpy as np
+
+from neaptide.engine.arrays import FloatArray
 from neaptide_lab.experiments.blend.runs import WAYS, Ran, run_all
 from neaptide_lab.experiments.blend.setting import FULL, PROFILE, QUICK, trace_case
 from neaptide_lab.experiments.blend.tables import describe, numbers
 from neaptide_lab.experiments.result import ExperimentResult, Row
-
-from neaptide.engine.arrays import FloatArray
 
 NAME = "blend-usage"
 ABOUT = "how even compute and memory are over the steps of a run (BlendServe, figure 10)"

@@ -5,6 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+
+from neaptide.simulation.result import SimResult
+from neaptide.simulation.scenario import Scenario
+from neaptide.simulation.simulator import simulate
 from neaptide_lab.experiments.bros.setting import (
     BROS,
     DRAIN_S,
@@ -17,10 +21,6 @@ from neaptide_lab.experiments.bros.setting import (
     scenario,
 )
 from neaptide_lab.experiments.result import ExperimentResult, Row
-
-from neaptide.simulation.result import SimResult
-from neaptide.simulation.scenario import Scenario
-from neaptide.simulation.simulator import simulate
 
 NAME = "bros-bicache"
 ABOUT = "targets attained with and without bidirectional blocks (BROS, figure 13)"

@@ -73,7 +73,7 @@ def run_part(quick: bool, part: Part) -> ExperimentResult:
         "beside bros and beside ours. Its offline throughput counts requests, ours tokens: a window ends in the "
         "middle of a batch of 256.",
         "Work is the device time of what was done for the first time, by the profile's roofline without the costs that "
-        "requests of a step share, per second of window (docs/experiments.md).",
+        "requests of a step share, per second of window (lab/notebook/experiments.md).",
     ]
     return ExperimentResult(NAME, rows, notes, runs_data(size, runs), lambda figure: _plot(figure, runs))
 

@@ -3,11 +3,10 @@
 import logging
 from dataclasses import replace
 
-from neaptide_lab.experiments.bros.setting import BROS, OPT_13B, ROUND_ROBIN, VLLM_V0, Cell, scenario
-from neaptide_lab.experiments.result import Row
-
 from neaptide.simulation.result import SimResult
 from neaptide.simulation.simulator import simulate
+from neaptide_lab.experiments.bros.setting import BROS, OPT_13B, ROUND_ROBIN, VLLM_V0, Cell, scenario
+from neaptide_lab.experiments.result import Row
 
 LOAD = Cell(OPT_13B, "ShareGPT", 5.0)
 POLICIES = (BROS, ROUND_ROBIN, VLLM_V0)

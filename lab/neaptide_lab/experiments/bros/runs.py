@@ -4,6 +4,8 @@ import logging
 import math
 from dataclasses import dataclass, field, replace
 
+from neaptide.simulation.scenario import Scenario
+from neaptide.simulation.simulator import simulate
 from neaptide_lab.experiments.bros.gaps import OfflineGaps
 from neaptide_lab.experiments.bros.planning import PlanningTime
 from neaptide_lab.experiments.bros.setting import (
@@ -20,9 +22,6 @@ from neaptide_lab.experiments.bros.setting import (
 )
 from neaptide_lab.experiments.bros.work import WorkTally
 from neaptide_lab.experiments.rivals.kept import OUR_CODE, KeptRuns, code_digest
-
-from neaptide.simulation.scenario import Scenario
-from neaptide.simulation.simulator import simulate
 
 LEAST_WINDOW_S = 5.0
 """Of one that is asked for: some requests must arrive in it at every rate."""

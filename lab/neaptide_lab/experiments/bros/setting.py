@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 
-from neaptide_lab.experiments.bros.work import WindowWork
-
 from neaptide.estimator.device_profile import load_profile
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.loadgen.workloads.online_sets import online_requests
 from neaptide.simulation.result import SimResult
 from neaptide.simulation.scenario import Scenario
+from neaptide_lab.experiments.bros.work import WindowWork
 
 TTFT_SLO_S, TPOT_SLO_S = 0.4, 0.2
 OFFLINE = "bros-be"

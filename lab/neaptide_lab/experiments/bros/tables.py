@@ -5,6 +5,8 @@ from statistics import fmean
 from typing import Any
 
 import msgspec
+
+from neaptide.estimator.recipes import DEFAULT_HEADROOM
 from neaptide_lab.experiments.bros.setting import (
     BROS,
     DRAIN_S,
@@ -20,8 +22,6 @@ from neaptide_lab.experiments.bros.setting import (
 )
 from neaptide_lab.experiments.price import price
 from neaptide_lab.experiments.result import Row
-
-from neaptide.estimator.recipes import DEFAULT_HEADROOM
 
 Value = Callable[[CellRuns], float]
 

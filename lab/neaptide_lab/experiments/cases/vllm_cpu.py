@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
-from neaptide_lab.experiments.result import Row
 
 from neaptide.engine.interfaces import Prediction
 from neaptide.engine.steps.plan import BatchShape
@@ -17,6 +16,7 @@ from neaptide.loadgen.workloads.traces import TraceRequest, content_base
 from neaptide.simulation.result import SimResult
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import simulate
+from neaptide_lab.experiments.result import Row
 
 MANY_FOLD = 5.0
 """The least rise of an online p99 that counts as the known failure of ``priority``."""

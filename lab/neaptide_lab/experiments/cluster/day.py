@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-from neaptide_lab.experiments.result import ExperimentResult, Row
 
 from neaptide.cluster.autoscaling import Scale
 from neaptide.estimator.device_profile import load_profile
@@ -15,6 +14,7 @@ from neaptide.simulation.replicas.cluster import simulate_cluster
 from neaptide.simulation.replicas.cluster_result import ClusterResult
 from neaptide.simulation.replicas.fleet import Fleet
 from neaptide.simulation.scenario import Scenario
+from neaptide_lab.experiments.result import ExperimentResult, Row
 
 NAME = "cluster-day"
 ABOUT = "a day with batches on an autoscaled simulated cluster, a replica lost at noon, against a fleet of fixed size"

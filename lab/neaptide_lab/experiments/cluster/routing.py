@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-from neaptide_lab.experiments.result import ExperimentResult, Row
 
 from neaptide.cluster.routing import ROUTERS
 from neaptide.estimator.device_profile import DeviceProfile, load_profile
@@ -16,6 +15,7 @@ from neaptide.simulation.replicas.fleet import Fleet
 from neaptide.simulation.result import SimResult
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import simulate
+from neaptide_lab.experiments.result import ExperimentResult, Row
 
 NAME = "cluster-routing"
 ABOUT = "multi-turn traces on four simulated replicas: prefix hits against one big cache, TTFT against other routers"

@@ -4,14 +4,13 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from neaptide_lab.experiments.result import ExperimentResult, Row
-
 from neaptide.estimator.device_profile import load_profile
 from neaptide.loadgen.workloads.offline_sets import OfflineSet, load_offline
 from neaptide.simulation.replicas.cluster import simulate_cluster
 from neaptide.simulation.replicas.cluster_result import ClusterResult
 from neaptide.simulation.replicas.fleet import PLACEMENTS, Fleet, Placement
 from neaptide.simulation.scenario import Scenario
+from neaptide_lab.experiments.result import ExperimentResult, Row
 
 NAME = "cluster-scaling"
 ABOUT = "throughput of one offline pool on 1 to 64 simulated replicas, by the planner's parts and by claims"

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from neaptide.simulation.simulator import Run, simulate
 from neaptide_lab.experiments.echo import load
 from neaptide_lab.experiments.echo.load import OURS, OnlineLoad
 from neaptide_lab.experiments.result import ExperimentResult, Row
-
-from neaptide.simulation.simulator import Run, simulate
 
 NAME = "echo-hit-rate"
 ABOUT = "prefix hits of offline prompts over time beside online load (Echo, figure 9)"

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from neaptide.simulation.simulator import Run, simulate
 from neaptide_lab.experiments.echo import load
 from neaptide_lab.experiments.echo.load import BASE, ECHO_LADDER, OURS, OnlineLoad
 from neaptide_lab.experiments.result import ExperimentResult, Row
-
-from neaptide.simulation.simulator import Run, simulate
 
 NAME = "echo-slo"
 ABOUT = "TTFT and TPOT of online requests beside offline work, by policy (Echo, figure 7)"

@@ -11,13 +11,13 @@ from itertools import pairwise
 from typing import Any
 
 import msgspec
+
+from neaptide.simulation.result import SimResult
+from neaptide.simulation.simulator import simulate
 from neaptide_lab.experiments.echo import load
 from neaptide_lab.experiments.echo.load import BASE, ECHO_LADDER, OURS, OnlineLoad, Window
 from neaptide_lab.experiments.price import price
 from neaptide_lab.experiments.result import ExperimentResult, Row
-
-from neaptide.simulation.result import SimResult
-from neaptide.simulation.simulator import simulate
 
 NAME = "echo-throughput"
 ABOUT = "offline tokens per second beside online load, against vLLM's old scheduler (Echo, figure 6)"

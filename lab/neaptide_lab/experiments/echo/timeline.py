@@ -5,9 +5,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from neaptide_lab.experiments.echo import load
-from neaptide_lab.experiments.echo.load import OURS, OnlineLoad
-from neaptide_lab.experiments.result import ExperimentResult, Row
 
 from neaptide.engine.kv.eviction import SEEN_ONLINE
 from neaptide.engine.observer import EngineObserver
@@ -15,6 +12,9 @@ from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.steps.plan import StepResult
 from neaptide.engine.steps.step import Step
 from neaptide.simulation.simulator import Run, simulate
+from neaptide_lab.experiments.echo import load
+from neaptide_lab.experiments.echo.load import OURS, OnlineLoad
+from neaptide_lab.experiments.result import ExperimentResult, Row
 
 NAME = "echo-timeline"
 ABOUT = "active requests and memory by class over time beside online load (Echo, figures 8 and 10)"

@@ -4,10 +4,9 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
+from neaptide.simulation.simulator import Run, simulate
 from neaptide_lab.experiments.jobs.setting import WARM_UP_S, JobWatch, conditions, job, scenario_beside_chats
 from neaptide_lab.experiments.result import ExperimentResult, Row
-
-from neaptide.simulation.simulator import Run, simulate
 
 NAME = "batch-deadlines"
 ABOUT = "does a batch meet a deadline that its share alone would miss, beside the batches of other keys and chats?"

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from neaptide_lab.experiments.rivals.loads import CONV, PROFILE, STEP_NOISE, scenario_of
-
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.params import FinishReason
 from neaptide.engine.request import Request
@@ -14,6 +12,7 @@ from neaptide.engine.steps.plan import StepResult
 from neaptide.engine.steps.step import Step
 from neaptide.loadgen.workloads.offline_sets import OfflineSet, load_offline
 from neaptide.simulation.scenario import Scenario
+from neaptide_lab.experiments.rivals.loads import CONV, PROFILE, STEP_NOISE, scenario_of
 
 ROWS = "bros-be"
 """Prompts of 512 to 1,024 tokens and answers of 32 to 128: rows that come and go soon, so that a share is not a few

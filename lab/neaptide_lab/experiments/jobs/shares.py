@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from neaptide.simulation.simulator import simulate
 from neaptide_lab.experiments.jobs.setting import WARM_UP_S, JobWatch, conditions, job, scenario_beside_chats
 from neaptide_lab.experiments.result import ExperimentResult, Row
-
-from neaptide.simulation.simulator import simulate
 
 NAME = "fair-shares"
 ABOUT = (

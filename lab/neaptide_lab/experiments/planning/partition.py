@@ -5,10 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from neaptide_lab.experiments.batchllm.runs import Engine, run_to_the_end, seats_by_memory
-from neaptide_lab.experiments.batchllm.saving import scaled
-from neaptide_lab.experiments.blend.setting import PROFILE, TRACES, pool_with_true_lengths, trace
-from neaptide_lab.experiments.result import ExperimentResult, Row
 
 from neaptide.engine.arrays import IntArray
 from neaptide.engine.offline.planning.blend import rank
@@ -18,6 +14,10 @@ from neaptide.estimator.device_profile import load_profile
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.simulation.pools.planned import pool_of
 from neaptide.simulation.pools.prefix_cache import Eviction, cached_tokens
+from neaptide_lab.experiments.batchllm.runs import Engine, run_to_the_end, seats_by_memory
+from neaptide_lab.experiments.batchllm.saving import scaled
+from neaptide_lab.experiments.blend.setting import PROFILE, TRACES, pool_with_true_lengths, trace
+from neaptide_lab.experiments.result import ExperimentResult, Row
 
 NAME = "blend-partition"
 ABOUT = "a pool parted for 2 and 4 replicas: work, density, sharing, and what a simulated run gains (BlendServe, 5.5)"

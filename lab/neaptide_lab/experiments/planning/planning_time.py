@@ -9,14 +9,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from neaptide_lab.experiments.result import ExperimentResult, Row
 
 from neaptide.engine.arrays import FloatArray
 from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.planning.order import PromptOrder
 from neaptide.engine.offline.planning.plan import Pool, plan_pool
-from neaptide.engine.offline.planning.prefix_groups import Prefixes, best_single_level
 from neaptide.engine.offline.pool import OfflinePool
 from neaptide.engine.offline.prefix_tree import PrefixTree, write_prefixes
 from neaptide.engine.offline.token_file import TokenFileWriter
@@ -27,6 +25,8 @@ from neaptide.executors.simulated.trace_executor import PROMPT_VOCABULARY
 from neaptide.loadgen.workloads.traces import TraceRequest, token_ids
 from neaptide.simulation.pools.planned import prompts_of, true_outputs
 from neaptide.simulation.result import peak_memory_bytes
+from neaptide_lab.experiments.result import ExperimentResult, Row
+from neaptide_lab.policies.prefix_groups import Prefixes, best_single_level
 
 NAME = "planning-time"
 ABOUT = "time and memory of planning: 8,000 long prompts, 400,000 short ones, 1,000 more (BatchLLM 6.3, BlendServe 6.6)"

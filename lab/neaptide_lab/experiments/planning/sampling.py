@@ -4,8 +4,6 @@ import logging
 from typing import Any
 
 import numpy as np
-from neaptide_lab.experiments.blend.setting import PROFILE, TRACES, pool_with_true_lengths, profile, trace
-from neaptide_lab.experiments.result import ExperimentResult, Row
 
 from neaptide.engine.arrays import BoolArray, FloatArray
 from neaptide.engine.offline.planning.blend import rank
@@ -13,6 +11,8 @@ from neaptide.engine.offline.planning.lengths import estimated_outputs, sampled_
 from neaptide.engine.offline.planning.plan import Pool
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.simulation.pools.planned import pool_of
+from neaptide_lab.experiments.blend.setting import PROFILE, TRACES, pool_with_true_lengths, profile, trace
+from neaptide_lab.experiments.result import ExperimentResult, Row
 
 NAME = "blend-sampling"
 ABOUT = "what the lengths of 1% of the answers tell of a pool's order, against all (BlendServe, section 5.1)"

@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 import neaptide
+import neaptide_lab
 from neaptide.simulation.measures import OutOfReach
 
 T = TypeVar("T")
@@ -106,11 +107,17 @@ class KeptRuns(Generic[T]):
 
 
 def code_digest(also: Collection[str], besides: Collection[str] = ()) -> str:
-    """Changes with any source or profile that a simulation depends on: ``also`` on these files of the experiment, not
-    on those ``besides``."""
-    root = Path(neaptide.__file__).parent
-    found = {path.relative_to(root).as_posix() for pattern in _DECIDING for path in root.glob(pattern)}
+    """A digest of every source and profile that a simulation depends on.
+
+    Args:
+        also: files of the experiment, below ``neaptide_lab``.
+        besides: files below ``neaptide`` that do not count.
+    """
+    package, lab = Path(neaptide.__file__).parent, Path(neaptide_lab.__file__).parent
+    found = {path.relative_to(package).as_posix(): path for pattern in _DECIDING for path in package.glob(pattern)}
+    paths = [path for name, path in sorted(found.items()) if name not in besides]
+    paths += sorted([*lab.glob("policies/*.py"), *(lab / name for name in also)])
     digest = hashlib.sha256()
-    for name in sorted((found | set(also)) - set(besides)):
-        digest.update(f"{name}\n".encode() + (root / name).read_bytes())
+    for path in paths:
+        digest.update(f"{path.name}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -12,6 +12,13 @@ from itertools import product
 from typing import Any
 
 import msgspec
+
+from neaptide.simulation.explain import StepLimits
+from neaptide.simulation.measures import OutOfReach
+from neaptide.simulation.points import PolicyPoint
+from neaptide.simulation.result import SimResult
+from neaptide.simulation.scenario import Scenario
+from neaptide.simulation.simulator import simulate
 from neaptide_lab.experiments.price import price
 from neaptide_lab.experiments.result import ExperimentResult, Row
 from neaptide_lab.experiments.rivals.kept import OUR_CODE, KeptRuns, code_digest
@@ -27,13 +34,6 @@ from neaptide_lab.experiments.rivals.loads import (
     Load,
     scenario_of,
 )
-
-from neaptide.simulation.explain import StepLimits
-from neaptide.simulation.measures import OutOfReach
-from neaptide.simulation.points import PolicyPoint
-from neaptide.simulation.result import SimResult
-from neaptide.simulation.scenario import Scenario
-from neaptide.simulation.simulator import simulate
 
 NAME = "tuned-rivals"
 ABOUT = "offline tokens/s against fcfs and priority at the step tokens and seats that suit each trace best"
@@ -323,7 +323,7 @@ def _notes(runs: Runs, short: dict[str, str]) -> list[str]:
         "The bound knows all lengths and arrivals (docs/simulation.md); how much of it can be had, no one has shown. A "
         "policy that misses targets, as fcfs does, or fills its cache in the window may pass it.",
         "Windows are of 200 s: in a minute, what stands in the cache when it opens may be worth more than a policy "
-        "(docs/experiments.md).",
+        "(lab/notebook/experiments.md).",
         "What tokens/s were bought with is in data.runs for every other point.",
     ]
 

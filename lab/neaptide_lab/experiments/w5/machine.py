@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
-from neaptide_lab.experiments.cases.vllm_cpu import requests_at
 
 from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.estimator.device_profile import DeviceProfile, PlanningCost
@@ -14,6 +13,7 @@ from neaptide.loadgen.workloads.online_sets import poisson_arrivals
 from neaptide.simulation.result import SimResult
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import simulate
+from neaptide_lab.experiments.cases.vllm_cpu import requests_at
 
 ONLINE_LENGTHS, OFFLINE_LENGTHS = (128, 32), (256, 64)
 OFFLINE_LINES = 3000

@@ -6,6 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+
+from neaptide.estimator.device_profile import DeviceProfile, load_profile
+from neaptide.simulation.replicas.stopping import Stops
+from neaptide.simulation.simulator import simulate
 from neaptide_lab.experiments.result import ExperimentResult, Row
 from neaptide_lab.experiments.w5.machine import (
     LIVE_MACHINE,
@@ -17,10 +21,6 @@ from neaptide_lab.experiments.w5.machine import (
     figures_of,
     middle,
 )
-
-from neaptide.estimator.device_profile import DeviceProfile, load_profile
-from neaptide.simulation.replicas.stopping import Stops
-from neaptide.simulation.simulator import simulate
 
 NAME = "stop-between-layers"
 ABOUT = "what would chats and offline work gain if steps were left between layers when a chat comes?"

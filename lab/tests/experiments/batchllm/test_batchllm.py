@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from neaptide.estimator.device_profile import load_profile
+from neaptide.loadgen.workloads.offline_sets import load_offline
+from neaptide.simulation.pools.planned import pool_of
 from neaptide_lab.experiments.batchllm import cache_bound, industry, micro, saving, sweep, valleys
 from neaptide_lab.experiments.batchllm.runs import Engine, Outcome, run_to_the_end, seats_by_memory
 from neaptide_lab.experiments.batchllm.saving import scaled
 from neaptide_lab.experiments.result import ExperimentResult
-from neaptide.loadgen.workloads.offline_sets import load_offline
-from neaptide.simulation.pools.planned import pool_of
 
 
 def drawn(result: ExperimentResult) -> None:

@@ -2,10 +2,10 @@
 
 import pytest
 
+from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide_lab.experiments.blend import live, sharing
 from neaptide_lab.experiments.planning import partition, planning_time, sampling
 from neaptide_lab.experiments.result import ExperimentResult
-from neaptide.loadgen.workloads.offline_sets import load_offline
 
 
 def drawn(result: ExperimentResult) -> None:

@@ -10,15 +10,15 @@ from neaptide.estimator.analytic import LLAMA_2_7B, LLAMA_3_1_8B
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.device_profile import load_profile
 from neaptide.estimator.recipes import build_headroom
+from neaptide.loadgen.workloads.blend_sets import DENSITY_TOKENS
+from neaptide.simulation.scenario import Scenario
+from neaptide.simulation.simulator import Run, simulate
 from neaptide_lab.experiments.blend import grid, mixes, models, overlap, parallel, runs, throughput, usage
 from neaptide_lab.experiments.blend.pools import AZURE, BURSTGPT, SHAREGPT, WILDCHAT, Chats, Mix, Size, blended, shrunk
 from neaptide_lab.experiments.blend.runs import BlendCase, Ran, StepParts
 from neaptide_lab.experiments.blend.setting import PROFILE
 from neaptide_lab.experiments.blend.tables import at_least
 from neaptide_lab.experiments.result import ExperimentResult
-from neaptide.loadgen.workloads.blend_sets import DENSITY_TOKENS
-from neaptide.simulation.scenario import Scenario
-from neaptide.simulation.simulator import Run, simulate
 
 DEVICE = load_profile(PROFILE)
 SMALL = Size(shrink=32, lasting=0.2)

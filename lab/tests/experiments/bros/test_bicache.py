@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
+from neaptide.simulation.result import SimResult
 from neaptide_lab.experiments.bros import bicache, setting
 from neaptide_lab.experiments.bros.bicache import WITH, WITHOUT, BicacheSize, bicache_rows
-from neaptide.simulation.result import SimResult
 
 
 def test_attainment_and_offline_tokens_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:

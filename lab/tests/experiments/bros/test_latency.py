@@ -2,11 +2,11 @@
 
 import pytest
 
+from lab.tests.experiments.bros.runs import MadeUp, cell, cell_runs
 from neaptide_lab.experiments.bros import latency as experiment
 from neaptide_lab.experiments.bros.setting import LLAMA_3_70B, Runs
 from neaptide_lab.experiments.bros.work import WindowWork
 from neaptide_lab.experiments.result import Row
-from lab.tests.experiments.bros.runs import MadeUp, cell, cell_runs
 
 
 def rows(runs: Runs, lengths: str = "ShareGPT") -> dict[str, Row]:

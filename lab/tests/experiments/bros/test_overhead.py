@@ -2,8 +2,8 @@
 
 import pytest
 
-from neaptide_lab.experiments.bros.overhead import overhead_rows
 from lab.tests.experiments.bros.runs import MadeUp, cell, cell_runs
+from neaptide_lab.experiments.bros.overhead import overhead_rows
 
 
 @pytest.mark.parametrize(("planning_s", "percent", "holds"), [(4e-4, 1.0, True), (6e-4, 1.493, False)])

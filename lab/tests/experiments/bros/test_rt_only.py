@@ -2,11 +2,11 @@
 
 import pytest
 
+from lab.tests.experiments.bros.runs import MadeUp, cell, cell_runs
 from neaptide_lab.experiments.bros import rt_only, setting
 from neaptide_lab.experiments.bros.runs import run_cells, worth
 from neaptide_lab.experiments.bros.setting import ALONE, BROS, OPT_13B, POLICIES, Size
 from neaptide_lab.experiments.bros.work import WindowWork
-from lab.tests.experiments.bros.runs import MadeUp, cell, cell_runs
 
 
 def test_latency_and_throughput_stand_beside_the_papers() -> None:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from neaptide.simulation.scenario import Scenario
 from neaptide_lab.experiments.bros import latency, runs
 from neaptide_lab.experiments.bros.runs import Part, run_cells
 from neaptide_lab.experiments.bros.setting import BROS, FULL, OPT_13B, OURS, POLICIES, Outcome, Size
 from neaptide_lab.experiments.rivals.kept import KeptRuns, code_digest
-from neaptide.simulation.scenario import Scenario
 from tests.simulation.scenes import constant, offline, online
 
 TWO = Size((OPT_13B,), (12.0, 15.0), 30.0, batch_sizes=(16, 64), lengths=("LMSYS",))

@@ -2,10 +2,10 @@
 
 import pytest
 
+from lab.tests.experiments.bros.runs import MadeUp, cell, cell_runs
 from neaptide_lab.experiments.bros import slo as experiment
 from neaptide_lab.experiments.bros.setting import ALONE, Runs
 from neaptide_lab.experiments.result import Row
-from lab.tests.experiments.bros.runs import MadeUp, cell, cell_runs
 
 
 def attaining(ttft: float, tpot: float = 1.0) -> MadeUp:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from neaptide_lab.experiments.bros.gaps import OfflineGaps
-from neaptide_lab.experiments.bros.work import WorkTally
 from neaptide.simulation.bound import UnitCosts
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import simulate
+from neaptide_lab.experiments.bros.gaps import OfflineGaps
+from neaptide_lab.experiments.bros.work import WorkTally
 from tests.simulation.scenes import constant, mixed, offline, online, profile
 
 EVER = (0.0, 1e9)

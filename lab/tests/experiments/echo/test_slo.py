@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from neaptide.simulation.measures import OnlineRecord
 from neaptide_lab.experiments.echo import slo as experiment
 from neaptide_lab.experiments.result import Row
-from neaptide.simulation.measures import OnlineRecord
 
 ATTAINMENT = {"both": 0.5, "both_from_arrival": 0.97, "ttft": 1.0, "tpot": 0.5}
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from neaptide.simulation.simulator import simulate
 from neaptide_lab.experiments.jobs import deadlines, shares
 from neaptide_lab.experiments.jobs.setting import WARM_UP_S, JobWatch, job, scenario_beside_chats
-from neaptide.simulation.simulator import simulate
 
 
 def test_what_is_furthest_from_its_share_counts_relative_to_it() -> None:

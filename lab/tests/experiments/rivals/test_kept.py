@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from neaptide_lab.experiments.rivals.kept import OUR_CODE, KeptRuns, code_digest
+import neaptide
+import neaptide_lab
 from neaptide.simulation.measures import OutOfReach
 from neaptide.simulation.result import SimResult
 from neaptide.simulation.simulator import simulate
+from neaptide_lab.experiments.rivals.kept import OUR_CODE, KeptRuns, code_digest
 from tests.simulation.scenes import constant, offline, online
 
 
@@ -80,13 +82,14 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path, content: str) ->
 def test_the_code_of_our_policy_is_known_by_its_files() -> None:
     """What rivals have done stands when only these change; those of the sweep and of BROS's figures import none."""
     assert code_digest(()) == code_digest(()) != code_digest((), besides=OUR_CODE)
-    root = Path(code_digest.__code__.co_filename).parents[2]
+    root, lab = Path(neaptide.__file__).parent, Path(neaptide_lab.__file__).parent
     assert all((root / name).is_file() for name in OUR_CODE)
-    rivals = root / "engine" / "scheduler"
     names = [Path(name).stem for name in OUR_CODE]
-    policies = [
-        f"baselines/{name}.py" for name in ("vllm_v1", "one_queue", "vllm_v0", "round_robin", "bros", "whole_prompts")
+    modules = [
+        root / "engine" / "scheduler" / f"{name}.py"
+        for name in ("baselines/vllm_v1", "baselines/one_queue", "base", "draft", "budget", "queues")
     ]
-    for module in (*policies, "base.py", "draft.py", "budget.py", "queues.py"):
-        text = (rivals / module).read_text()
+    modules += [lab / "policies" / f"{name}.py" for name in ("vllm_v0", "round_robin", "bros", "whole_prompts")]
+    for module in modules:
+        text = module.read_text()
         assert [name for name in names if f"scheduler.{name} import" in text] == []

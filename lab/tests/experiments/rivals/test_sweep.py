@@ -8,6 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from neaptide.engine.observer import EngineObserver
+from neaptide.simulation.points import PolicyPoint
+from neaptide.simulation.result import SimResult
+from neaptide.simulation.scenario import Scenario
+from neaptide.simulation.simulator import Run, simulate
 from neaptide_lab.experiments.rivals import loads, sweep
 from neaptide_lab.experiments.rivals.kept import KeptRuns
 from neaptide_lab.experiments.rivals.loads import Load, scenario_of
@@ -25,10 +29,6 @@ from neaptide_lab.experiments.rivals.sweep import (
     rows_of_one_setting,
     settings,
 )
-from neaptide.simulation.points import PolicyPoint
-from neaptide.simulation.result import SimResult
-from neaptide.simulation.scenario import Scenario
-from neaptide.simulation.simulator import Run, simulate
 from tests.simulation.scenes import constant, offline, online
 
 SMALL, LARGE = PolicyPoint("priority", 512, 128), PolicyPoint("priority", 2048, 128)

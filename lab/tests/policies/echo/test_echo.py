@@ -6,8 +6,8 @@ import pytest
 
 from neaptide.engine.kv.draft import NO_HIT
 from neaptide.engine.params import RequestClass
-from neaptide_lab.policies.echo_selector import EchoWithSelector, OfflinePlan, best_of, scores_without
 from neaptide.engine.scheduler.draft import Draft
+from neaptide_lab.policies.echo_selector import EchoWithSelector, OfflinePlan, best_of, scores_without
 from tests.engine.baselines.costs import PerTokenCost
 from tests.engine.harness import Harness, batch, online
 
@@ -58,7 +58,7 @@ def plans(engine: Harness) -> dict[str, OfflinePlan]:
             made[plan.request.request_id] = plan
         return 1.0
 
-    scheduler._pack = pack  # type: ignore[method-assign]
+    scheduler.pack = pack  # type: ignore[method-assign]
     engine.step()
     return made
 
@@ -136,7 +136,7 @@ def test_the_score_of_the_step_without_a_request(tmp_path: Path) -> None:
     engine.core.handle(batch(tmp_path, "be", [[*A, *prompt(5, 100)], [*A, *prompt(9, 200)]], max_tokens=9))
     engine.step()
     engine.step()
-    engine.core.scheduler._pack = lambda draft: 1.0  # type: ignore[method-assign]
+    engine.core.scheduler.pack = lambda draft: 1.0  # type: ignore[method-assign]
     draft = engine.core.scheduler.draft(engine.clock.now())
     victims = draft.running(RequestClass.OFFLINE)
     # A token of the other one in 11 ms is left; what stands behind the common document would be computed again.

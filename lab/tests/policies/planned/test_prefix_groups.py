@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neaptide.engine.offline.planning.prefix_groups import (
+from neaptide.engine.offline.prefix_tree import NO_NODE, PrefixTree
+from neaptide_lab.experiments.golden import Branch, prefixes_of
+from neaptide_lab.policies.prefix_groups import (
     Grouping,
     Prefixes,
     best_single_level,
@@ -18,8 +20,6 @@ from neaptide.engine.offline.planning.prefix_groups import (
     multi_level_saving,
     saving_ratio,
 )
-from neaptide.engine.offline.prefix_tree import NO_NODE, PrefixTree
-from neaptide_lab.experiments.golden import Branch, prefixes_of
 
 LEAF = Branch(1)
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from neaptide.engine.arrays import BoolArray, IntArray
-from neaptide.engine.offline.prefix_tree import NO_NODE, PrefixTree
+from neaptide.policy import NO_NODE, BoolArray, IntArray, PrefixTree
 
 
 @dataclass(slots=True, frozen=True)
