@@ -75,7 +75,7 @@ def test_sets_go_by_name(capsys: pytest.CaptureFixture[str]) -> None:
         (
             {"custom_id": "a", "body": {"prompt": "x"}},
             ["--policy", "best"],
-            "no policy 'best' plans an order; there are:",
+            "there is no order 'best'; there are:",
         ),
         ({"custom_id": "a", "body": {"prompt": "x"}}, ["--replicas", "0"], "--replicas must be 1 to 1024"),
         ({"custom_id": "a", "body": {"prompt": "x"}}, ["--profile", "abacus"], "no profile 'abacus'"),
