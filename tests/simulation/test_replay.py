@@ -20,8 +20,9 @@ from neaptide.engine.steps.plan import BatchShape, StepPlan
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.estimator.recipes import build_cost_model, build_headroom
 from neaptide.executors.simulated.hash_executor import SimExecutor
+from neaptide.executors.simulated.trace_executor import Layers
 from neaptide.simulation.replay import Replay, replay
-from neaptide.simulation.replicas.stopping import Stops
+from neaptide.simulation.scenario import GiveUp
 from neaptide.simulation.simulator import simulate
 from tests.engine.harness import batch, online
 from tests.engine.policies import SORTED
@@ -44,10 +45,10 @@ def test_every_policy_decides_in_a_replay_as_it_did(policy: str, depth: int, tmp
 
 def test_steps_that_were_given_up_replay(tmp_path: Path) -> None:
     scenario = mixed(ttft_slo_s=0.006, tpot_slo_s=0.001, step_noise=0.1, cost_model=None)
-    run = simulate(replace(scenario, stops=Stops(20, 0.0001, goes_on=False)), step_log=tmp_path / "log")
-    assert run.num_left > 0
+    run = simulate(replace(scenario, give_up=GiveUp(Layers(20, 0.0001))), step_log=tmp_path / "log")
+    assert run.num_given_up > 0
     lines = [line for line in read_log(tmp_path / "log") if isinstance(line, StepLine)]
-    assert sum(line.given_up for line in lines) == run.num_left
+    assert sum(line.given_up for line in lines) == run.num_given_up
     assert replay(tmp_path / "log") == Replay(len(lines), None)
     text = (tmp_path / "log").read_text()
     (tmp_path / "whole").write_text(text.replace('"given_up":true,', "").replace(',"given_up":true', ""))

@@ -149,15 +149,6 @@ class TraceExecutor:
                 self._take_back(plan)
         return SimHandle(self._clock, self._device.add(now_s, seconds), result)
 
-    @property
-    def free_s(self) -> float:
-        """When it is done with what it has been given."""
-        return self._device.free_s
-
-    def leave(self) -> None:
-        """Whoever drives computes what was given itself: the device is free."""
-        self._device.free_s = self._clock.now()
-
     def _take_back(self, plan: StepPlan) -> None:
         """The step submitted last was given up: nothing came of it."""
         rows, reached = self._before

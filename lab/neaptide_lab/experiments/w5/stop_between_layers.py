@@ -1,4 +1,4 @@
-"""What W5 gains if steps of offline work alone are left, or given up, between layers when a chat comes (ADR 38, 48)."""
+"""What W5 gains where steps of offline work alone are given up between layers when a chat comes (ADR 38, 48)."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from neaptide.estimator.device_profile import DeviceProfile, load_profile
-from neaptide.simulation.replicas.stopping import Stops
+from neaptide.executors.simulated.trace_executor import Layers
+from neaptide.simulation.scenario import GiveUp
 from neaptide.simulation.simulator import simulate
 from neaptide_lab.experiments.result import ExperimentResult, Row
 from neaptide_lab.experiments.w5.machine import (
@@ -23,15 +24,13 @@ from neaptide_lab.experiments.w5.machine import (
 )
 
 NAME = "stop-between-layers"
-ABOUT = "what would chats and offline work gain if steps were left between layers when a chat comes?"
+ABOUT = "what do chats and offline work gain where steps are given up between layers when a chat comes?"
 
 HANDOVER_S = 0.0005
-"""To leave a step and again to go on: not measured. Hidden states of 2,048 tokens are 2.4 MB."""
-WHOLE, GIVEN_UP, GOES_ON = "whole steps", "given up", "left"
+"""Assumed time to give up a step."""
+WHOLE, GIVEN_UP = "whole steps", "given up"
 FACTORS = (2.0, 4.0, 8.0)
 """On the bound of steps without online work."""
-WHOLE_FACTORS = (2.0, 4.0)
-"""The same of steps that nobody leaves: what would long steps cost by themselves?"""
 FULL = Size()
 QUICK = Size(loads=(0.1,), duration_s=60.0, window_s=(5.0, 57.0), seeds=(0,))
 QUICK_FACTORS = (4.0,)
@@ -41,21 +40,19 @@ MEASURES = {
     "attained_percent": ("both targets", "%", 1),
     "offline_tokens_per_s": ("offline", "tok/s", 0),
 }
-Ways = dict[str, Stops | None]
-"""To run steps, by name. Without a layer to leave it behind before its end a step is whole."""
+Ways = dict[str, GiveUp | None]
+"""To run steps, by name."""
 Figures = dict[str, dict[str, float]]
 """By how steps are run."""
 
 
 def run(quick: bool) -> ExperimentResult:
-    size, ways = (QUICK, ways_of(QUICK_FACTORS, QUICK_FACTORS)) if quick else (FULL, ways_of(WHOLE_FACTORS, FACTORS))
+    size, ways = (QUICK, ways_of(QUICK_FACTORS)) if quick else (FULL, ways_of(FACTORS))
     profiles = [LIVE_MACHINE] if quick else [LIVE_MACHINE, load_profile("cpu-111m")]
     rows: list[Row] = []
     notes = [
         f"Every step scatters by {STEP_NOISE:.0%}; medians over seeds {', '.join(map(str, size.seeds))}. A handover "
-        f"takes {1e3 * HANDOVER_S:g} ms, assumed, each way. A step may be left behind any of {NUM_LAYERS} layers.",
-        "For nothing: the flag that a layer looks at, memory for what is put aside, prefixes that a step has published "
-        "and not computed.",
+        f"takes {1e3 * HANDOVER_S:g} ms, assumed. A step may be given up after any of {NUM_LAYERS} layers.",
     ]
     data: dict[str, Any] = {"handover_s": HANDOVER_S, "size": msgspec.to_builtins(size), "machines": {}}
     for profile in profiles:
@@ -71,27 +68,22 @@ def run(quick: bool) -> ExperimentResult:
     return ExperimentResult(NAME, rows, notes, data, against=WHOLE)
 
 
-def ways_of(whole_factors: Sequence[float], factors: Sequence[float]) -> Ways:
-    """Steps as they are and longer: whole, left and gone on with, given up."""
-    ways: Ways = {WHOLE: None}
-    for name, stops, of_kind in (
-        (WHOLE, Stops(1, 0.0), whole_factors),
-        (GOES_ON, Stops(NUM_LAYERS, HANDOVER_S), (1.0, *factors)),
-        (GIVEN_UP, Stops(NUM_LAYERS, HANDOVER_S, goes_on=False), (1.0, *factors)),
-    ):
-        for factor in of_kind:
-            title = name if factor == 1.0 else f"{name}, {factor:g} times as long"
-            ways[title] = replace(stops, idle_factor=factor)
-    return ways
+def ways_of(factors: Sequence[float]) -> Ways:
+    """Steps that run to their end, and steps that are given up, as long as they are and longer."""
+    layers = Layers(NUM_LAYERS, HANDOVER_S)
+    ways: Ways = {WHOLE: None, GIVEN_UP: GiveUp(layers)}
+    return ways | {f"{GIVEN_UP}, {factor:g} times as long": GiveUp(layers, factor) for factor in factors}
 
 
 def _measure(bench: Bench, load: float, tpot_slo_s: float, ways: Ways) -> Figures:
     found: Figures = {}
-    for name, stops in ways.items():
+    for name, give_up in ways.items():
         logging.getLogger(__name__).info("%s, load %g, %s", bench.profile.name, load, name)
-        scenarios = [replace(bench.beside(load, seed, tpot_slo_s), stops=stops) for seed in bench.size.seeds]
+        scenarios = [replace(bench.beside(load, seed, tpot_slo_s), give_up=give_up) for seed in bench.size.seeds]
         runs = [simulate(scenario) for scenario in scenarios]
-        found[name] = figures_of(one.result for one in runs) | {"left": middle(float(one.num_left) for one in runs)}
+        found[name] = figures_of(one.result for one in runs) | {
+            "given_up": middle(float(one.num_given_up) for one in runs)
+        }
     return found
 
 
