@@ -65,7 +65,7 @@ def _imported(kind: str, path: str, name: str | None = None) -> Any:
         for part in attribute.split("."):
             found = getattr(found, part, None)
     except (Exception, SystemExit) as error:
-        raise ExtensionError(f"{title} cannot be loaded: {_reason(error, module_name)}") from error
+        raise ExtensionError(f"{title} cannot be loaded: {reason(error, module_name)}") from error
     if found is None:
         raise ExtensionError(f"{title} cannot be loaded: the module {module_name} has no {attribute!r}")
     return found
@@ -88,7 +88,12 @@ def _is_about(error: ModuleNotFoundError, name: str) -> bool:
     return error.name is not None and f"{name}.".startswith(f"{error.name}.")
 
 
-def _reason(error: BaseException, module_name: str) -> str:
+def reason(error: BaseException, module_name: str = "") -> str:
+    """One line about what went wrong in an extension, and where.
+
+    Args:
+        module_name: the module that was to be imported.
+    """
     if isinstance(error, ModuleNotFoundError) and _is_about(error, module_name):
         return f"no module {error.name!r} among the installed packages, in PYTHONPATH or in {os.getcwd()}"
     text = " ".join(str(error).split())

@@ -5,6 +5,8 @@ import inspect
 from neaptide.engine import extensions
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.extensions import ExtensionError
+from neaptide.engine.interfaces import CostModel, HeadroomPredictor
+from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.baselines.vllm_v1 import VllmV1Fcfs, VllmV1Priority
 from neaptide.engine.scheduler.packing import NeaptideScheduler
@@ -57,3 +59,23 @@ def policy_of(config: SchedulerConfig) -> type[Scheduler]:
         ValueError: the policy has no such part.
     """
     return without(find_policy(config.policy), config.left_out)
+
+
+def set_up(
+    policy: type[Scheduler],
+    config: SchedulerConfig,
+    kv: KVCacheManager,
+    cost_model: CostModel,
+    headroom: HeadroomPredictor,
+) -> Scheduler:
+    """An instance of the policy.
+
+    Raises:
+        ExtensionError: the code of another package raised.
+    """
+    try:
+        return policy(config, kv, cost_model, headroom)
+    except Exception as error:
+        if config.policy in POLICIES:
+            raise
+        raise ExtensionError(f"the policy {config.policy!r} cannot be set up: {extensions.reason(error)}") from error
