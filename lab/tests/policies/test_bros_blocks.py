@@ -7,8 +7,9 @@ import pytest
 from neaptide.engine.config import CacheConfig
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.kv.two_tenant_cache import TwoTenantCache
-from neaptide.engine.scheduler.policies import POLICIES
+from neaptide.engine.scheduler.policies import POLICIES, find_policy
 from neaptide.engine.steps.step import Step
+from neaptide_lab.policies import RIVALS
 from tests.engine.baselines.costs import PerTokenCost
 from tests.engine.device import FakeDevice, on_device, text_of
 from tests.engine.harness import Harness, batch, online
@@ -105,7 +106,7 @@ def test_blocks_have_one_tenant_unless_policy_executor_and_memory_allow_two(
     config = CacheConfig(block_size=4, num_host_blocks=num_host_blocks, two_tenant_blocks=can)
     assert type(Harness(policy=policy, cache=config).core.kv) is KVCacheManager
     assert isinstance(Harness(policy="bros", cache=cache(8)).core.kv, TwoTenantCache)
-    assert [name for name, each in POLICIES.items() if each.shares_blocks] == ["bros"]
+    assert [name for name in (*POLICIES, *RIVALS) if find_policy(name).shares_blocks] == ["bros"]
 
 
 @pytest.mark.parametrize("depth", [0, 1])

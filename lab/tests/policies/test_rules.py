@@ -139,6 +139,9 @@ test_has_the_same_throughput = again(
     simulator_overlap.test_throughput_is_the_same_where_planning_takes_no_time, "policy", RIVALS
 )
 
+test_asked_lengths_are_known = again(
+    inline_planner.test_lengths_that_callers_ask_for_are_known_to_the_planner, "order,least", [("density", 30)]
+)
 test_a_run_with_plans_replays = again(inline_planner.test_a_run_with_plans_replays, "order", ORDERS)
 test_wrong_lengths_cost_little = again(
     wrong_lengths.test_lengths_that_are_wrong_by_three_times_cost_little, "policy", ["blendserve"]
