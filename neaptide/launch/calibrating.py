@@ -29,10 +29,10 @@ def calibrate_model(
     seed: int = 0,
     progress: Callable[[float], None] = lambda share: None,
 ) -> tuple[Report, Subject]:
-    """Loads the model as a server would and calibrates it.
+    """Loads the model as a server would, and calibrates it.
 
     Raises:
-        UnsupportedModelError, OSError, ValueError, RuntimeError: it cannot be loaded, or not in this time.
+        UnsupportedModelError, OSError, ValueError, RuntimeError: the model cannot be loaded, or the time is too short.
     """
     wait_as_in_an_engine()
     path = embedded_model_path() if model == EMBEDDED_MODEL else resolve_model(model)
@@ -59,9 +59,7 @@ def calibrate_model(
         runner = MicroRunner(profiled, clock, started.block_size)
         measurements = Calibration(runner, clock, limits, pace, seed, progress).measure()
         if not measurements.samples(held_out=False):
-            raise ValueError(
-                f"{pace.budget_s:g} s are too short for a calibration: no step to fit was measured; give it more time"
-            )
+            raise ValueError(f"{pace.budget_s:g} s are too short for a calibration: no step for fitting was measured")
         return report(measurements), Subject.of(profiled, path.resolve().name, started.block_size)
     finally:
         profiled.close()
