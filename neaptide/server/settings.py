@@ -134,9 +134,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     policy: Annotated[
         str,
         Option(
-            "Scheduling policy: neaptide, or another one for comparison, such as vLLM's fcfs and priority.",
+            "Scheduling policy: neaptide, fcfs, priority, that of an installed package, or one of your own as "
+            "module:Class.",
             "NAME",
-            page="simulate-plan-loadtest",
+            page="write-a-policy",
         ),
     ] = "neaptide"
     ttft_slo_ms: Annotated[
