@@ -205,5 +205,5 @@ def test_a_switch_reaches_the_engine(environ: dict[str, str], is_invariant: bool
 
 
 def test_batch_invariance_by_another_executor_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match="executor = 'vllm' has no batch_invariant"):
+    with pytest.raises(LaunchError, match="executor = 'vllm' does not support batch_invariant"):
         engine_config(Settings(executor="vllm", batch_invariant=True), tmp_path, "", 512, tmp_path)

@@ -164,9 +164,7 @@ def test_who_stops_watching_is_told_that_the_batch_goes_on_and_nobody_else(
     with pytest.raises(KeyboardInterrupt):
         run("submit", path, "--wait", *url)
     out, err = capfd.readouterr()
-    assert err.endswith(
-        f"neaptide batch: the batch continues; watch it with: neaptide batch watch {out.strip()} shows it again\n"
-    )
+    assert err.endswith(f"neaptide batch: the batch continues; watch it with: neaptide batch watch {out.strip()}\n")
     monkeypatch.setattr(batch, "_call", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run("submit", path, "--wait", *url)
