@@ -1,8 +1,8 @@
-"""Writes README's figures and ``docs/live.svg`` from ``docs/live.json``, the last line of the live experiment:
+"""Writes README's figures and ``docs/live.svg`` from ``docs/live.json``, the last line of the live experiment.
 
     python -m benchmarks.live_coserving --medium --json docs/live.json && python -m tools.live_page
 
-A quarter of an hour on a machine on which nothing else runs. A test compares what README says with the line.
+This takes about 15 minutes on an otherwise idle machine. A test compares README's figures with the line.
 """
 
 import json
@@ -18,14 +18,14 @@ REPOSITORY = Path(__file__).parents[1]
 LINE, PICTURE, README = (REPOSITORY / name for name in ("docs/live.json", "docs/live.svg", "README.md"))
 WIDTH = 155
 BEGIN, END = "What that wins,", "\n\n!["
-"""Of the paragraph: it ends before the picture."""
+"""Begin and end of the paragraph, which is followed by the picture."""
 
 
 def paragraph(line: Mapping[str, Any]) -> str:
-    """README's, without a line's end.
+    """README's paragraph, without its line end.
 
     Args:
-        line: with rivals, and from a run that was not cut short.
+        line: a complete run with the rivals.
     """
     load, ratios = line["loads"][0], line["ratios"]
     runs = {run["run"]: run for run in load["runs"]}
@@ -48,9 +48,10 @@ def paragraph(line: Mapping[str, Any]) -> str:
 
 
 def _slowest(times: float | None) -> str:
-    """
+    """The slowdown of the slowest first tokens.
+
     Args:
-        times: those of online alone; None where too many chats had no answer at all.
+        times: ratio to online work alone; None if too many chats had no answer.
     """
     if times is None:
         return "more than one chat in a hundred had no answer"
