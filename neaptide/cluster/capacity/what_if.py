@@ -1,0 +1,133 @@
+"""What-if simulation on recorded traffic: other targets, more traffic, or another device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from neaptide.cluster.capacity.measure import Size, measure
+from neaptide.cluster.capacity.planner import Question, plan, within_context
+from neaptide.cluster.capacity.stretch import busiest, cut, works_s
+from neaptide.engine.scheduler.slack import GIVEN_UP_FACTOR
+from neaptide.estimator.device_profile import load_profile, profile_names
+from neaptide.loadgen.workloads.offline_sets import OfflineSet
+from neaptide.loadgen.workloads.traces import TraceRequest, content_base
+from neaptide.simulation.recorded.load import LoadMaker
+from neaptide.simulation.recorded.recording import Recording
+from neaptide.simulation.scenario import Scenario
+from neaptide.simulation.stopping import Stops
+
+GIVEN_UP = Stops(100, 0.0, GIVEN_UP_FACTOR, goes_on=False)
+"""For a server with abortable steps: it checks for arrivals before every kernel of every layer."""
+PEAK_S, MARGIN_S = 120.0, 15.0
+"""Only the busiest part of the recording is simulated, because the operator waits for the answer."""
+MAX_REPLICAS = 64
+ROW_TOKENS = 4e6
+"""Tokens of waiting rows: more than fit into that part; the pool is refilled with similar rows."""
+SET_NAME = "recorded"
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Change:
+    traffic: float = 1.0
+    """Factor on the online requests in the same time."""
+    ttft_slo_s: float | None = None
+    tpot_slo_s: float | None = None
+    """None: the server's targets."""
+    profile: str | None = None
+    """Name of a device profile; None: this device."""
+    attainment: float = 0.9
+    """Fraction of the requests that must meet both targets, when counting replicas."""
+
+
+@dataclass(slots=True, frozen=True)
+class WhatIf:
+    recorded_s: float
+    """Length of the recording from which the peak was taken."""
+    requests: int
+    """Requests in the peak."""
+    attainment: dict[str, float]
+    """On one replica, with offline work: ttft, tpot, both."""
+    offline_tokens_per_s: float | None
+    """None: there was no offline work."""
+    replicas: int | None
+    """The fewest replicas that reach the attainment, without offline work; None: more than were tried."""
+
+
+def check(change: Change) -> None:
+    """Checks a change.
+
+    Raises:
+        ValueError: the device profile does not exist.
+    """
+    if change.profile is not None and change.profile not in profile_names():
+        raise ValueError(f"there is no device profile {change.profile!r}; there are: {', '.join(profile_names())}")
+
+
+def what_if(recording: Recording, change: Change) -> WhatIf:
+    """Simulates the change.
+
+    Raises:
+        ValueError: the device profile does not exist, nothing was recorded, or nothing fits into the device's memory.
+    """
+    check(change)
+    base = _scenario(recording, change)
+    load = LoadMaker(recording, recording.first_s, recording.present.scheduler.max_model_len, ROW_TOKENS).load()
+    sped_up = [replace(request, arrival_s=request.arrival_s / change.traffic) for request in load.online]
+    trace = within_context(sped_up, base).requests
+    if not trace:
+        raise ValueError("no recorded online request fits this device")
+    work_s = works_s(trace, base.profile, base.overlap_kappa, base.block_size)
+    peak = cut(trace, busiest(trace, work_s, PEAK_S), MARGIN_S)
+    offline = [_refillable(one.requests) for one in load.offline]
+    if not peak.length_s > 0:
+        offline = []  # a single request leaves no time for offline work
+    here = measure(base, peak, Size(1, base.profile.num_blocks), offline)
+    wanted = Question(
+        base=base,
+        trace=trace,
+        attainment=change.attainment,
+        peak_s=PEAK_S,
+        margin_s=MARGIN_S,
+        max_replicas=MAX_REPLICAS,
+    )
+    answer = plan(wanted).answer
+    return WhatIf(
+        recorded_s=recording.now_s - recording.first_s,
+        requests=peak.num_inside,
+        attainment=here.attainment,
+        offline_tokens_per_s=here.offline_tokens_per_s if offline else None,
+        replicas=None if answer is None else answer.replicas,
+    )
+
+
+def _scenario(recording: Recording, change: Change) -> Scenario:
+    scheduler, whole_s = recording.present.scheduler, (recording.first_s, recording.now_s)
+    profile = recording.profile(whole_s) if change.profile is None else load_profile(change.profile)
+    return Scenario(
+        profile=profile,
+        policy=scheduler.policy,
+        ttft_slo_s=change.ttft_slo_s or scheduler.ttft_slo_s,
+        tpot_slo_s=change.tpot_slo_s or scheduler.tpot_slo_s,
+        block_size=profile.block_size,
+        keep_order=True,
+        step_noise=recording.step_noise(whole_s) if change.profile is None else 0.0,
+        overlap_depth=scheduler.overlap_depth,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_model_len=scheduler.max_model_len,
+        with_bounds=False,
+        stops=GIVEN_UP if scheduler.gives_up_steps and change.profile is None else None,
+    )
+
+
+def _refillable(rows: Sequence[TraceRequest]) -> OfflineSet:
+    """The rows as a set with contents in its own namespace, so that the pool can be refilled."""
+    base, numbers = content_base(f"{SET_NAME}#0"), dict[int, int]()
+    numbered = [
+        replace(
+            row,
+            arrival_s=0.0,
+            segments=tuple((base + numbers.setdefault(name, len(numbers)), tokens) for name, tokens in row.segments),
+        )
+        for row in rows
+    ]
+    return OfflineSet(SET_NAME, numbered, synthetic=False)

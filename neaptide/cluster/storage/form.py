@@ -1,0 +1,51 @@
+"""Whether a database belongs to one server, with its bytes in that server's directory, or to several that share blobs.
+
+The first start decides, and the database and the storage keep each other's name: a server with another address, or in
+front of a directory that is not mounted, would take every file for lost.
+"""
+
+import secrets
+
+import sqlalchemy as sa
+
+from neaptide.cluster.storage.blobs import Blobs, BlobsUnavailableError
+from neaptide.server.batches.storing.data_dir import StoreError
+from neaptide.server.batches.storing.models import LIVE
+from neaptide.server.batches.storing.tables import batches, facts, files
+
+_BLOBS = "blobs"
+
+
+def settle_form(conn: sa.Connection, blobs: Blobs | None) -> None:
+    """Checks that the database is used in its form, or gives a new one its form.
+
+    Raises:
+        StoreError: it is of the other form, the storage is not its own, or does not answer.
+    """
+    name = conn.execute(sa.select(facts.c.value).where(facts.c.name == _BLOBS)).scalar_one_or_none()
+    if blobs is None:
+        if name is not None:
+            raise StoreError("the database's files lie on shared storage; say where with --blobs")
+        return
+    try:
+        found = blobs.mark()
+        if name is not None:
+            if found != name:
+                raise StoreError(f"{blobs.name} is not the storage of this database")
+            return
+        if _has_files(conn):
+            raise StoreError(
+                "the database's files lie in a server's data directory; begin with a new database for --blobs"
+            )
+        if found is not None:
+            raise StoreError(f"{blobs.name} is the storage of another database")
+        name = secrets.token_hex(12)
+        blobs.set_mark(name)
+        conn.execute(facts.insert().values(name=_BLOBS, value=name))
+    except BlobsUnavailableError as error:
+        raise StoreError(f"the blobs cannot be used: {error}") from error
+
+
+def _has_files(conn: sa.Connection) -> bool:
+    live = sa.exists().where(batches.c.status.in_(LIVE))
+    return bool(conn.execute(sa.select(sa.exists().where(files.c.id.is_not(None)) | live)).scalar_one())
