@@ -58,7 +58,7 @@ class PreemptionResult(msgspec.Struct, kw_only=True):
 
 
 class Settings(msgspec.Struct, kw_only=True):
-    """Settings besides policy, load and device that the numbers depend on."""
+    """Settings that the numbers depend on, other than policy, load and device."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
