@@ -6,15 +6,26 @@ from dataclasses import dataclass, field, replace
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.interfaces import CostModel
 from neaptide.engine.offline.planning.pooled import TWO_ENDS
-from neaptide.engine.scheduler.policies import POLICIES
+from neaptide.engine.scheduler.policies import find_policy
 from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.estimator.recipes import DEFAULT_HEADROOM, Recipe, roofline_recipe
+from neaptide.executors.simulated.trace_executor import Layers
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation.measures import Window
 from neaptide.simulation.offline_feed import NO_DEADLINE_S
 from neaptide.simulation.result import Settings
-from neaptide.simulation.stopping import Stops
+
+
+@dataclass(slots=True, frozen=True)
+class GiveUp:
+    """How the simulated executor aborts a step when an online request arrives."""
+
+    layers: Layers
+    """The layers between which a step can be aborted, and the time that this takes."""
+    idle_factor: float = 1.0
+    """Factor on the time of a step without online work. Such a step may be longer, since the next request need not wait
+    for its end."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -76,15 +87,15 @@ class Scenario:
     """Actual step times; None uses the profile's model."""
     with_bounds: bool = True
     """Compute the saving of an unlimited cache and the upper bounds; this takes seconds if many rows wait."""
-    stops: Stops | None = None
-    """Offline-only steps are left between layers when an online request arrives: see ``replicas.stopping``."""
+    give_up: GiveUp | None = None
+    """Abort offline-only steps between layers when an online request arrives; None runs all steps to their end."""
     cost_model: Recipe | None = None
     """The scheduler's cost model; None uses the profile's model, corrected online."""
 
     @property
     def order(self) -> str | None:
         """The order of the offline plan; None if there is no plan."""
-        return self.plan or POLICIES[self.policy].planned_order
+        return self.plan or find_policy(self.policy).planned_order
 
     @property
     def device(self) -> DeviceProfile:
@@ -129,7 +140,7 @@ class Scenario:
             offline_max_kv_ratio=self.offline_max_kv_ratio,
             share_weights=dict(self.share_weights),
             bros_initial_batch_size=self.bros_initial_batch_size,
-            gives_up_steps=self.stops is not None and not self.stops.goes_on,
+            gives_up_steps=self.give_up is not None,
         )
         cache = CacheConfig(
             block_size=self.block_size, num_host_blocks=self.num_host_blocks, two_tenant_blocks=self.num_host_blocks > 0

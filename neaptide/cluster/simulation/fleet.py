@@ -47,9 +47,7 @@ class Fleet:
         if self.placement not in PLACEMENTS:
             raise ValueError(f"there is no placement {self.placement!r}; there are: {', '.join(PLACEMENTS)}")
         if self.placement == "partition" and (self.scale is not None or self.lost_at_s):
-            raise ValueError(
-                "a replica's part of the pool is lost with it: a fleet that changes needs claims"
-            )
+            raise ValueError("a replica's part of the pool is lost with it: a fleet that changes needs claims")
         if self.scale is not None and not self.scale.min_replicas <= self.replicas <= self.scale.max_replicas:
             limits = f"{self.scale.min_replicas} to {self.scale.max_replicas}"
             raise ValueError(f"a fleet of {limits} replicas cannot start with {self.replicas}")
