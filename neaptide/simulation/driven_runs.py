@@ -231,8 +231,8 @@ class MachineModel:
         residuals = np.log(measured_s / predicted_s)
         self.noise = float(1.4826 * np.median(np.abs(residuals - np.median(residuals))))
         """Standard deviation of the logarithm of one step's time; robust against outliers."""
-        # The mean is 1 over the steps' time, not over the steps. An engine plans shorter steps while the machine is slow, and
-        # so does a simulated one.
+        # The mean is 1 over the steps' time, not over the steps. An engine plans shorter steps while the machine is
+        # slow, and so does a simulated one.
         self._factors = measured_s / predicted_s / measured_drift
 
     def predict(self, shape: BatchShape) -> Prediction:
