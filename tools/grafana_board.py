@@ -69,12 +69,12 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
     ),
     ("KV blocks", "short", True, (("{{state}}", "sum by (state) (neaptide_kv_blocks)"),)),
     (
-        "Headroom: KV blocks held and reserved for online work",
+        "Headroom: KV blocks held by online work and reserved for it",
         "short",
         False,
         (
             ("held", 'sum(neaptide_kv_blocks{state="online"})'),
-            ("reserved (forecast)", "sum(neaptide_kv_reserved_blocks)"),
+            ("reserved for chats (forecast)", "sum(neaptide_kv_reserved_blocks)"),
         ),
     ),
     (
@@ -100,7 +100,7 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
         ),
     ),
     (
-        "Step time prediction: error, and steps on time",
+        "Prediction: error, and steps on time",
         "percentunit",
         False,
         (

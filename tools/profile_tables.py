@@ -1,4 +1,4 @@
-"""Writes the table of CPU profiles in ``docs/calibration.md`` from the profiles in the package.
+"""Writes the table of the CPU profiles in ``lab/notebook/cost-model.md`` from the profiles that come with the package:
 
     neaptide calibrate --model DIR --out neaptide/data/profiles/cpu-111m.json && python -m tools.profile_tables
 
@@ -12,7 +12,7 @@ from neaptide.estimator.calibration.report import LEAST_BOUND, NOISE_FACTOR
 from neaptide.estimator.device_profile import DeviceProfile, Measurement, load_profile
 from tools.pages import with_part
 
-PAGE = Path(__file__).parents[1] / "docs" / "calibration.md"
+PAGE = Path(__file__).parents[1] / "lab" / "notebook" / "cost-model.md"
 NAMES = ("cpu-neaptide-tiny", "cpu-111m")
 REGIMES = ("prefill", "decode", "mixed")
 OURS = "ours"

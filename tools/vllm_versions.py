@@ -1,4 +1,4 @@
-"""Tries the vllm executor with several versions of vLLM, and writes the results into ``docs/vllm.md``.
+"""Tries the vllm executor with several versions of vLLM, and writes ``lab/notebook/vllm-versions.md``.
 
     python tools/vllm_versions.py 0.32.0 0.31.0 0.30.0          # each in an environment that is removed afterwards
     python tools/vllm_versions.py .vllm/bin/python 0.31.0       # an existing interpreter, and a version
@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 REPOSITORY = Path(__file__).parents[1]
 INSIDE = REPOSITORY / "tests" / "executors" / "vllm" / "inside"
-PAGE = REPOSITORY / "docs" / "vllm.md"
+PAGE = REPOSITORY / "lab" / "notebook" / "vllm-versions.md"
 BEGIN, END = "<!-- versions: tools/vllm_versions.py -->", "<!-- end of versions -->"
 HEADER = "| vLLM | fields and signatures | tests inside, V1 | tests inside, V2 | tried |\n|---|---|---|---|---|"
 FILE_LIMIT_S = 3600

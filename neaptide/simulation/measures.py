@@ -1,4 +1,4 @@
-"""The measurements of a simulation. docs/metrics.md defines every quantity, with the symbols used here."""
+"""What a simulation measures. docs/simulate-plan-loadtest.md defines every quantity, with the symbols used here."""
 
 import math
 from array import array

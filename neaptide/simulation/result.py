@@ -1,4 +1,4 @@
-"""A simulation's numbers, with the keys of its JSON. docs/metrics.md defines them."""
+"""Results of a simulation, under the keys of its JSON. docs/simulate-plan-loadtest.md defines them."""
 
 import math
 import resource

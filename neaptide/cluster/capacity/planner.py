@@ -1,8 +1,7 @@
 """The capacity planner (Echo, section 5.4).
 
-It finds the smallest size that meets the online targets in a trace's peak, its offline throughput over the trace, and
-the time for a given amount of offline work. Nothing is extrapolated: every reported size was simulated.
-docs/capacity.md explains the answer.
+Nothing is extrapolated from a formula: every size that is spoken of was simulated. docs/simulate-plan-loadtest.md says
+how to read the answer.
 """
 
 import math

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import httpx
 
 from neaptide.cluster.autoscaling import Backlog
-from neaptide.cluster.routing import KEY_BYTES, Figures, Prompt, Router
+from neaptide.cluster.routing import Figures, Prompt, Router
+from neaptide.engine.kv.cache_digest import KEY_BYTES
 from neaptide.server.edge.errors import UnavailableError
 
 logger = logging.getLogger(__name__)

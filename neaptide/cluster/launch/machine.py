@@ -14,6 +14,7 @@ from neaptide.cluster.launch.gateway import Gateway, build_gateway, check_shared
 from neaptide.cluster.launch.scaling import Scaling
 from neaptide.launch.collector import pass_over_start_up
 from neaptide.launch.connections import Server, uvicorn_config
+from neaptide.launch.early_checks import check_parts
 from neaptide.launch.serve import listen, url_of
 from neaptide.launch.stopping import Drain, cut
 from neaptide.server.observe.logs import configure_logging
@@ -30,9 +31,11 @@ def serve_cluster(settings: Settings, scale: Scale) -> int:
     """Serves until a stop signal; returns the exit status. The fleet starts with ``min_replicas``.
 
     Raises:
-        SettingsError, LaunchError: there is no data directory or shared database, or a replica or the address is not
-            available.
+        SettingsError, LaunchError: there is no data directory, no database for all, or a replica or the address cannot
+            be had.
+        MissingPartError: a package that the settings need is not installed.
     """
+    check_parts(settings)
     configure_logging(settings.log_level, settings.log_format)
     check_shared(settings)
     if settings.blobs is None:

@@ -3,9 +3,10 @@
 from collections import deque
 from enum import StrEnum
 
-from neaptide.cluster.autoscaling import LoadMeter
-from neaptide.cluster.routing import Figures, digest_of
+from neaptide.cluster.routing import Figures
 from neaptide.cluster.simulation.shared_rows import ClaimedRows
+from neaptide.engine.kv.cache_digest import digest_of
+from neaptide.engine.scheduler.online_load import LoadMeter
 from neaptide.engine.scheduler.online_room import online_room
 from neaptide.simulation.measures import CLOCK_ERROR_S
 from neaptide.simulation.offline_feed import OfflineFeed
