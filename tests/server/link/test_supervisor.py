@@ -123,8 +123,8 @@ async def test_killed_engine_ends_its_streams_and_another_takes_over(tmp_path: P
 
 
 @pytest.mark.parametrize(("number", "evidence"), [(signal.SIGKILL, Evidence.WEAK), (signal.SIGSEGV, Evidence.STRONG)])
-async def test_a_kill_from_outside_says_less_than_a_crash(
-    tmp_path: Path, number: signal.Signals, evidence: Evidence
+async def test_a_kill_from_outside_says_less_than_a_crash_and_the_log_names_its_signal(
+    tmp_path: Path, number: signal.Signals, evidence: Evidence, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = EngineClient()
     deaths = Deaths(client)
@@ -139,6 +139,7 @@ async def test_a_kill_from_outside_says_less_than_a_crash(
             async for _ in stream:
                 pass
         assert deaths.evidence == [evidence]
+        await until(lambda: f"(killed by signal {number.value}, {number.name}" in caplog.text)
     finally:
         await supervisor.stop()
 
