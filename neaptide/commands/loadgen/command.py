@@ -19,7 +19,7 @@ from rich.table import Table
 
 from neaptide.commands.loadgen.flags import add_common, add_synth, add_trace, how_of, shots_of
 from neaptide.commands.loadgen.view import RunView
-from neaptide.commands.outputs import check_writable
+from neaptide.commands.outputs import check_writable, print_json, write_json
 from neaptide.loadgen.client.batches import BatchError
 from neaptide.loadgen.report.page import ROWS, cell_text, report
 from neaptide.loadgen.report.records import record_lines
@@ -156,8 +156,7 @@ def _write(runs: Runs, args: argparse.Namespace) -> int:
         title += ", partial: stopped by Ctrl-C"
     args.html.write_text(report(runs, settings, title, found.get("ratios")), encoding="utf-8")
     line = json.dumps(found, allow_nan=False)
-    if args.json is not None:
-        args.json.write_text(line + "\n", encoding="utf-8")
+    write_json(line, args.json)
     if args.records is not None:
         lines = record_lines({name: progress for name, (progress, _) in runs.items()})
         args.records.write_text(lines, encoding="utf-8")
@@ -166,7 +165,7 @@ def _write(runs: Runs, args: argparse.Namespace) -> int:
     if len(runs) > 1:
         console.print(_ratios(found["ratios"], first), highlight=False)
     print(f"report: {args.html}")
-    print(line)
+    print_json(line, args.json)
     return 0 if all(figures["failed"] < figures["requests"] for _, figures in runs.values()) else 1
 
 
