@@ -97,7 +97,7 @@ def compilers() -> dict[str, Compiler]:
 
 class Case(NamedTuple):
     part: str
-    """Of its file."""
+    """Part of the suite that its file belongs to."""
     schema: Any
     documents: list[Any]
     are_valid: list[bool]
