@@ -227,7 +227,7 @@ def test_noise_and_headroom_reach_the_run(
         (["--planning-scale", "-1"], "--planning-scale must be at least 0"),
         (["--online", "nowhere"], "no trace 'nowhere'"),
         (["--offline", "nothing"], "no offline set 'nothing'"),
-        (["--offline", "none", "mmlu"], "stands alone"),
+        (["--offline", "none", "mmlu"], "cannot be combined with other"),
         (["--profile", "abacus"], "no profile 'abacus'"),
         (["--online-window", "ten"], "A:B"),
         (["--online-window", "100:200"], "in the window"),
