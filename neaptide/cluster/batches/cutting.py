@@ -1,4 +1,4 @@
-"""A batch's lines in chunks that servers claim: what shares a prefix stays together. Blocking; for a thread."""
+"""A batch's lines in chunks that servers lease: what shares a prefix stays together. Blocking; for a thread."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

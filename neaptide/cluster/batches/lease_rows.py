@@ -1,7 +1,7 @@
-"""Who moves a batch itself on (checks its file, writes its results) where servers share: one at a time, for a lease.
+"""Leases of whole batches: one server at a time moves a batch on (checks its file, writes its results).
 
-As for chunks (``chunk_rows.py``): a claim counts the batch's epoch up, and whoever has an older one writes nothing any
-more. ``now_ms`` may be the database's own clock.
+As for chunks (``chunk_rows.py``), a lease counts the batch's epoch up, and a server with an older epoch writes nothing
+any more. ``now_ms`` may be the database's own clock.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class BatchLease(NamedTuple):
-    """The right to move a batch on, as long as nobody else has claimed it."""
+    """The right to move a batch on, until another server leases it."""
 
     batch_id: str
     epoch: int
@@ -49,27 +49,27 @@ def _needs_care(now_ms: Milliseconds, served: Served | None) -> sa.ColumnElement
 
 
 def needs_care(conn: sa.Connection, served: Served | None = None) -> bool:
-    """Whether ``claim_batch`` would find anything; a write would cost more."""
+    """Whether ``lease_batch`` would find anything; a write would cost more."""
     return bool(conn.execute(sa.select(sa.exists().where(_needs_care(database_now_ms(conn), served)))).scalar_one())
 
 
-def claim_batch(
+def lease_batch(
     conn: sa.Connection,
     lease_ms: int,
     now_ms: Milliseconds | None = None,
-    besides: Collection[str] = (),
+    excluded: Collection[str] = (),
     served: Served | None = None,
 ) -> BatchLease | None:
-    """The oldest batch that has to be moved on; what another server claims now is passed by.
+    """The oldest batch that has to be moved on; what another server leases now is passed by.
 
-    ``besides``: batches that the server is at, perhaps under a lease that is over: it must not be at them twice.
+    ``excluded``: batches that the server is at, perhaps under a lease that is over: it must not be at them twice.
     ``served``: it checks files of that model alone, and from then on nobody of another model of the name does.
     """
     t = batches.c
     now_ms = database_now_ms(conn) if now_ms is None else now_ms
-    free = sa.select(t.id).where(_needs_care(now_ms, served), t.id.not_in(besides)).order_by(t.seq).limit(1)
+    free = sa.select(t.id).where(_needs_care(now_ms, served), t.id.not_in(excluded)).order_by(t.seq).limit(1)
     chosen = free.with_for_update(skip_locked=True).cte("chosen")
-    claimed = (
+    leased = (
         batches.update()
         .where(t.id.in_(sa.select(chosen.c.id)))
         .values(lease_epoch=t.lease_epoch + 1, leased_until_ms=now_ms + lease_ms)
@@ -77,8 +77,8 @@ def claim_batch(
     )
     if served is not None:
         is_named = sa.and_(t.model_fingerprint.is_(None), t.model.in_(served.names))
-        claimed = claimed.values(model_fingerprint=sa.case((is_named, served.fingerprint), else_=t.model_fingerprint))
-    row = conn.execute(claimed).one_or_none()
+        leased = leased.values(model_fingerprint=sa.case((is_named, served.fingerprint), else_=t.model_fingerprint))
+    row = conn.execute(leased).one_or_none()
     return None if row is None else BatchLease(*row)
 
 
@@ -107,10 +107,10 @@ def release_batch(conn: sa.Connection, lease: BatchLease) -> None:
 def guarded(
     lease: BatchLease, operation: Callable[Concatenate[sa.Connection, P], T]
 ) -> Callable[Concatenate[sa.Connection, P], T]:
-    """The operation, for the lease's holder only: no other claim begins before its transaction ends.
+    """The operation, for the lease's holder only: no other lease begins before its transaction ends.
 
     Raises:
-        LeaseLostError: there has been another claim.
+        LeaseLostError: there has been another lease.
     """
 
     def run(conn: sa.Connection, /, *args: P.args, **kwargs: P.kwargs) -> T:

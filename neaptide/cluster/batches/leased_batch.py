@@ -60,7 +60,7 @@ def begin_shared(
 
 
 class LeasedHold:
-    """Implements ``Hold``. Everything raises LeaseLostError once another server has claimed the batch."""
+    """Implements ``Hold``. Everything raises LeaseLostError once another server has leased the batch."""
 
     def __init__(self, plane: BatchPlane, blobs: Blobs, lease: BatchLease) -> None:
         self._p = plane

@@ -1,6 +1,6 @@
 """The state machine where several servers share the batches: every step of every batch may be any server's.
 
-    lines            chunks, claimed by whoever has use for more (``claimer.py``)
+    lines            chunks, leased by whoever has use for more (``leased_chunks.py``)
     everything else  a lease of the batch: to check its file, to write its results
 
 The arrows are those of ``running/machine.py``, compare-and-sets in the database, and so is who may draw them. A server
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from neaptide.cluster.batches import chunk_rows, lease_rows
 from neaptide.cluster.batches.lease_rows import BatchLease
 from neaptide.cluster.batches.leased_batch import LeasedHold
-from neaptide.cluster.batches.leased_chunks import RENEWALS_A_LEASE, Claimer
+from neaptide.cluster.batches.leased_chunks import RENEWALS_A_LEASE, LeasedChunks
 from neaptide.cluster.storage.blobs import Blobs
 from neaptide.server.batches.checking.validation import Validation
 from neaptide.server.batches.running import finalize
@@ -57,7 +57,7 @@ class SharedMachine:
         self._validation = Validation(plane, self._disk)
         self._ending = Ending(plane, self._stopping)
         self._upkeep = Upkeep(plane, self._disk, self.end, self._sweep)
-        self.claimer = Claimer(
+        self.chunks = LeasedChunks(
             plane, blobs, lease_s, self._disk, self._validation, lambda _: self._wake.set(), self._is_validating
         )
         self._cares: dict[str, _Care] = {}
@@ -70,7 +70,7 @@ class SharedMachine:
         """Takes up whatever there is to do."""
         await self._enrol()
         say_what_waits(await self._p.store.read(server_rows.waiting))
-        self.claimer.start()
+        self.chunks.start()
         for work in (self._care_on(), self._renew_on(), self._upkeep.run(self._stopping.is_set)):
             self._background.spawn(work)
 
@@ -82,16 +82,16 @@ class SharedMachine:
         self._wake.set()
         for care in self._cares.values():
             care.stop.set()
-        await self.claimer.stop()
+        await self.chunks.stop()
         await self._background.drain()
         await self._p.checker.close()
         with suppress(StoreUnavailableError):
-            await self._p.store.write_beside(server_rows.leave, self.claimer.claimant.name)
+            await self._p.store.write_beside(server_rows.leave, self.chunks.server.name)
 
     @property
     def leases(self) -> LeaseFigures:
         """As in ``BatchMachine``."""
-        return self.claimer
+        return self.chunks
 
     async def backlog(self) -> list[JobLeft]:
         """As in ``BatchMachine``."""
@@ -117,12 +117,12 @@ class SharedMachine:
 
     async def _close(self, batch_id: str) -> None:
         # What has arrived here still counts; other servers' results do until their lines are closed.
-        await self.claimer.close_batch(batch_id)
+        await self.chunks.close_batch(batch_id)
         self._wake.set()
 
     def suspend(self) -> None:
         """As in ``BatchMachine``."""
-        self.claimer.suspend()
+        self.chunks.suspend()
 
     # ---- batches ----
 
@@ -130,7 +130,7 @@ class SharedMachine:
         while not self._stopping.is_set():
             self._wake.clear()
             try:
-                while len(self._cares) < MAX_CARES and (lease := await self._claim_batch()) is not None:
+                while len(self._cares) < MAX_CARES and (lease := await self._lease_batch()) is not None:
                     care = self._cares[lease.batch_id] = _Care(lease, asyncio.Event())
                     self._background.spawn(self._care(care))
             except (OSError, StoreUnavailableError) as error:
@@ -141,12 +141,14 @@ class SharedMachine:
             except TimeoutError:
                 continue
 
-    async def _claim_batch(self) -> BatchLease | None:
+    async def _lease_batch(self) -> BatchLease | None:
         served = self._p.compiler.served
         if self._stopping.is_set() or not await self._p.store.read(lease_rows.needs_care, served):
             return None
-        besides = list(self._cares)
-        return await self._p.store.write_beside(lease_rows.claim_batch, self._lease_ms, besides=besides, served=served)
+        excluded = list(self._cares)
+        return await self._p.store.write_beside(
+            lease_rows.lease_batch, self._lease_ms, excluded=excluded, served=served
+        )
 
     async def _care(self, care: _Care) -> None:
         """Moves a batch on as far as it goes without its lines. What fails for no good reason is tried again, here or
@@ -177,7 +179,7 @@ class SharedMachine:
             if not await self._validation.run(record, care.stop, hold) and self._stopping.is_set():
                 raise ServerStoppingError
             care.is_validating = False
-            self.claimer.wake()
+            self.chunks.wake()
             record = await store.read(batch_rows.require_batch, batch_id)
         if record.outcome is None:
             begin_finalizing = hold.guarded(batch_rows.begin_finalizing)
@@ -206,7 +208,7 @@ class SharedMachine:
             await self._disk.sleep(self._lease_s / RENEWALS_A_LEASE)
 
     async def _enrol(self) -> None:
-        name, served = self.claimer.claimant.name, self._p.compiler.served
+        name, served = self.chunks.server.name, self._p.compiler.served
         await self._p.store.write_beside(server_rows.enrol, name, served, self._lease_ms)
 
     async def _renew(self) -> None:

@@ -47,7 +47,7 @@ def measure(
     offline: Sequence[OfflineSet] = (),
     on_progress: OnProgress | None = None,
 ) -> Measured:
-    """Several replicas stand behind the slack router and claim rows from one pool of the offline sets."""
+    """Several replicas stand behind the slack router and lease rows from one pool of the offline sets."""
     scenario = size.of(base)
     fitting = [r for r in stretch.requests if _tokens(r) <= scenario.max_tokens]
     too_large = sum(_is_inside(r, stretch) and _tokens(r) > scenario.max_tokens for r in stretch.requests)

@@ -27,7 +27,7 @@ class Fleet:
     """At the start."""
     router: str = "slack"
     placement: Placement = "claims"
-    """Of offline rows: replicas claim chunks of one pool, or each has its part of it from the start."""
+    """Of offline rows: replicas lease chunks of one pool, or each has its part of it from the start."""
     lost_at_s: tuple[float, ...] = ()
     """Each time the replica that has served longest is lost, with what it computes; another one is started."""
     scale: Scale | None = None
@@ -35,7 +35,7 @@ class Fleet:
     start_up_s: float = 60.0
     """From a replica's start until it serves. Those of the beginning serve at once."""
     lease_s: float = 15.0
-    """After a loss, until what the replica had claimed can be claimed again."""
+    """After a loss, until what the replica had leased can be leased again."""
     decide_s: float = DECIDE_S
     """Between two decisions on the size."""
 

@@ -29,7 +29,7 @@ class RowsResult(msgspec.Struct, kw_only=True):
     done: int
     open: int
     given_back: int
-    """Claimed by a replica that did not do them, and claimed again."""
+    """Leased by a replica that did not do them, and leased again."""
 
 
 class ClusterResult(SimResult, kw_only=True):

@@ -1,6 +1,6 @@
-"""In which order replicas take chunks of the jobs' rows: by deadline first, then from either end of the density order.
+"""The order in which simulated replicas lease rows: the most urgent job first, then from either side of its order.
 
-In memory and without leases: what a store promises across processes is not simulated.
+Rows are leased in memory, and no lease ends: what a store promises across processes is not simulated.
 """
 
 from collections import deque
@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from neaptide.cluster.lease_order import Side
 
-class Claim(NamedTuple):
+
+class RowLease(NamedTuple):
     job: int
     rows: tuple[int, ...]
     """In the job's order."""
@@ -22,29 +24,29 @@ class _Job:
     """Rows in a row, none empty; what was given back stands at the front, as a run of its own."""
 
 
-class ClaimOrder:
+class RowOrder:
     def __init__(self) -> None:
         self._jobs: dict[int, _Job] = {}
         self.num_rows = 0
-        """Not claimed."""
+        """Not leased."""
 
     def add(self, job: int, deadline_s: float, rows: Sequence[int]) -> None:
-        """A new job, its rows in the order of their density."""
+        """A new job, its rows by falling compute density."""
         self._jobs[job] = _Job(deadline_s)
-        self.give_back(Claim(job, tuple(rows)))
+        self.give_back(RowLease(job, tuple(rows)))
 
     @property
     def first(self) -> int | None:
-        """The job that the next claim takes from."""
+        """The job that the next lease takes from."""
         waiting = [(one.deadline_s, job) for job, one in self._jobs.items() if one.runs]
         return min(waiting)[1] if waiting else None
 
-    def claim(self, from_front: bool, num_rows: int) -> Claim | None:
-        """The next rows from this end of the most urgent job, so many at most; None if nothing is left."""
+    def lease(self, side: Side, num_rows: int) -> RowLease | None:
+        """The next rows from this side of the most urgent job, at most ``num_rows``; None if nothing is left."""
         job = self.first
         if job is None:
             return None
-        runs = self._jobs[job].runs
+        runs, from_front = self._jobs[job].runs, side is Side.COMPUTE_BOUND
         run = runs.popleft() if from_front else runs.pop()
         if from_front:
             rows, rest = run[:num_rows], run[num_rows:]
@@ -54,10 +56,10 @@ class ClaimOrder:
         if rest:
             (runs.appendleft if from_front else runs.append)(rest)
         self.num_rows -= len(rows)
-        return Claim(job, rows)
+        return RowLease(job, rows)
 
-    def give_back(self, claim: Claim) -> None:
-        """Rows that were claimed and will not be done there: they go first."""
-        if claim.rows:
-            self._jobs[claim.job].runs.appendleft(claim.rows)
-            self.num_rows += len(claim.rows)
+    def give_back(self, lease: RowLease) -> None:
+        """Rows that were leased and will not be done there: they go first."""
+        if lease.rows:
+            self._jobs[lease.job].runs.appendleft(lease.rows)
+            self.num_rows += len(lease.rows)
