@@ -23,7 +23,7 @@ from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, ProfileConfig, SchedulerConfig
 from neaptide.engine.messages import EngineFatal
 from neaptide.launch.collector import pass_over_start_up
-from neaptide.launch.early_checks import check_files
+from neaptide.launch.early_checks import check_files, check_parts
 from neaptide.launch.sharing import sharing_of
 from neaptide.launch.stopping import Drain, cut
 from neaptide.launch.threads import default_num_threads
@@ -73,7 +73,7 @@ def engine_config(
         LaunchError: policy, executor or profile do not exist, the API keys are invalid, or the step log cannot be
             written.
     """
-    from neaptide.engine.scheduler.policies import POLICIES
+    from neaptide.engine.scheduler.policies import check_name
     from neaptide.executors.registry import check_executor
     from neaptide.server.edge.auth import KeyRing
 
@@ -81,12 +81,11 @@ def engine_config(
     host_cache_bytes = int(settings.host_cache_gib * (1 << 30))
     try:
         check_files(settings)
+        check_name(settings.policy)
         check_executor(settings.executor, arguments, host_cache_bytes, settings.batch_invariant, settings.quantization)
         share_weights = KeyRing(settings.api_key).share_weights
     except ValueError as error:
         raise LaunchError(str(error)) from error
-    if settings.policy not in POLICIES:
-        raise LaunchError(f"policy = {settings.policy!r} is not supported; there are: {', '.join(sorted(POLICIES))}")
     on_cuda = settings.device == "cuda"
     tpot_slo_ms = settings.tpot_slo_ms or (DEFAULT_TPOT_CUDA_MS if on_cuda else DEFAULT_TPOT_CPU_MS)
     kv_cache_bytes = None if settings.kv_cache_gib is None else int(settings.kv_cache_gib * (1 << 30))
@@ -159,7 +158,9 @@ def serve(settings: Settings, listener: socket.socket | None = None) -> int:
 
     Raises:
         SettingsError, LaunchError: the model, the port, the data directory or the engine cannot be used.
+        MissingPartError: a package that the settings need is not installed.
     """
+    check_parts(settings)
     configure_logging(settings.log_level, settings.log_format)
     keep_little()
     sys.setswitchinterval(THREAD_SWITCH_S)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from starlette.middleware.cors import CORSMiddleware
 
@@ -94,7 +95,7 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     app.state.batches = state.batches
     app.state.shadow = state.shadow
     app.state.room_desk = RoomDesk(state.context.client, lambda: state.context.clock())
-    install_handlers(app)
+    install_handlers(app, RequestValidationError)
     install_openapi(app)
     app.add_middleware(HeadMiddleware)
     # The last one added is the outermost: replies of the key check carry a request id as well, and a browser's

@@ -22,8 +22,8 @@ from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.estimator.recipes import build_headroom, recipe_of
 from neaptide.executors.simulated.trace_executor import TraceExecutor
-from neaptide.experiments.fidelity_runs import Load, drive
 from neaptide.loadgen.client.recorder import Record
+from neaptide.simulation.driven_runs import Load, drive
 
 TARGETS = Targets(0.25, 0.06)
 AT_S, SLOW_S, END_S = 1000.0, 1001.5, 4.0
@@ -110,7 +110,7 @@ def test_the_report_says_who_was_late_and_for_what(kept: Path, capsys: pytest.Ca
     (row,) = [line for line in said.splitlines() if "first token, 1.24 s" in line]
     found = [float(cell) for cell in re.findall(r"-?\d+\.\d", row)]
     assert found[1:] == pytest.approx([261.3, 100.5, 0.0, 148.8, 0.0, 0.0, 0.0, 12.0], abs=0.2)
-    assert "decided as then" in said
+    assert "all decisions are the same" in said
     assert re.findall(r"^  ([a-z ]+): 1$", said, re.MULTILINE) == ["step before", "online prompts", "on the way"]
 
 

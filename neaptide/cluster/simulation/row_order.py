@@ -1,6 +1,6 @@
 """The order in which simulated replicas lease rows: the most urgent job first, then from either side of its order.
 
-Rows are leased in memory, and no lease ends: what a store promises across processes is not simulated.
+Rows are leased in memory, and no lease ends: a store's guarantees across processes are not simulated.
 """
 
 from collections import deque
@@ -21,28 +21,28 @@ class RowLease(NamedTuple):
 class _Job:
     deadline_s: float
     runs: deque[tuple[int, ...]] = field(default_factory=deque)
-    """Rows in a row, none empty; what was given back stands at the front, as a run of its own."""
+    """Runs of consecutive rows, none empty. Returned rows are a run of their own at the front."""
 
 
 class RowOrder:
     def __init__(self) -> None:
         self._jobs: dict[int, _Job] = {}
         self.num_rows = 0
-        """Not leased."""
+        """Rows that no replica holds."""
 
     def add(self, job: int, deadline_s: float, rows: Sequence[int]) -> None:
-        """A new job, its rows by falling compute density."""
+        """Adds a job with its rows by falling compute density."""
         self._jobs[job] = _Job(deadline_s)
         self.give_back(RowLease(job, tuple(rows)))
 
     @property
     def first(self) -> int | None:
-        """The job that the next lease takes from."""
+        """The job that the next chunk comes from."""
         waiting = [(one.deadline_s, job) for job, one in self._jobs.items() if one.runs]
         return min(waiting)[1] if waiting else None
 
     def lease(self, side: Side, num_rows: int) -> RowLease | None:
-        """The next rows from this side of the most urgent job, at most ``num_rows``; None if nothing is left."""
+        """Takes at most ``num_rows`` rows from this side of the most urgent job; None if nothing is left."""
         job = self.first
         if job is None:
             return None
@@ -59,7 +59,7 @@ class RowOrder:
         return RowLease(job, rows)
 
     def give_back(self, lease: RowLease) -> None:
-        """Rows that were leased and will not be done there: they go first."""
+        """Returns rows that their replica will not do; they go first."""
         if lease.rows:
             self._jobs[lease.job].runs.appendleft(lease.rows)
             self.num_rows += len(lease.rows)

@@ -112,10 +112,10 @@ function showPlots() {
       { name: "online", ys: tokens("online") }, { name: "offline", ys: tokens("offline") },
     ], { stacked: true }),
     plot("Targets met", `% of the last ${SHARE_S} s`, [{ name: "TTFT", ys: met("ttft") }, { name: "TPOT", ys: met("tpot") }], { most: 100 }),
-    plot("KV blocks, and what is kept for online work", "blocks", [
+    plot("KV blocks, and the reserve for online work", "blocks", [
       { name: "online", ys: blocks("online") }, { name: "offline", ys: blocks("offline") },
       { name: "cached", ys: blocks("cached") }, { name: "free", ys: blocks("free") },
-      { name: "kept, by the forecast", ys: history.map((one) => sum(one.samples, "neaptide_kv_reserved_blocks")), mark: true },
+      { name: "reserved for chats (forecast)", ys: history.map((one) => sum(one.samples, "neaptide_kv_reserved_blocks")), mark: true },
     ], { stacked: true }),
     plot("Mean time of a step", "ms", [{ name: "predicted", ys: inMs(lines(predicted)) }, { name: "measured", ys: inMs(lines(measured)) }]),
   );
@@ -132,8 +132,8 @@ function showFigures() {
     ["running, online / offline", ["online", "offline"].map((name) => sum(now.samples, "neaptide_requests_running", { class: name })).join(" / ")],
     ["waiting, online / offline", ["online", "offline"].map((name) => short(sum(now.samples, "neaptide_requests_waiting", { class: name }))).join(" / ")],
     ["preempted, 5 min", short(grown(first, now, "neaptide_preemptions_total"))],
-    ["steps within their margin", percent(covered)],
-    ["error of step times", percent(error)],
+    ["steps on time", percent(covered)],
+    ["prediction error", percent(error)],
   ];
   at("figures").replaceChildren(...figures.map(([name, value]) => {
     const card = made("div");
@@ -212,9 +212,9 @@ function showShadow(samples) {
   at("shadow").replaceChildren(...rows);
   at("shadownote").textContent = length > 0 ?
     `${duration(length)} of this server's own traffic with ${short(sum(samples, "neaptide_shadow_requests"))} online requests, ` +
-    `simulated again under vLLM's schedulers; it ended ${duration(sum(samples, "neaptide_shadow_age_seconds"))} ago.` :
+    `replayed under vLLM's schedulers; it ended ${duration(sum(samples, "neaptide_shadow_age_seconds"))} ago.` :
     samples.has("neaptide_shadow_window_seconds") ?
-      "Not known yet: some minutes of traffic are simulated again under vLLM's schedulers." : "Off (--shadow).";
+      "Waiting for traffic: after a few minutes it is replayed under vLLM's schedulers." : "Off (--shadow).";
 }
 
 function batchRow(batch) {
@@ -250,7 +250,7 @@ async function showBatches() {
   const list = await reply.json();
   at("batches").replaceChildren(...list.data.map(batchRow));
   at("note").textContent = list.data.length === 0 ? "No batches." :
-    "Will take: from what the whole device would need to what its recent rate says. Slack: what is left of the window after that." +
+    "Time left: at best – at the current rate. Slack: time to spare in the window." +
     (list.has_more ? ` The latest ${SHOWN_BATCHES}.` : "");
 }
 
@@ -272,10 +272,10 @@ async function refresh() {
 
 function answerOf(found) {
   const offline = found.offline_tokens_per_second, share = found.attainment;
-  const replicas = found.replicas === null ? "more replicas than were tried" : `${found.replicas} ` + (found.replicas > 1 ? "replicas" : "replica");
+  const replicas = found.replicas === null ? "more than were tried" : `${found.replicas}`;
   return `Of ${short(found.requests)} online requests ${percent(share.both)} meet both targets (TTFT ${percent(share.ttft)}, ` +
     `TPOT ${percent(share.tpot)}) on one replica` + (offline === null ? "" : `, beside ${short(offline)} offline tokens/s`) +
-    `; 90% of them take ${replicas}. From ${duration(found.recorded_seconds)} of traffic.`;
+    `. Replicas needed for 90%: ${replicas}. Based on ${found.recorded_seconds > 120 ? "the busiest two minutes of " : ""}${duration(found.recorded_seconds)} of traffic.`;
 }
 
 async function askWhatIf(form) {

@@ -62,7 +62,7 @@ def test_one_replica_is_what_simulate_gives(router: str) -> None:
     "scene",
     [
         mixed(overlap_depth=1),
-        mixed(plan="blendserve", refill=False),
+        mixed(plan="neaptide", refill=False),
         mixed(online=(), refill=False),
         mixed(window_s=(0.2, 1.1)),
         constant(offline_sets=[offline(*[(0, 4, 3)] * 6, batch_size=2)]),
@@ -217,7 +217,7 @@ def test_parts_hold_every_row_once_and_share_the_work() -> None:
         ({"replicas": 0}, "from 1 to 1024"),
         ({"router": "best"}, "there is no router 'best'"),
         ({"placement": "partition", "lost_at_s": (1.0,)}, "needs claims"),
-        ({"scale": Scale(2, 3)}, "cannot begin with 1"),
+        ({"scale": Scale(2, 3)}, "cannot start with 1"),
     ],
 )
 def test_a_fleet_that_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:

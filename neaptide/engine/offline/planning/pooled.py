@@ -11,21 +11,18 @@ from neaptide.engine.messages import PlanReady, TwoEnds
 from neaptide.engine.offline.density import DensityModel
 from neaptide.engine.offline.dual_scan import dual_scan_order, window_densities, window_sums
 from neaptide.engine.offline.planned import FULL_SHARE, PROMPT_STEPS, raw
-from neaptide.engine.offline.planning.blend import REPEATED_SHARE, PoolWork, rank
+from neaptide.engine.offline.planning.blend import REPEATED_SHARE, PoolWork, Ranked, rank
 from neaptide.engine.offline.planning.lengths import estimated_outputs, sampled_rows
 from neaptide.engine.offline.planning.order import PromptOrder
-from neaptide.engine.offline.planning.plan import PLANNED_POLICIES, Pool, plan_pool
+from neaptide.engine.offline.planning.plan import Pool, find_order
 from neaptide.engine.offline.planning.prompts import Prompts
 from neaptide.engine.offline.planning.spread import spread
 from neaptide.engine.offline.planning.timetable import timetable
 from neaptide.engine.offline.prefix_tree import PrefixTree
 from neaptide.engine.offline.token_file import TokenFile
 
-BY_DENSITY = "density"
-"""The order that ``blendserve`` goes along from both ends, for an engine that chooses the end itself ..."""
 TWO_ENDS = "ends"
-"""... and ours, for one that also foresees how memory fills (``spread``)."""
-ORDERS = (*PLANNED_POLICIES, BY_DENSITY, TWO_ENDS)
+"""Our order by density: the engine takes rows from both sides, and foresees how memory fills (``spread``)."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -85,7 +82,7 @@ class PooledRows:
     ) -> PlanReady:
         """
         Args:
-            order: one of ``ORDERS``.
+            order: ``ends``, or what ``find_order`` knows.
             known: job, row and length of answers that are known.
             so_far: the same of answers that run and have come so far.
             samples_first: jobs of which nothing is known have their samples run first, so that a later plan knows more.
@@ -122,13 +119,14 @@ def _ordered(
     Args:
         first: rows that stand before all others.
     """
-    if order in PLANNED_POLICIES:
-        (rows,) = plan_pool(pool, order)
-        return rows, None
-    repeated_share = REPEATED_SHARE if order == TWO_ENDS else math.inf  # BlendServe's has no such bound
-    ranked = rank(pool.tree, pool.work, repeated_share=repeated_share)
     if order == TWO_ENDS:
+        ranked = rank(pool.tree, pool.work, repeated_share=REPEATED_SHARE)
         ranked = spread(ranked, pool.tree, pool.work, pool.kv_tokens)
+    else:
+        found = find_order(order)(pool, pool.tree.rows)
+        if not isinstance(found, Ranked):
+            return found, None
+        ranked = found
     ranked = ranked.with_first(first)
     own_tokens = pool.work.prompt_tokens[ranked.rows] - ranked.shared_tokens
     outputs = pool.work.output_tokens[ranked.rows]

@@ -27,7 +27,7 @@ class VllmV1Fcfs(OneQueueScheduler):
     watermark: ClassVar[float] = 0.0
     """Share of the blocks that an admission beside running requests leaves free; 0 is their default."""
 
-    def _pack(self, draft: Draft) -> float:
+    def pack(self, draft: Draft) -> float:
         # A step in which each request that was looked at got preempted is empty; the engine would plan again at once.
         while not draft.num_parts:
             if not self._pack_running(draft):
