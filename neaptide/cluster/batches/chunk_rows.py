@@ -38,7 +38,7 @@ class LeasingServer:
 
     name: str
     fingerprint: str
-    """Of its model and tokenizer: it leases no chunk that was made for others."""
+    """Names its model and tokenizer: it leases no chunk that was made for others."""
     lease_ms: int = _LEASE_MS
     max_model_len: int = NO_LIMIT
     """Longest context, prompt and answer. It leases no chunk with a line that needs more."""
@@ -100,7 +100,7 @@ def _for(server: LeasingServer, excluded: Excluded) -> sa.ColumnElement[bool]:
 
 
 def add_chunks(conn: sa.Connection, chunks: Mapping[Chunk, Sequence[int]]) -> None:
-    """Offers lines of a batch for leases; with each chunk its line numbers."""
+    """Offers lines of a batch for leases, given the line numbers of each chunk."""
     rows = [
         {
             "batch_id": chunk.key.batch_id,
@@ -126,8 +126,10 @@ def add_chunks(conn: sa.Connection, chunks: Mapping[Chunk, Sequence[int]]) -> No
 
 
 def _placing(chunks: Mapping[Chunk, Sequence[int]]) -> sa.Update:
-    """One join for all lines: for a statement for each chunk PostgreSQL, which has no statistics of a new batch, would
-    read the whole batch each time."""
+    """Sets the chunk of every line by one join.
+
+    With a statement for each chunk PostgreSQL would read the whole batch each time: it has no statistics of a new one.
+    """
     placed = [(*chunk.key, line_no) for chunk, line_nos in chunks.items() for line_no in line_nos]
     types = (sa.String, sa.Integer, sa.Integer)
     arrays: list[sa.ColumnElement[Any]] = [

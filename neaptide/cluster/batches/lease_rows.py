@@ -27,7 +27,7 @@ class BatchLease(NamedTuple):
 
 
 def _may_check(served: Served | None) -> sa.ColumnElement[bool]:
-    """The batch's file names the server's model, or nobody knows yet what it names."""
+    """Whether the batch's file names the server's model, or it is not known yet which model it names."""
     t = batches.c
     if served is None:
         return sa.true()
@@ -36,8 +36,10 @@ def _may_check(served: Served | None) -> sa.ColumnElement[bool]:
 
 
 def _needs_care(now_ms: Milliseconds, served: Served | None) -> sa.ColumnElement[bool]:
-    """There is something to do that is not a line: to check the file, to end a batch whose lines have ended, or one
-    that was cancelled or is overdue; and nobody does it."""
+    """Whether a batch has something to do beside its lines, and no server does it.
+
+    That is to check the file, or to end a batch: its lines have ended, it was cancelled, or it is overdue.
+    """
     t = batches.c
     no_chunks = ~sa.exists().where(batch_chunks.c.batch_id == t.id)
     is_due = sa.or_(
@@ -60,10 +62,12 @@ def lease_batch(
     excluded: Collection[str] = (),
     served: Served | None = None,
 ) -> BatchLease | None:
-    """The oldest batch that has to be moved on; what another server leases now is passed by.
+    """Leases the oldest batch that has something to do. It skips batches that another server is leasing now.
 
-    ``excluded``: batches that the server is at, perhaps under a lease that is over: it must not be at them twice.
-    ``served``: it checks files of that model alone, and from then on nobody of another model of the name does.
+    Args:
+        excluded: batches that the server is working on, perhaps under a lease that is over.
+        served: the server's model. It checks files of that model alone, and marks them as its own: from then on no
+            other model of the same name answers them.
     """
     t = batches.c
     now_ms = database_now_ms(conn) if now_ms is None else now_ms
@@ -85,7 +89,7 @@ def lease_batch(
 def renew_batches(
     conn: sa.Connection, leases: Iterable[BatchLease], lease_ms: int, now_ms: Milliseconds | None = None
 ) -> dict[BatchLease, bool]:
-    """Begins leases anew. Those that still hold, and whether the batch's end has been decided."""
+    """Begins leases anew. Returns those that still hold, and for each whether the batch's end has been decided."""
     t = batches.c
     now_ms = database_now_ms(conn) if now_ms is None else now_ms
     wanted = sorted(leases)
@@ -99,6 +103,7 @@ def renew_batches(
 
 
 def release_batch(conn: sa.Connection, lease: BatchLease) -> None:
+    """Ends a lease before its time."""
     t = batches.c
     update = batches.update().where(t.id == lease.batch_id, t.lease_epoch == lease.epoch)
     conn.execute(update.values(leased_until_ms=0))
@@ -107,10 +112,10 @@ def release_batch(conn: sa.Connection, lease: BatchLease) -> None:
 def guarded(
     lease: BatchLease, operation: Callable[Concatenate[sa.Connection, P], T]
 ) -> Callable[Concatenate[sa.Connection, P], T]:
-    """The operation, for the lease's holder only: no other lease begins before its transaction ends.
+    """The operation, run only while the lease holds: no other lease begins before its transaction ends.
 
     Raises:
-        LeaseLostError: there has been another lease.
+        LeaseLostError: another server has leased the batch.
     """
 
     def run(conn: sa.Connection, /, *args: P.args, **kwargs: P.kwargs) -> T:

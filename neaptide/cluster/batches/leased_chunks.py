@@ -44,10 +44,11 @@ from neaptide.server.edge.errors import NotFoundError
 logger = logging.getLogger(__name__)
 
 RENEWALS_A_LEASE = 3
+"""How often a lease is renewed while it lasts."""
 
 
 class UnableError(Exception):
-    """This server cannot run each of a chunk's rows; one that was known when they were checked can."""
+    """This server cannot run every row of a chunk; a server that was known at the check can."""
 
 
 @dataclass(slots=True)
@@ -56,7 +57,7 @@ class _Held:
     job: Job
     work: Work
     is_over: bool = False
-    """All lines have ended, or it is being given back: no renewal is due."""
+    """All lines have ended, or the lease is being given back: it needs no renewal."""
 
 
 class LeasedChunks:
@@ -99,9 +100,9 @@ class LeasedChunks:
         self._leasing: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._running_rows = 0
-        """In the engine, as it said last."""
+        """Offline rows that run in the engine, as it last said."""
         self._silent_s = 0.0
-        """Since when there is no engine, as far as renewals noticed."""
+        """How long there has been no engine, as counted at renewals."""
         self._is_suspended = False
         self._is_stopping = False
         self.num_lost = 0
@@ -118,11 +119,11 @@ class LeasedChunks:
         self._background.spawn(watch_tokens(self._runner, self._on_tokens_lost, self._disk))
 
     async def stop(self) -> None:
-        """Makes durable what has arrived, and gives back the rest."""
+        """Makes results durable that have arrived, and gives back the rest."""
         self._is_stopping = True
         self._wake.set()
         if self._leasing is not None:
-            # What has just been leased is given back, too.
+            # Chunks that have just been leased are given back, too.
             await self._leasing
         await self._runner.stop()
         await self._release([held.lease for held in self._held.values()])
@@ -135,7 +136,7 @@ class LeasedChunks:
         self._runner.suspend()
         self._background.spawn(self.give_back())
 
-    # ---- what is asked ----
+    # ---- figures and events ----
 
     @property
     def num_chunks(self) -> int:
@@ -168,7 +169,7 @@ class LeasedChunks:
 
     @property
     def _has_use_for_more(self) -> bool:
-        """Fewer lines wait in the engine than it would soon start."""
+        """Whether fewer lines wait in the engine than it would soon start."""
         engine = self._p.engine
         if self._leaves() or not engine.is_ready or engine.offline_paused:
             return False
@@ -186,9 +187,9 @@ class LeasedChunks:
             except (OSError, StoreUnavailableError) as error:
                 logger.error("no chunk is leased: %s", error)
             except Exception:
-                # A server that leases nothing any more looks as if it had nothing to do.
+                # Without this, a server that leases nothing would look idle.
                 logger.exception("no chunk is leased")
-            # What another server offers is found by looking.
+            # Other servers send no notice of new chunks.
             await self._rest()
 
     async def _rest(self) -> None:
@@ -199,7 +200,7 @@ class LeasedChunks:
             return
 
     async def _lease_some(self) -> bool:
-        """Whether there was something to lease, and all of it could be loaded."""
+        """Leases chunks. False if there were none, or not all could be loaded."""
         excluded = self._passed_by.excluded([one.lease.key for one in self._held.values()])
         figures = await self._p.store.read(chunk_rows.free_chunks, self.server, excluded)
         if not figures.num_free:
@@ -232,7 +233,7 @@ class LeasedChunks:
         return bool(leases)
 
     async def _pass_by(self, lease: ChunkLease) -> None:
-        """Gives back for good what this server cannot run."""
+        """Gives a chunk back that this server cannot run, and does not lease it again."""
         self._passed_by.add(lease.key)
         self._loading.discard(lease)
         await self._release([lease])
@@ -313,14 +314,12 @@ class LeasedChunks:
         if held is None:
             return
         self.num_lost += not held.is_over
-        logger.warning(
-            "batch %s: a lease is lost: others have taken the lines over or will do so, or the batch has ended", job_id
-        )
+        logger.warning("batch %s: a lease is lost: other servers take the lines over, or the batch has ended", job_id)
         self._plans.forget(held.lease.key.batch_id)
         self._background.spawn(self._runner.close_job(job_id))
 
     async def close_batch(self, batch_id: str) -> None:
-        """Takes a batch from the engine; returns when everything that arrived for it here is durable."""
+        """Takes a batch from the engine. Returns when all results that arrived here are durable."""
         mine = [held for held in self._held.values() if held.lease.key.batch_id == batch_id]
         await self._close(mine)
 
@@ -330,7 +329,7 @@ class LeasedChunks:
             self._background.spawn(self.give_back([held]))
 
     async def give_back(self, held: list[_Held] | None = None) -> None:
-        """All, or some of it, that the engine has not done."""
+        """Gives back unfinished chunks: these, or all of them."""
         held = list(self._held.values()) if held is None else held
         await self._close(held)
         await self._release([one.lease for one in held])
@@ -394,13 +393,13 @@ def _renew(conn: sa.Connection, leases: list[ChunkLease], lease_ms: int) -> set[
 
 
 def _complete(conn: sa.Connection, lease: ChunkLease) -> bool:
-    """Whether the batch has no chunk left."""
+    """Removes a chunk whose lines have ended. Returns whether the batch has no chunk left."""
     chunk_rows.complete_chunk(conn, lease)
     return chunk_rows.num_chunks(conn, lease.key.batch_id) == 0
 
 
 def _give_up(conn: sa.Connection, lease: ChunkLease) -> None:
-    """Fails what is left of a batch that cannot be run by anybody; only for who holds a chunk of it."""
+    """Fails the remaining lines of a batch that no server can run; only under a lease of one of its chunks."""
     record = batch_rows.require_batch(conn, lease.key.batch_id)
     if record.outcome is None and LeasedLines(lease).holds(conn):
         batch_rows.close_lines(conn, record.id, LineState.FAILED, finalize.LOST_ERROR)

@@ -1,10 +1,10 @@
-"""The state machine where several servers share the batches: every step of every batch may be any server's.
+"""The state machine for several servers that share their batches: any server may take any step of any batch.
 
-    lines            chunks, leased by whoever has use for more (``leased_chunks.py``)
+    lines            chunks, leased by a server whose engine has room (``leased_chunks.py``)
     everything else  a lease of the batch: to check its file, to write its results
 
-The arrows are those of ``running/machine.py``, compare-and-sets in the database, and so is who may draw them. A server
-that dies leaves leases behind; when they end, others look for what is to be done and do it.
+The arrows are those of ``running/machine.py``. Each is a compare-and-set in the database, and so is each lease. When a
+server dies, its leases end, and other servers take its work over.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ from neaptide.server.batches.wiring import BatchPlane
 logger = logging.getLogger(__name__)
 
 MAX_CARES = 4
-"""Batches that this server checks or ends at once; files are checked one at a time anyway."""
+"""Batches that this server checks or ends at once. It checks files one at a time anyway."""
 
 
 @dataclass(slots=True)
 class _Care:
     lease: BatchLease
     stop: asyncio.Event
-    """Set when the batch's validation is not wanted any more, or not this server's."""
+    """Set when the batch needs no validation any more, or another server has taken it over."""
     is_validating: bool = False
 
 
@@ -67,7 +67,7 @@ class SharedMachine:
     # ---- start and stop ----
 
     async def start(self) -> None:
-        """Takes up whatever there is to do."""
+        """As in ``BatchMachine``."""
         await self._enrol()
         say_what_waits(await self._p.store.read(server_rows.waiting))
         self.chunks.start()
@@ -75,7 +75,7 @@ class SharedMachine:
             self._background.spawn(work)
 
     async def stop(self) -> None:
-        """Keeps what has been computed and leaves the rest to other servers, or to the next start."""
+        """Keeps computed results and leaves the rest to other servers, or to the next start."""
         self._stopping.set()
         self._background.close()
         self._disk.stop()
@@ -116,7 +116,7 @@ class SharedMachine:
         self._background.spawn(self._close(batch_id))
 
     async def _close(self, batch_id: str) -> None:
-        # What has arrived here still counts; other servers' results do until their lines are closed.
+        # Results that have arrived here still count; those of other servers do until the lines are closed.
         await self.chunks.close_batch(batch_id)
         self._wake.set()
 
@@ -151,8 +151,8 @@ class SharedMachine:
         )
 
     async def _care(self, care: _Care) -> None:
-        """Moves a batch on as far as it goes without its lines. What fails for no good reason is tried again, here or
-        elsewhere, when the lease is over."""
+        """Moves a batch on as far as it goes without its lines. After a failure, some server tries again when the lease
+        ends."""
         lease = care.lease
         try:
             await self._move_on(care)
@@ -183,7 +183,7 @@ class SharedMachine:
             record = await store.read(batch_rows.require_batch, batch_id)
         if record.outcome is None:
             begin_finalizing = hold.guarded(batch_rows.begin_finalizing)
-            # Not taken while there are lines to run; then it ends another time.
+            # Refused while lines are left to run; then the batch ends another time.
             if not await self._disk.retry(
                 batch_id, lambda: store.write(begin_finalizing, batch_id, self._p.now(record))
             ):
@@ -217,7 +217,7 @@ class SharedMachine:
             return
         kept = await self._p.store.write_beside(lease_rows.renew_batches, list(cares), self._lease_ms)
         for lease, care in cares.items():
-            # Lost, or cancelled by way of another server.
+            # The lease is lost, or another server has cancelled the batch.
             if kept.get(lease, True):
                 care.stop.set()
 
@@ -229,7 +229,7 @@ class SharedMachine:
         await asyncio.to_thread(self._drop_stale_plans)
 
     def _drop_stale_plans(self) -> None:
-        """Copies of plans of batches that ended on other servers."""
+        """Removes copies of plans of batches that ended on other servers."""
         verdict = judge_jobs(self._p.store)
         for path in self._p.jobs_dir.iterdir():
             if verdict(path.name) is False:
