@@ -2,8 +2,9 @@
 
     python3 -m tools.size [--root DIR] [--list]
 
-The serving closure is every module that a server may load, its child processes included: what ``neaptide.launch.serve``
-imports, directly or not, and each module whose name stands in such a module as text.
+The serving closure is every module that a single server may load, its child processes included: what
+``neaptide.launch.serve`` imports, directly or not, and each module whose name stands in such a module as text. Names of
+the cluster's modules do not count as text: a server loads these only when its settings or an operator ask for them.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 PACKAGE = "neaptide"
 SERVES = f"{PACKAGE}.launch.serve"
+CLUSTER = f"{PACKAGE}.cluster"
 POLICY = Path(PACKAGE, "engine", "scheduler")
 NOTEBOOK = "lab/notebook"
 PAGES = ("*.md", "docs/**/*.md", "lab/**/*.md", "vllm-plugin/**/*.md")
@@ -82,8 +84,10 @@ def closure(files: Sequence[Source], first: str = SERVES) -> set[str]:
 
 
 def references(tree: ast.Module) -> Iterator[str]:
-    """Names that may be modules: those of imports, and those in texts such as ``module:function``. Imports only for
-    type checkers are left out."""
+    """Names that may be modules: those of imports, and those in texts such as ``module:function``.
+
+    Left out are imports for type checkers alone, and texts that name the cluster.
+    """
     for node in _run(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -91,7 +95,9 @@ def references(tree: ast.Module) -> Iterator[str]:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value.partition(":")[0]
+            name = node.value.partition(":")[0]
+            if not name.startswith(CLUSTER):
+                yield name
 
 
 def _run(node: ast.AST) -> Iterator[ast.AST]:
