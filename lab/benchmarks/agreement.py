@@ -47,7 +47,7 @@ AIPERF_NAMES = {"ttft": "time_to_first_token", "tpot": "inter_token_latency"}
 
 @dataclass(slots=True, frozen=True)
 class Times:
-    """Of the requests of one tool in one turn that were answered, milliseconds."""
+    """Times of the answered requests of one tool in one turn, in milliseconds."""
 
     ttft: list[float]
     """From the sending to the first chunk with text, which is what AIPerf calls TTFT."""
@@ -68,9 +68,9 @@ FloatArray = npt.NDArray[np.float64]
 class Ratio(NamedTuple):
     ratio: float
     low: float
-    """95% of the ratios of requests that are drawn anew are not below this one ..."""
+    """Lower end of the interval that holds 95% of the ratios of resampled requests."""
     high: float
-    """... and not above this one, each end with half of the rest."""
+    """Upper end of that interval; the rest is split evenly between both sides."""
 
 
 class ToolError(Exception):
@@ -85,14 +85,14 @@ def trace_text(rate_rps: float, duration_s: float, seed: int) -> str:
 
 
 def times_of_ours(text: str) -> Times:
-    """Of what ``--records`` has written."""
+    """Times from the records that ``--records`` has written."""
     lines = [json.loads(line) for line in text.splitlines()]
     fine = [line for line in lines if line["error"] is None and line["tpot_ms"] is not None]
     return Times(*([line[name] for line in fine] for name in ("ttft_from_sending_ms", "tpot_ms", "late_ms")))
 
 
 def times_of_aiperf(text: str) -> Times:
-    """Of its ``profile_export.jsonl``. Raises ToolError for figures in another unit."""
+    """Times from its ``profile_export.jsonl``. Raises ToolError for figures in another unit."""
     times: dict[str, list[float]] = {name: [] for name in AIPERF_NAMES}
     for line in map(json.loads, text.splitlines()):
         found = {name: line["metrics"].get(theirs) for name, theirs in AIPERF_NAMES.items()}

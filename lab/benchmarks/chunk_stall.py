@@ -48,7 +48,7 @@ def write_file(stem: Path, num_rows: int, seed: int) -> list[int]:
 
 
 def stalls_ms(stem: Path, order: list[int], chunk_rows: int, num_chunks: int, num_held: int) -> list[float]:
-    """Of one message after the other, the first one, which reads the file, included."""
+    """Stall of each message in turn, the first one included, which reads the file."""
     pool, taken_ms = OfflinePool(by_prefix=True, turns=ByShares({})), []
     for number in range(num_chunks):
         rows = order[number * chunk_rows : (number + 1) * chunk_rows]

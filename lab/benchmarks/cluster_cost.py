@@ -109,7 +109,7 @@ def memory_mib(process: psutil.Process) -> dict[str, float]:
 
 
 def processor_s(process: psutil.Process) -> float:
-    """Of a form's processes since their starts, those that have ended and been waited for too."""
+    """Processor time of a form's processes since their starts, of ended children too."""
     found = 0.0
     for one in (process, *process.children(recursive=True)):
         with suppress(psutil.Error):

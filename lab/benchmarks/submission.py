@@ -46,7 +46,7 @@ from neaptide.loadgen.client.recorder import Record, attainment
 from neaptide.loadgen.percentiles import percentile
 
 STEP_BAR, LOST_BAR = 1.10, 0.01
-"""Of the 99th percentile of a step's time, beside and alone; of attainment."""
+"""Largest ratio of the 99th percentiles of step times, with the submission to without; largest loss of attainment."""
 TARGET_OVER_PROBE, HELD_BAR = 1.5, 0.99
 """A target, in 99th percentiles of the probe; the attainment of the chats alone under which it says nothing."""
 HEAD_LINES, HEAD_BYTES, LINE_BYTES = 500, 200, 600
@@ -54,7 +54,7 @@ HEAD_LINES, HEAD_BYTES, LINE_BYTES = 500, 200, 600
 LINE_OUT = 16
 WARM_UP_S, DRAIN_S, POLL_S = 10.0, 5.0, 0.2
 PERIOD_S = 5.0
-"""Of the chats' arrivals; every turn lasts some of them, or one chat that is late would count more in one turn."""
+"""Period of the chats' arrivals. Every turn lasts whole periods, or one late chat would count more in one turn."""
 LONGEST_S = 1800.0
 
 
@@ -74,11 +74,11 @@ class Plan:
     pairs: int
     rate_rps: float
     turn_s: float
-    """Of chats alone, whole periods; a submission takes as long as it takes."""
+    """Length of a turn of chats alone, in whole periods; a submission takes as long as it takes."""
     settle_s: float
     """Behind the check of a file, at least: it is handed over, and planned."""
     probe_s: float
-    """Of chats alone, before all turns: what they take says what the targets are."""
+    """Length of the probe of chats alone before all turns, which sets the targets."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -286,7 +286,7 @@ def _is_in(window: Window, at_s: float) -> bool:
 
 
 def _steps_ms(log: Sequence[Line], windows: Sequence[Window]) -> list[list[float]]:
-    """Of each window, the steps that lie in it."""
+    """Times of the steps that lie in each window."""
     spans = [(line.t[0], line.t[-1]) for line in log if isinstance(line, StepLine)]
     return [[1e3 * (end - begin) for begin, end in spans if w.begin_s <= begin and end < w.end_s] for w in windows]
 

@@ -18,7 +18,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MODEL = "neaptide-tiny"
 MAX_TOKENS = 96
 LINES = 24
-"""Of a batch."""
+"""Lines in a batch."""
 THREADS = 8
 """At least as many as the server tokenizes with."""
 BATCH_POLL_S = 1.0

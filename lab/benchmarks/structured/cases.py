@@ -97,7 +97,7 @@ def compilers() -> dict[str, Compiler]:
 
 class Case(NamedTuple):
     part: str
-    """Of its file."""
+    """The part of its file."""
     schema: Any
     documents: list[Any]
     are_valid: list[bool]

@@ -35,7 +35,7 @@ GOOD = {"messages": USER, "guided_choice": ["left", "right"], "max_tokens": 16}
 LIMIT_S = 2.0
 """For a refusal."""
 NEIGHBOURS_BAR = 1.1
-"""Of a chat's time per token, beside the attack and alone."""
+"""Most that the attack may raise a chat's time per token, as a ratio."""
 
 
 class Pair(NamedTuple):

@@ -51,7 +51,7 @@ class Size:
     """How much is run."""
 
     window_s: tuple[float, float]
-    """Of the trace."""
+    """The part of the trace that is simulated, in its seconds."""
     drains: bool
     """Whether every online request comes to its end. Otherwise the run ends when those without an end have missed."""
     has_ceilings: bool
@@ -70,7 +70,7 @@ class Outcome:
 
     result: SimResult
     digest: str
-    """Of every step: which request computed how many tokens."""
+    """Digest of every step: which request computed how many tokens."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -318,7 +318,7 @@ def _notes(traces: Sequence[Curves], variants: Sequence[Curves], quick: bool) ->
 
 
 def _reserved_share(group: Sequence[Curves]) -> float:
-    """Of two-speed's mean reservation, to that of conformal."""
+    """Ratio of two-speed's mean reservation to that of conformal."""
     two_speed, conformal = (
         float(np.mean([trace.nominal(family).reserved_of_oracle for trace in group]))
         for family in (TWO_SPEED, CONFORMAL)

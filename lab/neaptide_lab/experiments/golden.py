@@ -136,7 +136,7 @@ class Branch:
 
 
 def prefixes_of(root: Branch) -> Prefixes:
-    """Of a tree whose root stands for no text."""
+    """The prefixes of a tree whose root stands for no text."""
     parent: list[int] = []
     depth: list[int] = []
     num_prompts: list[int] = []

@@ -31,7 +31,7 @@ HORIZON_S = 30
 CONCEDED = 0.01
 """Attainment that a reservation may lose to the default's and still be compared with it."""
 TIED = 0.99
-"""Of the best one's offline tokens/s: what the default must reach in every window."""
+"""Least that the default must reach in every window, as a share of the best one's offline tokens/s."""
 
 CONV, CODE, MOONCAKE, SERVEGEN = LOADS
 
@@ -99,7 +99,7 @@ class Kept:
     beyond_capacity: float
     """Share of the seconds whose next ``HORIZON_S`` asked for more: no reservation covers these."""
     reserved: float
-    """Of the blocks, on average."""
+    """Share of the blocks that is reserved, on average."""
 
     @classmethod
     def of(cls, watch: ReservationWatch, window_s: tuple[float, float], num_blocks: int) -> "Kept":

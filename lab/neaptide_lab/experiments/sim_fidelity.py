@@ -61,7 +61,7 @@ ABOUT = "the simulator against a real run of the same load: replayed, and simula
 NUM_BLOCKS = 4096
 MAX_MODEL_LEN = 1024
 ONLINE_SHARE = 0.25
-"""Of the machine's time, as the calibrated profile sees it, for online work."""
+"""Share of the machine's time for online work, as the calibrated profile sees it."""
 TYPICAL_DECODES = 16
 """In one step, to guess what the machine can do."""
 TTFT_STEPS, TPOT_STEPS = 12, 3
@@ -71,8 +71,8 @@ RECIPE: dict[str, Any] = {"cost_model": {"kind": "online"}, "headroom": "fixed"}
 """In the log's header; the replay here brings its own, equal to the recorded ones."""
 REPLAY_ERROR = 0.01
 MAX_DRIFT = 1.5
-"""Of step times before the window over the calibrated ones, either way. A machine that shares its processors changes
-by this much within minutes; more than that is a profile of another machine."""
+"""Largest ratio, either way, of step times before the window to the calibrated ones. A machine that shares its
+processors changes by this much within minutes. More than that is a profile of another machine."""
 
 log = logging.getLogger(__name__)
 

@@ -58,7 +58,7 @@ class UrgentChoice:
         """That they lack."""
         self.num_admissions = 0
         self.shape = BatchShape()
-        """Of the whole batch, BE requests included."""
+        """Shape of the whole batch, BE requests included."""
         self._shape_without_last: BatchShape | None = None
 
     @property
@@ -150,9 +150,9 @@ class BrosScheduler(WholePromptScheduler):
         self.batch_size = AdaptiveBatchSize(config.bros_initial_batch_size, config.max_num_seqs)
         self._mean_step_s = 0.0
         self._returned_s: dict[Request, float] = {}
-        """When the last token of each RT request was returned ..."""
+        """When the last token of each RT request was returned, without the last step."""
         self._in_last_step: list[Request] = []
-        """... but for those of the last step, which has ended when the next is planned."""
+        """RT requests of the last step, which has ended when the next is planned."""
 
     def observe_step(self, step: Step, seconds: float) -> None:
         weight = MEAN_WEIGHT if self._mean_step_s else 1.0

@@ -23,11 +23,11 @@ class OfflinePlan:
     num_tokens: int
     """That it computes."""
     benefit_tokens: int
-    """Of the whole step."""
+    """Benefit of the whole step."""
     punishment_tokens: int
     """For this request."""
     seconds: float
-    """Of the whole step, predicted."""
+    """Predicted time of the whole step."""
 
     @property
     def score(self) -> float:
@@ -102,8 +102,8 @@ class EchoWithSelector(EchoBaseWithEstimator):
         return [plan for plan in plans if plan is not None]
 
     def _candidates(self, draft: Draft) -> list[tuple[Request, PrefixHit]]:
-        """Of the requests of each length the one that finds most of its prompt in the cache: nearly the same is
-        computed for all of them otherwise."""
+        """For each length the request that finds most of its prompt in the cache. For the others of that length nearly
+        the same is computed."""
         longest: dict[int, tuple[Request, PrefixHit]] = {}
         for bucket, request in draft.pool.heads():
             draft.at = request

@@ -39,7 +39,7 @@ class Prefixes:
 
     @property
     def num_levels(self) -> int:
-        """Of shared prefixes above one another."""
+        """Number of levels of shared prefixes."""
         return max(_levels(self.parent.tolist()), default=-1) + 1
 
     @property

@@ -59,7 +59,7 @@ class LpmState:
     """What the policy remembers from step to step."""
 
     ratio: float = INITIAL_RATIO
-    """Of the output that running requests may still make, the share that room is kept for."""
+    """Share of the output that running requests may still make for which room is kept."""
     full_at: int | None = None
     """Running requests when one had to wait for room: none is admitted until there are fewer."""
 

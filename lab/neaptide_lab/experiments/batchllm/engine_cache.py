@@ -30,7 +30,7 @@ BATCH_ID = "pool"
 def found_tokens(
     requests: Sequence[TraceRequest], order: IntArray, capacities_tokens: Sequence[int], block_size: int
 ) -> list[int | None]:
-    """Of all prompts, what a cache of each capacity has of them; None if one prompt is larger than it."""
+    """Prompt tokens that a cache of each capacity has; None if one prompt is larger than the cache."""
     with TemporaryDirectory(prefix="neaptide-cache-") as directory:
         stem = str(Path(directory, BATCH_ID))
         with TokenFileWriter(stem) as writer:

@@ -61,7 +61,7 @@ def run(quick: bool) -> ExperimentResult:
 
 
 def _shares(pool: Pool) -> dict[str, float]:
-    """Of all prompt tokens, what each way to share saves by the tree alone."""
+    """Share of all prompt tokens that each way to share saves, by the tree alone."""
     prefixes, total = Prefixes.of(pool.tree), int(pool.work.prompt_tokens.sum())
     savings = {
         "Alg. 1": enlarged_first_level(prefixes).saving,

@@ -20,7 +20,7 @@ FOR_EVER_S = 1e9
 SEATS = 256
 """vLLM's cap on requests that run at once."""
 USED_MEMORY = 0.9
-"""Of the memory, what the expected answers may fill: lengths and ages differ from the mean."""
+"""Share of the memory that the expected answers may fill: lengths and ages differ from the mean."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -43,16 +43,16 @@ def seats_by_memory(pool: Pool) -> int:
 
 @dataclass(slots=True, frozen=True)
 class Outcome:
-    """Of a whole run."""
+    """The outcome of a whole run."""
 
     seconds: float
     requests_per_s: float
     tokens_per_s: float
     """Prompts and answers, cached tokens as well."""
     saving: float
-    """Of all prompt tokens, what was not computed."""
+    """Share of all prompt tokens that was not computed."""
     share_of_bound: float
-    """Of the rate at which the roofline alone would be reached (``simulation/bound.py``, the long run)."""
+    """Rate, as a share of the one that the roofline alone allows (``simulation/bound.py``, the long run)."""
     step_tokens: FloatArray
     """[steps] computed in each."""
 

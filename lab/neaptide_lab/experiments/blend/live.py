@@ -63,7 +63,7 @@ TOLD_TPOT_S = (0.046, 0.044, 0.042)
 the steps are longer than predicted."""
 TOLD = ", told "
 CONCEDED = 0.01
-"""Of attainment: a rival's rate counts as ours does if it attains at most so much less."""
+"""A rival's rate counts as long as its attainment is at most this much below ours."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -72,7 +72,7 @@ class Size:
     papers: int
     long_answers: int
     window_s: tuple[float, float]
-    """Of the trace; online work should last as long as the pool does."""
+    """The part of the trace, in its seconds; online work should last as long as the pool does."""
     speeds: tuple[float, ...]
     kappas: tuple[float, ...]
 

@@ -48,10 +48,10 @@ PAPER_OFFLINE = {
 LEAST_BELOW = {"ShareGPT": 74.0}
 """Ours below ``fcfs-v0``, in percent: over all, and of each model."""
 LEAST_WORK, LEAST_OFFLINE = 97.0, 95.0
-"""Ours in percent of ``fcfs``, in every cell: work done for both classes; offline tokens, where ..."""
+"""Least that ours must reach, in percent of ``fcfs``: work done for both classes in every cell, and offline tokens."""
 SAME_ONLINE = 0.02
-"""... the online tokens of ``fcfs`` are at most so far from ours: elsewhere it does offline work while online requests
-wait."""
+"""Offline tokens are compared where the online tokens of ``fcfs`` are at most this far from ours. Elsewhere it does
+offline work while online requests wait."""
 
 
 def run(quick: bool) -> ExperimentResult:

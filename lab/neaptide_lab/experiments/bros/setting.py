@@ -27,7 +27,7 @@ class ServedModel:
     name: str
     profile: str
     context_tokens: int
-    """Of the model; ``fcfs-v0`` also computes so many prompt tokens in a step."""
+    """Context of the model; ``fcfs-v0`` also computes this many prompt tokens in a step."""
 
 
 OPT_13B = ServedModel("OPT-13B", "a100-40g-sxm-opt-13b-tp2", 2048)
@@ -57,11 +57,11 @@ class Size:
     models: tuple[ServedModel, ...]
     rates_rps: tuple[float, ...]
     window_s: float
-    """Of the paper's ten minutes."""
+    """Seconds that are simulated, out of the paper's ten minutes."""
     batch_sizes: tuple[int, ...] = BATCH_SIZES
     lengths: tuple[str, ...] = tuple(LENGTHS)
     only: tuple[str, ...] = ()
-    """Of these, cells whose names have one of these in them; all if there is none."""
+    """Runs only the cells whose names contain one of these; all if it is empty."""
 
     def cells(self) -> list[Cell]:
         every = [Cell(m, lengths, rate) for lengths in self.lengths for m in self.models for rate in self.rates_rps]

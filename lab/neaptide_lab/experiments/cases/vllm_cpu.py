@@ -200,5 +200,5 @@ def _alone_and_flooded(runs: list[CpuRuns]) -> tuple[CpuRuns, CpuRuns]:
 
 
 def _rises(alone: CpuRuns, flooded: CpuRuns) -> tuple[float, float]:
-    """Of TTFT p99 and TPOT p50."""
+    """Rises of TTFT p99 and TPOT p50."""
     return flooded.ttft_ms("p99") / alone.ttft_ms("p99"), flooded.tpot_ms("p50") / alone.tpot_ms("p50")

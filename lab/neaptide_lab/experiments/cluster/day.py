@@ -27,7 +27,7 @@ PEAK_REPLICAS = 4
 TTFT_SLO_S, TPOT_SLO_S = 2.0, 0.1
 CONTEXT_TOKENS = 16_384
 JOBS_AT = (0.0, 0.25, 0.5, 0.75)
-"""Of the day; each job is due ``DEADLINE`` later."""
+"""When jobs come, as shares of the day; each is due ``DEADLINE`` later."""
 DEADLINE, NOON = 0.25, 0.5
 START_UP = 1 / 144
 """Ten minutes: what a replica takes to start, for against a ramp it is what counts how long that is of a day."""
@@ -43,7 +43,7 @@ class Size:
     requests_per_s: float
     """While simulated, on average."""
     rows: int
-    """Of each job."""
+    """Rows of each job."""
 
     @property
     def day_s(self) -> float:

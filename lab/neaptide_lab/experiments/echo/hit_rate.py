@@ -17,10 +17,10 @@ ABOUT = "prefix hits of offline prompts over time beside online load (Echo, figu
 POLICIES = ("bs+e+s", "echo", OURS)
 """The paper leaves its base and BS+E out: they do not reorder requests."""
 PAPER_HIT_RATE = 78.6
-"""Of Echo, in percent."""
+"""Echo's hit rate, in percent."""
 FULL_PART_S, QUICK_PART_S = 10.0, 5.0
 PEAK_SHARE = 0.25
-"""Of the parts of the run: those with the most online prompt tokens are the peak."""
+"""Share of the parts of the run that are the peak: those with the most online prompt tokens."""
 
 Column = npt.NDArray[np.float64]
 
@@ -30,11 +30,11 @@ class Series(NamedTuple):
 
     start_s: Column
     admitted_tokens: Column
-    """Of prompts of offline requests that were admitted in it ..."""
+    """Prompt tokens of the offline requests that were admitted in the step."""
     cached_tokens: Column
-    """... and what of them was in the cache."""
+    """Those of the admitted tokens that were in the cache."""
     online_tokens: Column
-    """Of prompts that were admitted in it."""
+    """Prompt tokens of the online requests that were admitted in the step."""
 
     @property
     def hits(self) -> Column:

@@ -35,7 +35,7 @@ PAPER_HIT_RATE = 78.6
 GOAL = 4.0
 """Speed-up of ours on the QA sets."""
 KEPT_POINTS = 0.01
-"""Of attainment that offline work may cost."""
+"""Attainment that offline work may cost."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -36,16 +36,16 @@ MIN_SCALING = {2: 1.93, 4: 3.86}
 
 @dataclass(slots=True, frozen=True)
 class Parts:
-    """Of one pool."""
+    """The parts of one pool."""
 
     uneven: float
     """The furthest that a replica's compute time, memory time or density is from the mean, of the mean."""
     lost: float
-    """Of what the pool shares, what no replica can share any more ..."""
+    """Share of the pool's sharing that no replica can have any more."""
     lost_in_cache: float
-    """... and what is not found when each replica runs its dual scan with a cache of its own memory."""
+    """Share of it that is not found when each replica runs its dual scan with a cache of its own memory."""
     largest: float
-    """Of a replica's equal share of the compute or the memory time, what the largest request takes: no part can have
+    """Time of the largest request, as a share of a replica's equal part of the compute or memory time: no part can have
     less."""
 
 

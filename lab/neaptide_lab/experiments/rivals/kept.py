@@ -32,9 +32,9 @@ class Line(msgspec.Struct, Generic[T], forbid_unknown_fields=True):
     """One of the file."""
 
     name: str
-    """What was simulated ..."""
+    """What was simulated."""
     code: str
-    """... and by which code."""
+    """Digest of the code that simulated it."""
     least_attainment: float
     result: T | None = None
     out_of_reach: str | None = None

@@ -23,7 +23,7 @@ class Load:
 
     trace: str
     window_s: tuple[float, float]
-    """Of the trace."""
+    """The part of the trace, in its seconds."""
     speed: float
     offline: str
     context_tokens: int = 16_384

@@ -61,7 +61,7 @@ class Size:
     step_tokens: tuple[int, ...]
     seats: tuple[int, ...]
     only: tuple[PolicyPoint, ...] | None = None
-    """Of the rivals' points; None is all of them."""
+    """The rivals' points to run; None runs all of them."""
 
 
 FULL = Size((*LOADS, *MOVING), STEP_TOKENS, SEATS)
@@ -99,9 +99,9 @@ class TraceRuns:
     alone: Point
     """Ours without offline work."""
     rivals: dict[str, list[Point]]
-    """Those that were run to their end ..."""
+    """Points that were run to their end, by rival."""
     out_of_reach: dict[str, dict[str, str]] = field(default_factory=dict)
-    """... and those that were given up, with the reason, by rival and point."""
+    """Points that were given up, with the reason, by rival and point."""
 
     def keeping_up(self, rival: str) -> list[Point]:
         """Points of the rival that attain about as much as ours."""
