@@ -212,7 +212,7 @@ def test_noise_and_headroom_reach_the_run(
         (["--policy", "fcfs,"], "NAME@STEP_TOKENSxSLOTS, not ''"),
         (["--policy", "fcfs@x8"], "not 'fcfs@x8'"),
         (["--policy", "fcfs@64x0"], "limits of 'fcfs@64x0' must be at least 1"),
-        (["--policy", "fcfs,lpm", "--explain", "0"], "use them with one policy"),
+        (["--policy", "fcfs,priority", "--explain", "0"], "use them with one policy"),
         (["--max-num-seqs", "0"], "--max-num-seqs must be at least 1"),
         (["--noise", "-0.1"], "--noise must be at least 0"),
         (
@@ -237,7 +237,7 @@ def test_noise_and_headroom_reach_the_run(
         (["--speed", "0"], "--speed must be positive"),
         (["--tpot-slo-s", "-1"], "--tpot-slo-s must be positive"),
         (["--tpot-slo-s", "inf"], "--tpot-slo-s must be positive and finite"),
-        (["--ttft-slo-s", "inf", "--policy", "fcfs,lpm"], "--ttft-slo-s must be positive and finite"),
+        (["--ttft-slo-s", "inf", "--policy", "fcfs,priority"], "--ttft-slo-s must be positive and finite"),
         (["--seed", "-1"], "--seed must be at least 0"),
         (["--overlap-kappa", "2"], "--overlap-kappa must be from 0 to 1"),
         (["--overlap-kappa", "nan"], "--overlap-kappa must be from 0 to 1"),
