@@ -70,7 +70,7 @@ def module_name(path: Path) -> str:
 
 
 def closure(files: Sequence[Source], first: str = SERVES, without: str | None = None) -> set[str]:
-    """Names of the modules that ``first`` leads to, itself included. Nothing is followed into the package ``without``."""
+    """Names of the modules that ``first`` leads to, itself included. Nothing leads into the package ``without``."""
     trees = {module_name(source.path): source.tree for source in files}
     found: set[str] = set()
     ahead = [first]
