@@ -1,4 +1,4 @@
-"""What the cluster gives to the batch service: PostgreSQL, shared files and the state machine of several servers."""
+"""The cluster's part of the batch service: PostgreSQL, shared files and the state machine of several servers."""
 
 import sqlalchemy as sa
 
@@ -12,16 +12,16 @@ from neaptide.server.batches.wiring import BatchPlane
 
 
 def sharing_of(store_url: str | None, blobs_url: str | None = None, lease_s: float = LEASE_S) -> Sharing | None:
-    """Storage at these addresses; None where neither is given, for a server with all in its data directory.
+    """Storage at these addresses; None without addresses, for a server with all data in its data directory.
 
     Raises:
-        StoreError: an address is none.
+        StoreError: an address is invalid.
     """
     return None if store_url is None and blobs_url is None else SharedStorage(store_url, blobs_url, lease_s)
 
 
 class SharedStorage:
-    """Implements ``Sharing``.
+    """Shared storage. Implements ``Sharing``.
 
     Args:
         store_url: address of a PostgreSQL database; None for SQLite in the data directory, for tests.
@@ -29,7 +29,7 @@ class SharedStorage:
         lease_s: seconds after its last renewal in which a server keeps its leases.
 
     Raises:
-        StoreError: an address is none.
+        StoreError: an address is invalid.
     """
 
     def __init__(self, store_url: str | None, blobs_url: str | None, lease_s: float) -> None:
@@ -38,7 +38,7 @@ class SharedStorage:
         self._lease_s = lease_s
 
     def database(self, limit_s: float) -> Database | None:
-        """As in ``Sharing``. Raises StoreError for an address that is none."""
+        """As in ``Sharing``. Raises StoreError for an invalid address."""
         if self._store_url is None:
             return None
         # Imported here: the driver takes as long to load as the rest of the store.

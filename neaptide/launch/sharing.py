@@ -1,4 +1,4 @@
-"""Finds the cluster's storage where the settings ask for it."""
+"""Loads the cluster's storage if the settings ask for it."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -10,10 +10,11 @@ if TYPE_CHECKING:
 
 
 def sharing_of(settings: Settings) -> "Sharing | None":
-    """None for a server with its database and files in its data directory, which loads nothing of the cluster.
+    """The shared storage; None for a server with its database and files in its data directory, which loads nothing of
+    the cluster.
 
     Raises:
-        StoreError: an address is none.
+        StoreError: an address is invalid.
     """
     if settings.store is None:
         return None
