@@ -1,6 +1,6 @@
-"""Writes the Grafana board: ``python -m tools.grafana_board``. A test says that the file is what this makes.
+"""Writes the Grafana board: ``python -m tools.grafana_board``. A test checks that the file is up to date.
 
-Sums are over replicas where there are several; of the database's series there is one each.
+Panels show sums over replicas; database series exist only once.
 """
 
 import json
@@ -12,7 +12,7 @@ SOURCE = {"type": "prometheus", "uid": "prometheus"}
 WIDTH, HEIGHT = 8, 8
 ACROSS = 3
 Query = tuple[str, str]
-"""What its line is called, and the expression."""
+"""Legend of a line, and its expression."""
 
 PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
     (
@@ -110,18 +110,18 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
                 "/ sum(rate(neaptide_step_prediction_error_ratio_count[5m]))",
             ),
             (
-                "within margin",
+                "steps on time",
                 "sum(rate(neaptide_steps_within_margin_total[5m])) / sum(rate(neaptide_steps_total[5m]))",
             ),
         ),
     ),
     (
-        "Prompt tokens found in the cache",
+        "Prefix cache hit rate",
         "percentunit",
         False,
         (
             (
-                "found",
+                "hits",
                 "sum(rate(neaptide_prefix_cache_hit_tokens_total[5m])) "
                 "/ sum(rate(neaptide_prefix_cache_query_tokens_total[5m]))",
             ),
@@ -134,7 +134,7 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
         (("pending", "neaptide_batch_requests_pending"), ("ended, {{outcome}}", "neaptide_batch_requests_total")),
     ),
     (
-        "Deadlines: slack of the first batch to expire",
+        "Deadlines: slack of the next batch to expire",
         "s",
         False,
         (
@@ -142,7 +142,7 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
             ("age of the oldest", "neaptide_batch_oldest_age_seconds"),
         ),
     ),
-    ("Batches by outlook", "short", True, (("{{outlook}}", "sum by (outlook) (neaptide_batches_by_outlook)"),)),
+    ("Batches by deadline status", "short", True, (("{{outlook}}", "sum by (outlook) (neaptide_batches_by_outlook)"),)),
     (
         "Refused and failed",
         "short",
@@ -169,41 +169,41 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
     ),
     ("Connections", "short", False, (("open", "sum(neaptide_connections)"),)),
     (
-        "Shadow: both targets met, as it was and as it would have been",
+        "Counterfactual replay: both targets met, actual and simulated",
         "percentunit",
         False,
         (
-            ("as it was", "avg(neaptide_shadow_real_attainment_ratio)"),
+            ("actual", "avg(neaptide_shadow_real_attainment_ratio)"),
             ("under {{policy}}", "avg by (policy) (neaptide_shadow_attainment_ratio)"),
         ),
     ),
     (
-        "Shadow: offline tokens/s, as it was and as it would have been",
+        "Counterfactual replay: offline tokens/s, actual and simulated",
         "short",
         False,
         (
-            ("as it was", "sum(neaptide_shadow_real_offline_tokens_per_second)"),
+            ("actual", "sum(neaptide_shadow_real_offline_tokens_per_second)"),
             ("under {{policy}}", "sum by (policy) (neaptide_shadow_offline_tokens_per_second)"),
         ),
     ),
     (
-        "Shadow: age of its window, and what it costs",
+        "Counterfactual replay: age of its window, and its cost",
         "s",
         False,
         (
             ("age of the window", "max(neaptide_shadow_age_seconds)"),
-            ("processor seconds a minute", "60 * sum(rate(neaptide_shadow_cpu_seconds_total[10m]))"),
+            ("processor seconds per minute", "60 * sum(rate(neaptide_shadow_cpu_seconds_total[10m]))"),
         ),
     ),
     ("Replicas", "short", True, (("{{state}}", "neaptide_cluster_replicas"),)),
     (
-        "Replicas: what is left of the TTFT target",
+        "Replicas: TTFT slack",
         "s",
         False,
         (("{{replica}}", "neaptide_cluster_free_slack_seconds"),),
     ),
     (
-        "Replicas: requests passed on, and those without an answer",
+        "Replicas: requests forwarded and lost",
         "reqps",
         False,
         (
@@ -223,7 +223,7 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
         ),
     ),
     (
-        "Replicas: prompt tokens found in the cache",
+        "Replicas: prefix cache hit rate",
         "percentunit",
         False,
         (
@@ -235,7 +235,7 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
         ),
     ),
     (
-        "Replicas: chunks of batches, and claims that others have taken over",
+        "Replicas: leased batch chunks, and leases lost to others",
         "short",
         False,
         (

@@ -1,8 +1,8 @@
-"""Writes README's figures and ``docs/live.svg`` from ``docs/live.json``, the last line of the live experiment:
+"""Writes README's figures and ``docs/live.svg`` from ``docs/live.json``, the last line of the live experiment.
 
     python -m benchmarks.live_coserving --medium --json docs/live.json && python -m tools.live_page
 
-A quarter of an hour on a machine on which nothing else runs. A test compares what README says with the line.
+This takes about 15 minutes on an otherwise idle machine. A test compares README's figures with the line.
 """
 
 import json
@@ -25,7 +25,7 @@ def paragraph(line: Mapping[str, Any]) -> str:
     """The paragraph under README's picture, without a newline at its end.
 
     Args:
-        line: with rivals, and from a run that was not cut short.
+        line: a complete run with the rivals.
     """
     load = line["loads"][0]
     runs = {run["run"]: run for run in load["runs"]}

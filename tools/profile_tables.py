@@ -2,7 +2,7 @@
 
     neaptide calibrate --model DIR --out neaptide/data/profiles/cpu-111m.json && python -m tools.profile_tables
 
-A test compares.
+A test compares the table with the profiles.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,11 +19,11 @@ OURS = "ours"
 RIVALS = {"echo_max": "Echo (constant as a floor)", "echo_sum": "Echo (constant added)", "bros": "BROS"}
 RIVALS |= {"hygen": "HyGen-style"}
 BEGIN, END = "| mean relative error on held-out shapes", "\n\n"
-"""Of the table."""
+"""Begin and end of the table."""
 
 
 def table(profiles: Sequence[DeviceProfile]) -> str:
-    """A column for each, without the last line's end.
+    """The table with a column for each profile, without its last line end.
 
     Args:
         profiles: measured ones.
@@ -35,7 +35,7 @@ def table(profiles: Sequence[DeviceProfile]) -> str:
 
 
 def _column(profile: DeviceProfile) -> dict[str, str]:
-    """Row -> what it says."""
+    """Row -> text of the cell."""
     measured, errors, noise = profile.measurement, profile.held_out_mape, profile.noise_floor
     assert measured is not None
     bounds = {regime: max(LEAST_BOUND, NOISE_FACTOR * noise[regime]) for regime in noise}

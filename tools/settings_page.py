@@ -1,4 +1,5 @@
-"""Writes ``docs/settings.md`` from the fields of ``Settings``: ``python -m tools.settings_page``. A test compares."""
+"""Writes ``docs/settings.md`` from the fields of ``Settings``: ``python -m tools.settings_page``. A test checks the
+page."""
 
 from collections.abc import Sequence
 from pathlib import Path

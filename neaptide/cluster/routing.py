@@ -9,21 +9,12 @@ own or does IO.
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import ClassVar
 
-KEY_BYTES = 8
-"""Of a block's hash: two of a million cached prefixes have the same with a probability of 3e-8."""
-SAMPLED_BELOW = 32
-"""A digest has the keys whose first byte is below: one block in eight, wherever it stands in a prompt, so that a
-replica of 25,000 blocks says what it has in 25 KB."""
-
-
-def digest_of(block_hashes: Collection[bytes]) -> frozenset[bytes]:
-    """What a replica says of its cache. A block's hash names all that is before it as well (chained)."""
-    return frozenset(found[:KEY_BYTES] for found in block_hashes if found[0] < SAMPLED_BELOW)
+from neaptide.engine.kv.cache_digest import KEY_BYTES, SAMPLED_BELOW
 
 
 @dataclass(slots=True, frozen=True)

@@ -53,13 +53,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def _run(run: Action, args: argparse.Namespace) -> int:
+    from neaptide.launch.sharing import sharing_of
     from neaptide.server.batches.storing.data_dir import StoreError
     from neaptide.server.batches.storing.store import Store, StoreUnavailableError
 
     try:
         settings = load_settings({"data_dir": args.data_dir, "store": args.store, "blobs": args.blobs})
         # An operator's command has no deadline: a large database takes long to read.
-        store = Store(data_path(settings.data_dir), settings.store, settings.blobs, limit_s=math.inf)
+        store = Store(data_path(settings.data_dir), sharing_of(settings), limit_s=math.inf)
         store.open(create=False)
         try:
             return run(store, args)

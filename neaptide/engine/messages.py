@@ -280,7 +280,7 @@ class Room(msgspec.Struct, array_like=True, gc=False, frozen=True):
     prompt_token_s: float
     """What a further prompt token takes from it."""
     cached: bytes | None = None
-    """``cluster.routing.digest_of`` the cached blocks, one key after the other; None: that was not asked for."""
+    """``kv.cache_digest.digest_of`` the cached blocks, one key after the other; None: that was not asked for."""
     online_load: float = 0.0
     """The share of the engine's time that its online targets need."""
 

@@ -24,6 +24,7 @@ from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, Pr
 from neaptide.engine.messages import EngineFatal
 from neaptide.launch.collector import pass_over_start_up
 from neaptide.launch.early_checks import check_files, check_parts
+from neaptide.launch.sharing import sharing_of
 from neaptide.launch.stopping import Drain, cut
 from neaptide.launch.threads import default_num_threads
 from neaptide.server.batches.storing.data_dir import PROFILES, REQUEST_LOG, TEMPORARY, StoreError
@@ -237,9 +238,7 @@ def _http_server(
         keys = KeyRing(settings.api_key)
         batch_settings = BatchSettings(
             data_dir=data_dir,
-            store_url=settings.store,
-            blobs_url=settings.blobs,
-            lease_s=settings.chunk_lease_s,
+            sharing=sharing_of(settings),
             completion_windows=settings.completion_windows,
             file_life_s=int(settings.file_retention_days * DAY_S),
         )

@@ -77,7 +77,7 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     if state.batches is not None:
         batches = state.batches
         metrics.add_source(
-            BatchMetrics(state.registry, batches.store, state.context.wall_clock, batches.outlooks, batches.claims)
+            BatchMetrics(state.registry, batches.store, state.context.wall_clock, batches.outlooks, batches.leases)
         )
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=state.registry)

@@ -121,9 +121,9 @@ def test_without_vllm_its_stages_are_left_out_unless_they_are_asked_for(
         monkeypatch.setattr(main.Run, name, lambda run: {})
     assert main.main(["--dry"]) == 0
     assert list(read(out / "results.json")["stages"]) == [*main.OWN_STAGES, main.LIVE_STAGE]
-    assert "no interpreter has vLLM (PYTHON_VLLM names one): without vllm, vllm_w5_ceiling" in capsys.readouterr().out
+    assert "no interpreter has vLLM (set PYTHON_VLLM): without vllm, vllm_w5_ceiling" in capsys.readouterr().out
     assert main.main(["--dry", "--stages", "vllm"]) == 1
-    assert read(out / "vllm.json")["reason"] == "no interpreter has vLLM: PYTHON_VLLM names one"
+    assert read(out / "vllm.json")["reason"] == "no interpreter has vLLM: set PYTHON_VLLM"
 
 
 def test_without_the_servers_packages_w5_is_left_out_unless_it_is_asked_for(
@@ -146,13 +146,13 @@ def test_a_live_run_that_is_cut_short_leaves_what_it_had(monkeypatch: pytest.Mon
             pass
 
         def __call__(self, command: Sequence[str]) -> None:
-            Path(command[command.index("--json") + 1]).write_text('{"cut_short": "its time was over"}')
+            Path(command[command.index("--json") + 1]).write_text('{"cut_short": "time limit"}')
             raise RuntimeError("ended with status 1")
 
     monkeypatch.setattr(live, "StageCommands", Cut)
     device = torch.device("cpu")
     found = live.measure_live(device, dry=True, limit_s=60.0, kept_in=tmp_path, progress=lambda line: None)
-    assert found == {"cut_short": "its time was over", "status": "failed", "reason": "ended with status 1"}
+    assert found == {"cut_short": "time limit", "status": "failed", "reason": "ended with status 1"}
 
 
 def test_steps_are_timed_launched_where_nothing_is_replayed() -> None:
@@ -212,7 +212,7 @@ def test_a_stage_of_w5_that_has_nothing_to_go_on_from_is_left_out(out: Path, mon
     assert w5_in_parts(monkeypatch) == []
     assert main.main(["--dry", "--stages", "vllm_w5_ours"]) == 1
     reason = read(out / "vllm_w5_ours.json")["reason"]
-    assert reason == f"vllm_w5_ceiling leaves nothing to go on from in {out}"
+    assert reason == f"vllm_w5_ceiling left no state in {out}"
 
 
 def test_a_stage_is_ended_in_under_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:

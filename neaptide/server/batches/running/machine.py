@@ -15,7 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import ParamSpec, Protocol
+from typing import ParamSpec
 
 from neaptide.server.batches.checking.validation import Validation
 from neaptide.server.batches.hold import SoleHold
@@ -26,6 +26,7 @@ from neaptide.server.batches.running.job import Job
 from neaptide.server.batches.running.job_runner import JobRunner
 from neaptide.server.batches.running.plans import Plans, watch_tokens
 from neaptide.server.batches.running.upkeep import Upkeep, say_what_waits
+from neaptide.server.batches.sharing import JobLeft, LeaseFigures
 from neaptide.server.batches.storing import batch_rows, server_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk
 from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, LineState
@@ -41,41 +42,10 @@ FIRST_RELOAD_DELAY_S = 10.0
 LONGEST_RELOAD_DELAY_S = 600.0
 
 
-class BatchMachine(Protocol):
-    """What moves batches on. Event loop only."""
-
-    async def start(self) -> None:
-        """Takes up every batch that has not ended."""
-        ...
-
-    async def stop(self) -> None:
-        """Keeps what has been computed and leaves the rest to the next start."""
-        ...
-
-    @property
-    def waits_for_disk(self) -> bool:
-        """Whether a step of some batch is being repeated because the disk refused it."""
-        ...
-
-    def begin(self, record: BatchRecord) -> None:
-        """There is a new batch, whose row is durable."""
-        ...
-
-    def end(self, batch_id: str) -> None:
-        """Carries out a durable decision (cancel, expiry) on a batch that may be anywhere before its end."""
-        ...
-
-    def suspend(self) -> None:
-        """Lets the engine go on without batch work."""
-        ...
-
-    async def expire_overdue(self) -> None:
-        """Ends batches whose completion window is over."""
-        ...
-
-
 class Machine:
     """Owns the background tasks of all batches of a single server. Implements ``BatchMachine``."""
+
+    leases: LeaseFigures | None = None
 
     def __init__(self, plane: BatchPlane) -> None:
         self._p = plane
@@ -286,3 +256,7 @@ class Machine:
     async def expire_overdue(self) -> None:
         """Ends batches whose completion window is over."""
         await self._upkeep.expire_overdue()
+
+    async def backlog(self) -> list[JobLeft]:
+        """As in ``BatchMachine``: a single server shares nothing."""
+        return []
