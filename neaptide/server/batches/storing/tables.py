@@ -105,7 +105,7 @@ batch_lines = sa.Table(
     # Physical line of the input file, from 1.
     sa.Column("line_no", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("custom_id", sa.String(512), nullable=False),
-    # Where the line stands in the input file; its body is read again when its output is assembled.
+    # Where the line stands in the input file. Its body is read again only where its reply record is unusable.
     sa.Column("byte_offset", sa.BigInteger, nullable=False),
     sa.Column("num_bytes", sa.BigInteger, nullable=False),
     # Rows of the job's token file, one for each choice; no rows for a line whose body was refused.
