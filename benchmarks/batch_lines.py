@@ -46,9 +46,9 @@ NUM_SEQS = 4
 CONTEXT_TOKENS = 65_536
 STEP_MS = 1.0
 LINE_TOKENS, CHAT_TOKENS = 4, 40
-"""Of an answer."""
+"""Tokens of an answer."""
 NUM_LINES = 250
-"""Of every batch: what a batch itself takes is shared by as many."""
+"""Lines of every batch. What the batch itself takes is shared by as many."""
 POLL_S = 0.25
 ALONE_S, SETTLE_S, IDLE_S = 20.0, 3.0, 5.0
 ENGINE_MODULE = "neaptide.launch.serve"
@@ -64,7 +64,7 @@ class Measured:
     """Processor time of the API process for a line, from the end of its check on, less what it takes without one."""
     engine_ms: float
     steps: float
-    """Of the engine, for a line."""
+    """Steps of the engine for a line."""
     seconds: float
     chats: Sequence[Record]
     """Those that ended meanwhile."""

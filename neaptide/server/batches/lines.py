@@ -77,11 +77,12 @@ class LineCompiler(Protocol):
         ...
 
     def stored_assembler(self, reply: bytes) -> Assembler:
-        """Of a line whose ``CompiledLine.reply`` was stored. Raises ValueError where it cannot be read."""
+        """Assembler for a line whose ``CompiledLine.reply`` was stored. Raises ValueError where it cannot be read."""
         ...
 
     def assembler(self, endpoint: str, body: dict[str, Any]) -> Assembler:
-        """For a line that has been compiled once, of which nothing is stored: its grammar is not compiled again."""
+        """Assembler for a line of which nothing is stored. The line was compiled once, so its grammar is not compiled
+        again."""
         ...
 
 

@@ -32,9 +32,9 @@ class JobPlan(msgspec.Struct):
     params_index: list[int]
     stream_rows: list[int]
     replies_version: int = 0
-    """Of the reply file; 0 where there is none."""
+    """Version of the reply file's records; 0 where there is no such file."""
     reply_places: bytes = b""
-    """As ``ReplyWriter.places``."""
+    """Where the records stand, as ``ReplyWriter.places``."""
 
 
 class SealedPlan(NamedTuple):

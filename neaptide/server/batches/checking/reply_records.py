@@ -1,8 +1,8 @@
 """The reply file of a job: what the reply to each line needs of it, so that the line is prepared once.
 
 ``STEM.replies`` holds records one after another, of the compiler's own form. Lines that ask for the same kind of reply
-share a record. Where each stands, and its checksum, says the job's plan. Nothing else depends on the file: a line
-whose record is missing or damaged is prepared again from the input.
+share a record. The job's plan has the place and the checksum of each. Nothing else depends on the file: a line whose
+record is missing or damaged is prepared again from the input.
 """
 
 import os
@@ -15,7 +15,7 @@ import numpy as np
 from neaptide.engine.private_files import private_opener
 
 VERSION = 1
-"""Of what the records mean; those of another version are not used."""
+"""Version of the records. Those of another version are not used."""
 _PLACE = np.dtype([("offset", "<u8"), ("num_bytes", "<u4"), ("checksum", "<u4")])
 _NO_PLACE = np.zeros((), _PLACE).tobytes()
 MAX_SHARED_BYTES = 1024

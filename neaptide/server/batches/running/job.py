@@ -291,7 +291,7 @@ class Job:
         self._open.pop(index, None)
 
     def _assembler(self, line: PendingLine) -> Assembler:
-        """Of what was stored when the line was checked, or, without it, of its body.
+        """Assembler made from what was stored when the line was checked; without that, from the line's body.
 
         Raises:
             OSError: not now.
