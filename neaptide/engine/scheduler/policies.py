@@ -1,4 +1,4 @@
-"""Every scheduling policy by its name."""
+"""The scheduling policies by name."""
 
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.scheduler.base import Scheduler
@@ -35,7 +35,7 @@ POLICIES: dict[str, type[Scheduler]] = {
 
 
 def policy_of(config: SchedulerConfig) -> type[Scheduler]:
-    """The policy that the configuration names, without the parts that it leaves out.
+    """The policy that the configuration names, without its disabled parts.
 
     Raises:
         ValueError: the policy has no such part.

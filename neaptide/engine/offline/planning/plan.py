@@ -1,4 +1,4 @@
-"""The order in which a pool's rows should run, under each policy that has one."""
+"""Order of a pool's rows under each planned policy."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,15 +19,15 @@ from neaptide.engine.scheduler.baselines.orders import mix
 
 @dataclass(slots=True, frozen=True)
 class Pool:
-    """What is planned. Rows are numbered as in ``Prompts``."""
+    """A pool to plan. Rows are numbered as in ``Prompts``."""
 
     tree: PrefixTree
-    """In the sorted order."""
+    """Prefix tree in the sorted order."""
     shared_tokens: IntArray
-    """[rows] of each in that order with the one before it, in whole units of the tree."""
+    """[rows] tokens that each shares with the one before it in that order, in whole units of the tree."""
     work: PoolWork
     kv_tokens: int
-    """That the KV memory holds."""
+    """Tokens that the KV memory holds."""
 
     @classmethod
     def of(
@@ -39,7 +39,7 @@ class Pool:
         return cls(tree, shared_tokens, PoolWork.of(model, prompts.lengths, output_tokens), kv_tokens)
 
     def num_runs(self, rows: IntArray) -> int:
-        """Of rows that follow one another and share a prefix, in an order; a row that stands alone counts as one."""
+        """Number of runs of consecutive rows that share a prefix; a single row counts as a run."""
         top = np.empty(len(self.tree.rows), np.int64)
         top[self.tree.rows] = np.cumsum(self.shared_tokens == 0)
         return int(np.count_nonzero(np.diff(top[rows], prepend=0)))
@@ -63,7 +63,7 @@ def plan_pool(pool: Pool, policy: str, num_replicas: int = 1) -> list[IntArray]:
 
 
 def dual_scanned(pool: Pool, ranked: Ranked, part: IntArray) -> IntArray:
-    """``blendserve``: the ranked rows at these places, from both ends."""
+    """``blendserve``: the ranked rows at these places, taken from both ends."""
     rows = ranked.rows[part]
     outputs = pool.work.output_tokens[rows]
     held_tokens = pool.work.prompt_tokens[rows] + outputs / 2.0
@@ -72,10 +72,12 @@ def dual_scanned(pool: Pool, ranked: Ranked, part: IntArray) -> IntArray:
 
 
 def in_groups(tree: PrefixTree, prompt_tokens: IntArray, grouping: Grouping) -> IntArray:
-    """``batchllm`` (section 4): rows group by group, those first whose ``R_group = 1 / (L_prefix + sum L_distinct)`` is
-    largest, for they have the most to decode for what they prefill. A row without a group is one of its own."""
+    """``batchllm`` (section 4): rows by group, the largest ``R_group = 1 / (L_prefix + sum L_distinct)`` first.
+
+    Such groups decode the most for their prefill. A row without a group is a group of its own.
+    """
     prefixes = grouping.prefixes
-    owner_of_node = np.full(len(prefixes.nodes) + 1, NO_NODE)  # its last place is that of ``NO_NODE``
+    owner_of_node = np.full(len(prefixes.nodes) + 1, NO_NODE)  # The last entry is for ``NO_NODE``.
     owner_of_node[prefixes.nodes] = grouping.owner
     owner = owner_of_node[tree.node]
     is_grouped = owner != NO_NODE
