@@ -1,4 +1,4 @@
-"""How each error becomes a reply: the table of the app's exception handlers."""
+"""Exception handlers of the app, which turn errors into replies."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def error_response(error: ApiError) -> Response:
-    """The error's envelope as a reply."""
+    """The reply with the error's JSON."""
     content = json.dumps(error.body()).encode()
     return Response(content, error.status, headers=error.headers, media_type="application/json")
 
@@ -55,7 +55,7 @@ async def _on_http_exception(request: Request, exc: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Of all routes on the path; the router names those of the first one that it tried. What answers GET answers HEAD
+    """Methods of all routes on the path; the router names only those of the first route. GET routes answer HEAD too
     (``HeadMiddleware``)."""
     scopes = {method: {**request.scope, "method": method} for method in ("GET", "POST", "DELETE")}
     routes = request.app.routes
@@ -64,7 +64,7 @@ def _allowed_methods(request: Request) -> list[str]:
 
 
 async def _on_validation_error(request: Request, exc: Exception) -> Response:
-    """FastAPI's own checks of query and path parameters; bodies go through ``from_validation_error``."""
+    """Handles FastAPI's own checks of query and path parameters; ``from_validation_error`` handles bodies."""
     errors = exc.errors() if isinstance(exc, RequestValidationError) else []
     return error_response(from_parameter_error(errors[0] if errors else {}))
 
@@ -74,16 +74,16 @@ async def _on_client_disconnect(request: Request, exc: Exception) -> Response:
 
 
 async def _on_unexpected(request: Request, exc: Exception) -> Response:
-    # The route's template: what the caller sent has no place in the log.
+    # Logs the route's template, because text of the caller must not be logged.
     logger.error("unhandled error on %s", getattr(request.scope.get("route"), "path", "no route"), exc_info=exc)
     response = error_response(ApiError("Internal server error.", code="internal_error"))
-    # This reply is made outside the middleware that stamps the id on all others.
+    # This reply bypasses the middleware that adds the id to all others.
     response.headers["x-request-id"] = str(request.scope.get("state", {}).get("request_id", ""))
     return response
 
 
 def install_handlers(app: Starlette) -> None:
-    """Every non-2xx reply of the app goes through one of these."""
+    """Registers the handlers; every non-2xx reply of the app passes through one of these."""
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(EngineUnavailableError, _on_engine_unavailable)
     app.add_exception_handler(HTTPException, _on_http_exception)

@@ -1,4 +1,4 @@
-"""From engine outputs to replies, without asyncio: online routes and batch lines feed the same assembler."""
+"""Builds replies from engine outputs, without asyncio; online routes and batch lines use the same assembler."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ from neaptide.server.text.detokenizer import IncrementalDecoder, StopScanner
 
 @dataclass(slots=True)
 class Delta:
-    """What one engine output added to one choice."""
+    """Addition of one engine output to one choice."""
 
     choice: int
     text: str = ""
@@ -46,14 +46,14 @@ class Delta:
 
 @dataclass(slots=True, frozen=True)
 class ResponseMeta:
-    """What a body says beside its choices."""
+    """Fields of a body other than its choices."""
 
     id: str
     metrics: RequestMetrics | None = None
 
 
 class ChoiceAssembler:
-    """One choice: text so far, its tokens, how it ended."""
+    """State of one choice: its text so far, its tokens, its end."""
 
     def __init__(self, prepared: Prepared, index: int) -> None:
         self.index = index
@@ -89,28 +89,28 @@ class ChoiceAssembler:
 
     @property
     def ended_by(self) -> FinishName:
-        """``finish_reason`` of a choice that has ended. Raises RuntimeError for another."""
+        """``finish_reason`` of an ended choice. Raises RuntimeError if it has not ended."""
         if self.finish_reason is None:
             raise RuntimeError(f"choice {self.index} has not ended")
         return self.finish_reason
 
     @property
     def stop_hit(self) -> bool:
-        """A stop string ended this choice: the engine has to be told."""
+        """Whether a stop string ended this choice, so that its engine request must be aborted."""
         return self._scanner.matched is not None
 
     @property
     def text(self) -> str:
-        """Everything shown so far."""
+        """All text shown so far."""
         return "".join(self._parts)
 
     @property
     def calls(self) -> list[ToolCall]:
-        """The model's calls so far of tools that the caller offered."""
+        """Calls of offered tools so far."""
         return self._calls.calls if self._calls is not None else []
 
     def feed(self, output: RequestOutput) -> Delta:
-        """Takes one engine output. After the end it adds nothing, so late outputs do no harm."""
+        """Adds one engine output. After the end it adds nothing, so late outputs are harmless."""
         delta = Delta(self.index)
         self.num_preemptions = max(self.num_preemptions, output.num_preemptions)
         if self.finished:
@@ -145,7 +145,7 @@ class ChoiceAssembler:
         offsets = [0]
         for token_id in prompt:
             offsets.append(offsets[-1] + len(decoder.push(token_id)))
-        # Tokens that the tokenizer put before a text prompt have no characters in it.
+        # Tokens that the tokenizer added before a text prompt have no characters in it.
         extra = max(0, offsets[-1] + len(decoder.flush()) - len(text))
         scores: list[TokenLogprobs | None] = [None, *logprobs]
         scores += [None] * (len(prompt) - len(scores))
@@ -184,7 +184,7 @@ class ChoiceAssembler:
             self.error = EngineFailedError(output.error)
             return
         if output.finish_reason is FinishReason.ABORT:
-            self.error = UnavailableError("The engine gave up this request; try again.", code="request_aborted")
+            self.error = UnavailableError("The engine aborted this request; try again.", code="request_aborted")
             return
         delta.text += self._scanner.push(self._decoder.flush())
         if self.stop_hit:
@@ -193,7 +193,7 @@ class ChoiceAssembler:
         delta.text += self._scanner.release()
         scores = output.logprobs or []
         if output.stop_token_id is not None and len(scores) > len(output.new_token_ids) and not self._prepared.is_chat:
-            # A client that scores a prompt counts one token after it, whichever it is. A chat shows what was said.
+            # A client that scores a prompt counts one token after it, whichever it is. A chat shows only its text.
             delta.tokens.append(ScoredToken(output.stop_token_id, self._num_chars, scores[-1]))
         self.finish_reason = "length" if output.finish_reason is FinishReason.LENGTH else "stop"
         if output.stop_token_id in self._prepared.params.stop_token_ids:
@@ -209,7 +209,7 @@ class ResponseAssembler:
         self._unfinished = len(self.choices)
 
     def feed(self, choice_index: int, output: RequestOutput) -> Delta:
-        """Takes one engine output for one choice."""
+        """Adds one engine output of one choice."""
         choice = self.choices[choice_index]
         was_finished = choice.finished
         delta = choice.feed(output)
@@ -218,17 +218,17 @@ class ResponseAssembler:
 
     @property
     def finished(self) -> bool:
-        """Every choice ended, well or not; see ``error``."""
+        """Whether every choice has ended, successfully or not; see ``error``."""
         return self._unfinished == 0
 
     @property
     def stop_hit(self) -> list[bool]:
-        """For each choice whether a stop string ended it, so that its engine request is to be aborted with STOP."""
+        """Whether a stop string ended each choice, so that its engine request must be aborted with STOP."""
         return [choice.stop_hit for choice in self.choices]
 
     @property
     def error(self) -> ApiError | None:
-        """The first choice's failure, if any failed: then there is no body."""
+        """The first failed choice's error; there is then no body."""
         return next((choice.error for choice in self.choices if choice.error is not None), None)
 
     def usage(self) -> Usage:
@@ -238,13 +238,13 @@ class ResponseAssembler:
     def body(
         self, request_id: str, metrics: RequestMetrics | None = None
     ) -> ChatCompletion | Completion | ResponseObject:
-        """The complete reply. Raises the choices' ApiError if the engine failed one of them."""
+        """The complete reply. Raises the ApiError of a failed choice."""
         if self.error is not None:
             raise self.error
         return build_body(self.prepared, self.choices, self._meta(request_id, metrics))
 
     def encoded(self, request_id: str, metrics: RequestMetrics | None = None) -> bytes:
-        """``body`` as JSON, one choice after the other: the encoder lets no other thread run meanwhile."""
+        """``body`` as JSON, encoded choice by choice, because the encoder blocks other threads."""
         if self.error is not None:
             raise self.error
         meta = self._meta(request_id, metrics)
@@ -259,7 +259,7 @@ def _encoded_part(shaped: Any) -> msgspec.Raw:
 
 
 def response_id(prepared: Prepared, request_id: str) -> str:
-    """The body's id: the given one behind the endpoint's prefix."""
+    """The body's id: the endpoint's prefix and the given id."""
     prefix = {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-", RESPONSES: "resp_"}[prepared.endpoint]
     return request_id if request_id.startswith(prefix) else prefix + request_id
 
@@ -270,7 +270,7 @@ def build_body(
     meta: ResponseMeta,
     part: Callable[[Any], Any] = lambda shaped: shaped,
 ) -> ChatCompletion | Completion | ResponseObject:
-    """The whole answer, in the endpoint's shape; ``part`` is what stands there for each choice."""
+    """The whole reply in the endpoint's format; ``part`` converts each choice."""
     if prepared.endpoint == RESPONSES:
         return build_response(prepared, choices[0], usage(prepared, choices), meta.id)
     whole: WholeAnswer = {
@@ -323,20 +323,20 @@ def _completion_choice(prepared: Prepared, choice: ChoiceAssembler) -> Completio
 
 
 def shape_chat_logprobs(prepared: Prepared, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
-    """None if the request did not ask."""
+    """Log-probabilities of a chat; None if the request did not ask for them."""
     return None if prepared.params.logprobs is None else chat_logprobs(tokens, prepared.context.tokenizer)
 
 
 def shape_completion_logprobs(prepared: Prepared, tokens: Sequence[ScoredToken]) -> CompletionLogprobs | None:
-    """None if the request did not ask."""
+    """Log-probabilities of a completion; None if the request did not ask for them."""
     return None if prepared.params.logprobs is None else completion_logprobs(tokens, prepared.context.tokenizer)
 
 
 def usage(prepared: Prepared, choices: Sequence[ChoiceAssembler]) -> Usage:
-    """Token counts. A prompt counts once however many choices it has; preempted work is not billed again."""
+    """Token counts. A prompt counts once, however many choices it has; recomputed tokens are not counted again."""
     prompt_tokens = sum(map(len, prepared.prompts))
     completion_tokens = sum(choice.num_tokens for choice in choices)
-    # Siblings of one request find each other's prompt; only what was there before the first is a saving.
+    # Choices of one request share its prompt in the cache; only blocks cached before the first count as cached.
     groups = [choices[p * prepared.n : (p + 1) * prepared.n] for p in range(len(prepared.prompts))]
     cached_tokens = sum(min(choice.num_cached_tokens for choice in group) for group in groups)
     return {
