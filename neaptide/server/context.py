@@ -3,6 +3,7 @@
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,30 +61,41 @@ def _recommended(config: Mapping[str, object], name: str, default: float, low: f
 
 
 class Admission:
-    """Counts requests between arrival and reply, which bounds the queue."""
+    """Counts requests between arrival and reply, which bounds the queue.
+
+    A full class refuses tenants that have at least their share of it. Other tenants are still admitted up to their
+    share, so that no tenant can fill the class alone. ``n`` tenants hold at most 1 + 1/2 + ... + 1/n times the limit.
+    """
 
     def __init__(self, max_online: int, max_offline: int) -> None:
         self._limits = {RequestClass.ONLINE: max_online, RequestClass.OFFLINE: max_offline}
-        self._counts = {RequestClass.ONLINE: 0, RequestClass.OFFLINE: 0}
+        self._counts: dict[RequestClass, Counter[str]] = {one: Counter() for one in self._limits}
 
-    def check(self, request_class: RequestClass, choices: int = 1) -> None:
-        """Raises OverloadedError if the class has no room."""
-        if self._counts[request_class] + choices > self._limits[request_class]:
+    def check(self, request_class: RequestClass, tenant: str, choices: int = 1) -> None:
+        """Raises OverloadedError if the class has no room for the tenant."""
+        limit, counts = self._limits[request_class], self._counts[request_class]
+        if counts.total() + choices <= limit:
+            return
+        share = limit // len(counts.keys() | {tenant})
+        if counts[tenant] + choices > share:
             online = request_class is RequestClass.ONLINE
             raise OverloadedError(online=online, retry_after_s=1 if online else 10)
 
-    def enter(self, request_class: RequestClass, choices: int) -> None:
+    def enter(self, request_class: RequestClass, tenant: str, choices: int) -> None:
         """Adds choices; ``leave`` must follow. Raises OverloadedError if the class has no room."""
-        self.check(request_class, choices)
-        self._counts[request_class] += choices
+        self.check(request_class, tenant, choices)
+        self._counts[request_class][tenant] += choices
 
-    def leave(self, request_class: RequestClass, choices: int) -> None:
+    def leave(self, request_class: RequestClass, tenant: str, choices: int) -> None:
         """Removes choices."""
-        self._counts[request_class] -= choices
+        counts = self._counts[request_class]
+        counts[tenant] -= choices
+        if not counts[tenant]:
+            del counts[tenant]
 
     def count(self, request_class: RequestClass) -> int:
         """Number of running and waiting choices."""
-        return self._counts[request_class]
+        return self._counts[request_class].total()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,14 +5,16 @@ import json
 import logging
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
 from neaptide.engine.params import FinishReason
 from neaptide.server.context import Admission
+from neaptide.server.text.tokenizer import Tokenizer
 from tests.patience import until
 from tests.server.asgi import Exchange, settle
-from tests.server.conftest import MODEL_ID, USER, Server
+from tests.server.conftest import MODEL_ID, USER, Server, make_server
 
 CHAT = "/v1/chat/completions"
 
@@ -242,6 +244,24 @@ async def test_of_a_sudden_crowd_exactly_the_cap_is_admitted(server: Server, str
     server.engine.released.set()
     assert [reply.status_code for reply in await asyncio.gather(*crowd, flex)].count(200) == 21
     assert (await server.http.get("/load")).json() == {"server_load": 0}
+
+
+async def test_a_key_that_fills_the_server_leaves_another_its_place(tokenizer: Tokenizer) -> None:
+    server = make_server(tokenizer, keys=("greedy", "other"))
+    server.context.admission = Admission(max_online=4, max_offline=4)
+    server.engine.released.clear()
+
+    def ask(key: str, n: int) -> "asyncio.Future[httpx.Response]":
+        headers = {"authorization": f"Bearer {key}"}
+        return asyncio.ensure_future(server.http.post(CHAT, json=_body(n=n, max_tokens=1), headers=headers))
+
+    greedy = ask("greedy", 4)
+    await until(lambda: len(server.engine.requests) == 4)
+    assert (await ask("greedy", 1)).status_code == 503
+    other = ask("other", 2)
+    await until(lambda: len(server.engine.requests) == 6)
+    server.engine.released.set()
+    assert [(await one).status_code for one in (greedy, other)] == [200, 200]
 
 
 async def test_silence_is_filled_with_comments(server: Server) -> None:

@@ -60,7 +60,7 @@ async def answer(request: Request, endpoint: str) -> Response:
         context.check_open()
         tier = asked_tier(body, principal.tier)
         # A request without room is refused before any work is done; ``Generation`` enters later.
-        context.admission.check(request_class(tier))
+        context.admission.check(request_class(tier), principal.share)
         work = partial(prepare, endpoint, body, context, principal.tier)
         prepared = await context.bodies.run(cost.of(work), len(raw), principal.share)
         if prepared.constraint is not None and not is_known_to_hold(prepared.constraint, context):
@@ -174,7 +174,7 @@ class Generation:
         tier = self._prepared.tier
         admission, choices = self._context.admission, self._prepared.num_choices
         try:
-            admission.enter(request_class(tier), choices)
+            admission.enter(request_class(tier), self._principal.share, choices)
         except OverloadedError as error:
             prepared = self._prepared
             refusal = _refusal(self._request_id, self._principal, prepared.endpoint, tier, prepared.model, error)
@@ -207,7 +207,7 @@ class Generation:
             outcome, code = "server_error", "internal_error"
             raise
         finally:
-            admission.leave(request_class(tier), choices)
+            admission.leave(request_class(tier), self._principal.share, choices)
             in_flight.dec()
             self._metrics.on_finished(self._record(outcome, code), self._prepared, self.timing)
 
