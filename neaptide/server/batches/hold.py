@@ -1,4 +1,4 @@
-"""What lets a server move a batch on: where there is one server nothing, where several share a database a lease."""
+"""Right of a server to change a batch: unlimited on a single server, a lease where several share a database."""
 
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
@@ -16,33 +16,34 @@ ResultFiles = tuple[FileRecord | None, FileRecord | None]
 
 
 class Hold(Protocol):
-    """Of one batch."""
+    """Right to change one batch."""
 
     def guarded(
         self, operation: Callable[Concatenate[sa.Connection, P], T]
     ) -> Callable[Concatenate[sa.Connection, P], T]:
-        """The operation, as it may be run on the batch's rows."""
+        """The operation, restricted to holders of the right."""
         ...
 
     async def begin(self, record: BatchRecord, model: str, now: int) -> bool:
-        """validating -> in_progress; its plan is sealed at ``stem``. False when something else came first.
+        """Changes the status from validating to in_progress and seals the plan at ``stem``. False if another change
+        came first.
 
         Raises:
-            PlanLostError: the plan has vanished since.
+            PlanLostError: the plan has vanished.
         """
         ...
 
     async def publish(self, record: BatchRecord, files: ResultFiles) -> ResultFiles:
-        """The files, written in this server's directory, as rows may name them."""
+        """Makes files of this server's directory available to all; returns their records."""
         ...
 
     async def tidy(self, record: BatchRecord) -> None:
-        """Removes what only a running batch needs; ``record`` is of before its end."""
+        """Removes data that only a running batch needs; ``record`` is the one before its end."""
         ...
 
 
 class SoleHold:
-    """There is no other server. Implements ``Hold``."""
+    """Right on a single server. Implements ``Hold``."""
 
     def __init__(self, plane: BatchPlane) -> None:
         self._p = plane
@@ -50,17 +51,14 @@ class SoleHold:
     def guarded(
         self, operation: Callable[Concatenate[sa.Connection, P], T]
     ) -> Callable[Concatenate[sa.Connection, P], T]:
-        """As in ``Hold``."""
         return operation
 
     async def begin(self, record: BatchRecord, model: str, now: int) -> bool:
-        """As in ``Hold``."""
         fingerprint = self._p.compiler.served.fingerprint
         return await self._p.store.write(batch_rows.begin_batch, record.id, model, fingerprint, now)
 
     async def publish(self, record: BatchRecord, files: ResultFiles) -> ResultFiles:
-        """As in ``Hold``."""
         return files
 
     async def tidy(self, record: BatchRecord) -> None:
-        """As in ``Hold``."""
+        """Removes nothing."""

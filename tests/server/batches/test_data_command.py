@@ -97,8 +97,8 @@ def test_everything_that_is_wrong_is_named(tmp_path: Path, capsys: pytest.Captur
     assert found["problems"] == [
         f"files/{used.input}: No such file or directory",
         f"files/{used.output}: its bytes are not those that were stored",
-        f"{used.batch_id}, line 2: its result is not what was stored",
-        "files/thesis.txt: the database does not know it; a start moves it aside",
+        f"{used.batch_id}, line 2: its stored result is damaged",
+        "files/thesis.txt: unknown to the database; a start moves it aside",
     ]
     assert (tmp_path / "files" / "thesis.txt").exists()
 

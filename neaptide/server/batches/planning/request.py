@@ -1,4 +1,4 @@
-"""What the process that plans is asked, and whether its answer can be one."""
+"""Request to the planning process, and checks of its answer."""
 
 import math
 
@@ -13,42 +13,42 @@ NUMBERS = np.dtype("<i4")
 
 
 class JobRows(msgspec.Struct, array_like=True, frozen=True):
-    """Rows of one job. Raw arrays of int32: a job may have some ten thousand."""
+    """Lines of one job. Raw arrays of int32, because a job may have tens of thousands of lines."""
 
     batch_id: str
     path: str
-    """Stem of the token file."""
+    """Path stem of the token file."""
     salt: str
     num_rows: int
-    """Of the file."""
+    """Number of lines in the token file."""
     rows: bytes
-    """Without an end ..."""
+    """Line numbers of the open lines."""
     limits: bytes
-    """... and their ``max_tokens``."""
+    """``max_tokens`` of each open line."""
     ended_rows: bytes
     ended_tokens: bytes
-    """Of the answers of those that have ended."""
+    """Answer lengths of the ended lines, in tokens."""
     running_rows: bytes = b""
-    """Some of those without an end ..."""
+    """Open lines that have output."""
     running_tokens: bytes = b""
-    """... and what they have put out so far."""
+    """Output tokens of each of them so far."""
 
 
 class PlanRequest(msgspec.Struct, array_like=True, frozen=True):
     jobs: list[JobRows]
     order: str
     token_s: float
-    """Of the device, to compute a token ..."""
+    """Seconds that the device takes to compute a token."""
     kv_token_s: float
-    """... and to read a cached one."""
+    """Seconds that the device takes to read the KV of a token."""
     kv_tokens: int
     unit_tokens: int
     tile_tokens: int = 1
-    """Of which steps should have multiples."""
+    """Tile size: the token count of a step should be a multiple of it."""
 
 
 class PlanFailed(msgspec.Struct, tag=True, frozen=True):
-    """Why there is no plan; quotes nothing of the files."""
+    """Reason for which there is no plan; quotes nothing of the files."""
 
     reason: str
 
@@ -70,7 +70,7 @@ def unpacked(numbers: bytes) -> npt.NDArray[np.int64]:
 
 
 def check_plan(plan: PlanReady, request: PlanRequest) -> None:
-    """Raises ValueError unless the plan names each row that it was given once, and no other."""
+    """Raises ValueError unless the plan names each requested line once, and no other."""
     if plan.batch_ids != [job.batch_id for job in request.jobs]:
         raise ValueError("the plan is of other batches")
     sizes = np.array([job.num_rows for job in request.jobs], np.int64)

@@ -1,6 +1,6 @@
-"""Operations on the ``batch_chunks`` table: which server may end which lines; each runs inside a transaction.
+"""Operations on the ``batch_chunks`` table: leases of servers on chunks of lines, inside a transaction.
 
-The same board as ``neaptide/cluster/claims.py`` keeps in memory, in the same order. ``now_ms`` may be a number or the
+``neaptide/cluster/claims.py`` has the same leases in memory, in the same order. ``now_ms`` may be a number or the
 database's own clock, so that servers need not agree on the time.
 """
 
@@ -23,35 +23,35 @@ Milliseconds = int | sa.ColumnElement[int]
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """A server, as the board knows it."""
+    """A server that leases chunks."""
 
     name: str
     fingerprint: str
-    """Of its model and tokenizer: it takes no chunk that was made for others."""
+    """Fingerprint of its model and tokenizer. It leases only chunks that were made for them."""
     lease_ms: int = _LEASE_MS
     max_model_len: int = NO_LIMIT
-    """It takes no chunk with a line that needs more."""
+    """Longest context; it leases no chunk with a line that needs more."""
 
 
 class Besides(NamedTuple):
-    """What a server does not claim."""
+    """Chunks and batches that a server does not lease."""
 
     chunks: Sequence[ChunkKey] = ()
-    """That it has, perhaps under a lease that is over, and need not have twice; or that it cannot run ..."""
+    """Chunks that it has already, perhaps under an expired lease, or cannot run."""
     batches: Sequence[str] = ()
-    """... and those of which it runs none."""
+    """Batches of which it runs no line."""
 
 
 NOTHING = Besides()
 
 
 class BoardFigures(NamedTuple):
-    """What a server may claim now."""
+    """Chunks that a server may lease now."""
 
     free: Sequence[Free]
     mean_density: float
     num_others: int
-    """Servers that hold chunks, beside this one."""
+    """Number of other servers that hold chunks."""
 
     @property
     def num_free(self) -> int:
@@ -64,14 +64,15 @@ class BoardFigures(NamedTuple):
 
 
 def database_now_ms(conn: sa.Connection) -> sa.ColumnElement[int]:
-    """The database's own clock, read when it is needed: not when a transaction began, which may have waited."""
+    """The database's own clock, read when it is needed. At the begin of the transaction would be too early, as it may
+    have waited."""
     if conn.dialect.name == "sqlite":
         return sa.cast((sa.func.julianday("now") - 2440587.5) * 86_400_000, sa.BigInteger)
     return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * 1000, sa.BigInteger)
 
 
 def board_figures(conn: sa.Connection, claimant: Claimant, besides: Besides = NOTHING) -> BoardFigures:
-    """By the database's clock."""
+    """Chunks that the server may lease, by the database's clock."""
     t, now_ms = batch_chunks.c, database_now_ms(conn)
     sums = sa.func.count(), sa.func.sum(t.density)
     by_owner = sa.select(batches.c.owner, t.deadline_class, *sums).join_from(
@@ -95,7 +96,7 @@ def _for(claimant: Claimant, besides: Besides) -> sa.ColumnElement[bool]:
 
 
 def add_chunks(conn: sa.Connection, chunks: Mapping[Chunk, Sequence[int]]) -> None:
-    """Offers lines of a batch for claims; with each chunk its line numbers."""
+    """Offers chunks of a batch for leases, each with its line numbers."""
     rows = [
         {
             "batch_id": chunk.key.batch_id,
@@ -121,8 +122,8 @@ def add_chunks(conn: sa.Connection, chunks: Mapping[Chunk, Sequence[int]]) -> No
 
 
 def _placing(chunks: Mapping[Chunk, Sequence[int]]) -> sa.Update:
-    """One join for all lines: for a statement for each chunk PostgreSQL, which has no statistics of a new batch, would
-    read the whole batch each time."""
+    """Assigns all lines to their chunks in one statement. With one per chunk, PostgreSQL, which has no statistics of a
+    new batch, would read the whole batch each time."""
     placed = [(*chunk.key, line_no) for chunk, line_nos in chunks.items() for line_no in line_nos]
     types = (sa.String, sa.Integer, sa.Integer)
     arrays: list[sa.ColumnElement[Any]] = [
@@ -135,16 +136,16 @@ def _placing(chunks: Mapping[Chunk, Sequence[int]]) -> sa.Update:
 
 
 class JobLeft(NamedTuple):
-    """Of one batch in progress."""
+    """Remaining work of one batch in progress."""
 
     expires_at_s: int
     work_s: float
-    """The least time that a device with nothing else to do takes for its chunks, those in part done in whole."""
+    """Least time that an idle device takes for its chunks; unfinished chunks count in full."""
 
 
 def backlog(conn: sa.Connection, fingerprint: str) -> list[JobLeft]:
-    """Of all batches whose lines are on the board and may be claimed by servers of this model: no others would end
-    those of another one sooner."""
+    """Remaining work of all batches with chunks that servers of this model may lease. Further servers would not speed
+    up batches of other models."""
     t, b = batch_chunks.c, batches.c
     sums = sa.func.sum(t.compute_s), sa.func.sum(t.memory_s)
     running = (b.status == BatchStatus.IN_PROGRESS, b.outcome.is_(None), b.model_fingerprint == fingerprint)
@@ -162,10 +163,10 @@ def claim_chunks(
     besides: Besides = NOTHING,
     owner: str | None = None,
 ) -> list[Claim]:
-    """Lends the next chunks that nobody holds, or whose lease is over. What another server claims now is passed by.
+    """Leases the next free chunks, skipping those that another server leases at the same time.
 
-    ``claimant``: only what that server may run, for its lease and in its name; none of ``besides``. ``owner``: of his
-    batches only.
+    ``claimant``: leases only what that server may run, in its name and for its lease time, and nothing of ``besides``.
+    ``owner``: only that owner's batches.
     """
     t = batch_chunks.c
     density = t.density.desc() if end is End.DENSE else t.density.asc()
@@ -175,7 +176,7 @@ def claim_chunks(
     if owner is not None:
         free = free.where(t.batch_id.in_(sa.select(batches.c.id).where(batches.c.owner == owner)))
     free = free.order_by(t.deadline_class, density, t.batch_id, t.chunk_no).limit(limit)
-    # In a CTE, which is evaluated once: in a subquery PostgreSQL may lock more rows than the limit says.
+    # A CTE is evaluated once; with a subquery PostgreSQL may lock more records than the limit.
     chosen = free.with_for_update(skip_locked=True).cte("chosen")
     claimed = (
         batch_chunks.update()
@@ -195,12 +196,12 @@ def claim_chunks(
 def renew_claims(
     conn: sa.Connection, claims: Iterable[Claim], now_ms: Milliseconds, lease_ms: int = _LEASE_MS
 ) -> set[Claim]:
-    """Begins their leases anew; returns those that still hold."""
+    """Renews leases; returns those that still hold."""
     return _change(conn, claims, now_ms + lease_ms)
 
 
 def release_claims(conn: sa.Connection, claims: Iterable[Claim]) -> set[Claim]:
-    """Gives chunks back before their time; returns those that still held."""
+    """Ends leases early; returns those that still held."""
     return _change(conn, claims, 0)
 
 
@@ -215,7 +216,7 @@ def _change(conn: sa.Connection, claims: Iterable[Claim], leased_until_ms: Milli
 
 
 def complete_chunk(conn: sa.Connection, claim: Claim) -> bool:
-    """Takes a chunk off the board if the claim holds and none of its lines is left; its epochs end with it."""
+    """Deletes a chunk if the lease holds and none of its lines is left; its epochs end with it."""
     t, lines = batch_chunks.c, batch_lines.c
     left = sa.exists().where(
         lines.batch_id == claim.key.batch_id, lines.chunk_no == claim.key.chunk_no, lines.state == LineState.PENDING
@@ -225,27 +226,27 @@ def complete_chunk(conn: sa.Connection, claim: Claim) -> bool:
 
 
 def withdraw_chunks(conn: sa.Connection, batch_id: str) -> None:
-    """Voids all claims of a batch that is cancelled or over."""
+    """Ends all leases of a batch that is cancelled or has ended."""
     conn.execute(batch_chunks.delete().where(batch_chunks.c.batch_id == batch_id))
 
 
 def holds(conn: sa.Connection, claim: Claim) -> bool:
-    """Whether results under the claim are taken."""
+    """Whether results under the lease are accepted."""
     t = batch_chunks.c
     where = (t.batch_id == claim.key.batch_id, t.chunk_no == claim.key.chunk_no, t.epoch == claim.epoch)
     return bool(conn.execute(sa.select(sa.exists().where(*where))).scalar_one())
 
 
 def num_chunks(conn: sa.Connection, batch_id: str) -> int:
-    """Of a batch, on the board."""
+    """Number of unfinished chunks of a batch."""
     query = sa.select(sa.func.count()).select_from(batch_chunks).where(batch_chunks.c.batch_id == batch_id)
     return int(conn.execute(query).scalar_one())
 
 
 def held_by(claim: Claim) -> sa.ColumnElement[bool]:
-    """Whether a claim holds, as a condition of a statement on ``batch_lines``.
+    """Condition on ``batch_lines`` that a lease holds.
 
-    The chunk's row stays locked until the statement's transaction ends: no other claim of it begins before the results
+    It locks the chunk's record until the end of the transaction. So no other lease on it begins before the results
     under this one are durable.
     """
     t = batch_chunks.c

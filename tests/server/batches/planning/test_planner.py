@@ -138,7 +138,7 @@ async def test_a_planner_that_fails_costs_the_plan(
     tmp_path: Path, behaviour: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert await Planner(module=BAD).plan(asked(tmp_path, behaviour)) is None
-    assert "the offline pool is not planned" in caplog.text
+    assert "the offline pool could not be planned" in caplog.text
     assert said in caplog.text
 
 

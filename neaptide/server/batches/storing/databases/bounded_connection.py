@@ -1,4 +1,4 @@
-"""A connection to PostgreSQL whose every wait ends with the deadline of the call."""
+"""A connection to PostgreSQL whose waits all end at the deadline of the call."""
 
 from collections.abc import Generator
 from typing import Any, TypeVar
@@ -13,11 +13,11 @@ T = TypeVar("T")
 class BoundedConnection(psycopg.Connection[Any]):
     """PostgreSQL connection that closes its socket at the deadline, and then fails the call.
 
-    No request to cancel is sent: it would end a COMMIT's wait for a standby, and the COMMIT would be a success.
+    It sends no cancel request, which would end a COMMIT's wait for a standby and make the COMMIT succeed.
     """
 
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
-        """As in ``psycopg.Connection``. Raises psycopg.OperationalError at the deadline."""
+        """Waits as ``psycopg.Connection`` does. Raises psycopg.OperationalError at the deadline."""
         try:
             return super().wait(_bounded(gen), *args, **kwargs)
         except _NoAnswerError:
@@ -30,17 +30,17 @@ class BoundedConnection(psycopg.Connection[Any]):
 
 
 class _NoAnswerError(psycopg.OperationalError):
-    """The deadline has come."""
+    """The deadline has passed."""
 
 
 def _bounded(gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
-    """Passes on what a wait yields and is sent. The driver resumes it ten times a second at least."""
+    """Passes on a wait's values until the deadline. The driver resumes it at least ten times a second."""
     try:
         _check()
         wanted = next(gen)
         while True:
             ready = yield wanted
-            # What has come already is taken, even at the last moment: it may be the answer to a COMMIT.
+            # An answer that has arrived is processed even at the last moment, as it may be that of a COMMIT.
             wanted = gen.send(ready)
             _check()
     except StopIteration as end:

@@ -1,8 +1,8 @@
-"""PostgreSQL: the database that several servers share.
+"""PostgreSQL, the database that several servers share.
 
-What SQLite gives for nothing is asked for here: writes that look before they leap (a batch that is created, a file
-that is deleted while a batch may want it) run one at a time over all servers, by a lock that ends with their
-transaction. Results of lines and what else is guarded by row locks run beside each other.
+It needs explicitly what SQLite has by default. Writes that check before they change (creating a batch, deleting a file
+that a batch may need) run one at a time over all servers, under a lock that ends with their transaction. Other writes,
+guarded by record locks, run concurrently.
 """
 
 import math
@@ -21,25 +21,25 @@ from neaptide.server.batches.storing.databases.migrate import migrate
 from neaptide.server.batches.storing.tables import metadata
 
 MIN_VERSION = 13
-"""What older releases lack is not known; the tests run on 15."""
+"""Oldest accepted release. The tests run on 15."""
 CONNECT_TIMEOUT_S = 3
 LOCK_TIMEOUT_S = 8
-"""Within the deadline of a call, so that the connection outlives it; what was given up waits no longer, either."""
+"""Shorter than a call's deadline, so that the connection survives it and abandoned calls stop waiting."""
 SERVER_LOCK_TIMEOUT_S = 3
 FROZEN_TRANSACTION_S = 5
-"""A transaction whose server says nothing for so long is undone: what it has locked is free again."""
+"""Silence of a server after which its transaction is rolled back and its locks are released."""
 POOLER_ROUNDS = 4
 _SHOWN_PARTS = ("host", "port", "user", "dbname")
-"""Of the query of an address; any other may be a password, or a misspelled one."""
+"""Parts of an address's query that are shown; any other may be a password."""
 ASK_PATIENCE_S = 10.0
-"""For a database that comes back, before a write whose COMMIT was cut off is called unknown."""
+"""Time for the database to return before a write with an interrupted COMMIT counts as unknown."""
 _WRITE_LOCK, _SERVER_LOCK, _MIGRATION_LOCK = 0x6E65_6170_0001, 0x6E65_6170_0002, 0x6E65_6170_0003
 _SOCKET_OPTIONS = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
 _SCHEMES = ("postgresql", "postgresql+psycopg", "postgres")
 
 
 def postgres_url(text: str) -> sa.URL:
-    """Raises StoreError for what is no address of a PostgreSQL database. The message does not repeat it: it may hold a
+    """The address, parsed. Raises StoreError if it is invalid. The message does not repeat it, as it may contain a
     password."""
     try:
         url = sa.make_url(text)
@@ -51,11 +51,15 @@ def postgres_url(text: str) -> sa.URL:
 
 
 class PostgresDatabase(TwoEngines):
-    """One database of a PostgreSQL server; its schema ``public``, or what the user's search path says."""
+    """One database of a PostgreSQL server, in schema ``public`` or the user's search path."""
 
     def __init__(self, url: sa.URL, is_shared: bool = False, limit_s: float = math.inf) -> None:
-        """``is_shared``: with other servers, each of which says so. ``limit_s``: the most that a query takes, should
-        nobody wait for it any more."""
+        """Makes the database.
+
+        Args:
+            is_shared: several servers use it, each with this set.
+            limit_s: longest time of a query, even if its caller has stopped waiting.
+        """
         super().__init__()
         self._url = url
         self._is_shared = is_shared
@@ -68,13 +72,13 @@ class PostgresDatabase(TwoEngines):
         return shown.replace("%2A%2A%2A", "***")
 
     def open(self) -> None:
-        """Raises StoreError: the database does not answer, is too old, or a newer version's."""
+        """Opens the database. Raises StoreError: it does not answer, is too old, or was written by a newer version."""
         waits_ms = {"idle_in_transaction_session_timeout": FROZEN_TRANSACTION_S * 1000}
         waits_ms["lock_timeout"] = LOCK_TIMEOUT_S * 1000
         self._write_engine = self._engine(1)
         _on_connect(self._write_engine, lambda connection: _limit_waits(connection, waits_ms))
         _on_connect(self._write_engine, _join_others if self._is_shared else _keep_others_out)
-        # Not for the writer: nothing promises that a COMMIT's wait for a standby is no part of its statement.
+        # Not for the writer, because a COMMIT's wait for a standby may count as part of its statement.
         query_ms = 0 if self._limit_s == math.inf else int(self._limit_s * 1000)
         readers = self._engine(NUM_READERS)
         _on_connect(readers, lambda connection: _limit_waits(connection, {**waits_ms, "statement_timeout": query_ms}))
@@ -92,7 +96,6 @@ class PostgresDatabase(TwoEngines):
 
     @contextmanager
     def transaction(self, is_exclusive: bool) -> Iterator[sa.Connection]:
-        """As in ``Database``."""
         with self._writing().connect() as conn, conn.begin() as transaction:
             if is_exclusive:
                 conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_WRITE_LOCK)))
@@ -100,46 +103,46 @@ class PostgresDatabase(TwoEngines):
             self._commit(conn, transaction, ASK_PATIENCE_S)
 
     def checkpoint(self) -> None:
-        """PostgreSQL makes its own."""
+        """Does nothing: PostgreSQL makes its own checkpoints."""
 
     @property
     def num_missing_commits(self) -> int:
-        """Nothing in a server's directory says."""
+        """Always 0, because the server's directory has no count."""
         return 0
 
     def accept_as_it_is(self) -> None:
-        """Nothing was found missing."""
+        """Does nothing, as no missing commits are found."""
 
     def is_fault(self, error: BaseException) -> bool:
-        """The server is away, shuts down, is full, or has undone a transaction that took too long."""
+        """Whether the server is unreachable, shutting down, full, or has rolled back a slow transaction."""
         kinds = sa.exc.OperationalError | sa.exc.InterfaceError | sa.exc.InternalError | sa.exc.TimeoutError
         return isinstance(error, kinds) or (isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated)
 
     def is_conflict(self, error: BaseException) -> bool:
-        """A deadlock: each of two transactions waited for rows of the other."""
+        """Whether two transactions waited for each other's locks (a deadlock)."""
         kinds = psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure
         return isinstance(error, sa.exc.DBAPIError) and isinstance(error.orig, kinds)
 
     def missing(self) -> str | None:
-        """What it writes is its own matter."""
+        """Always None: PostgreSQL manages its own files."""
         return None
 
     def stored_bytes(self, conn: sa.Connection) -> int:
-        """Of our tables with their indexes."""
+        """Size of our tables with their indexes."""
         return sum(
             conn.execute(sa.select(sa.func.pg_total_relation_size(name))).scalar_one() for name in metadata.tables
         )
 
     def reusable_bytes(self, conn: sa.Connection) -> int:
-        """PostgreSQL does not say."""
+        """Always 0: PostgreSQL does not report it."""
         return 0
 
     def problems(self, conn: sa.Connection) -> list[str]:
-        """PostgreSQL checks its pages itself when it reads them (``initdb --data-checksums``)."""
+        """Always empty: PostgreSQL checks its pages itself when it reads them (``initdb --data-checksums``)."""
         return []
 
     def compact(self) -> None:
-        """Marks the space of deleted rows as free; the files shrink only where their ends are free."""
+        """Marks the space of deleted records as free; files shrink only if their ends are free."""
         with self._writing().execution_options(isolation_level="AUTOCOMMIT").connect() as conn:
             for name in metadata.tables:
                 conn.exec_driver_sql(f"VACUUM {name}")
@@ -152,7 +155,7 @@ class PostgresDatabase(TwoEngines):
             "connect_timeout": CONNECT_TIMEOUT_S,
             **_SOCKET_OPTIONS,
         }
-        # What the operator's address says of these wins.
+        # The operator's address takes precedence.
         arguments = {name: value for name, value in known.items() if name not in self._url.query}
         engine = sa.create_engine(
             self._url, pool_size=pool_size, max_overflow=0, pool_pre_ping=True, connect_args=arguments
@@ -161,14 +164,16 @@ class PostgresDatabase(TwoEngines):
         return engine
 
     def _refuse_a_pooler(self) -> None:
-        """Raises StoreError where sessions share one connection, as behind PgBouncer in its transaction mode: there the
-        locks that keep servers apart hold nothing, and what is set for one session holds for strangers' as well."""
+        """Raises StoreError if sessions share a connection, as with PgBouncer in transaction mode.
+
+        There, locks between servers have no effect, and settings of one session apply to others.
+        """
         engine = self._engine(2)
         try:
             with engine.connect() as one, engine.connect() as other:
                 if _told_pid(one) == _pid(one):
                     return
-                # A pooler gives a transaction the connection that was free last, or each in turn.
+                # A pooler gives a transaction the connection that was freed last, or each in turn.
                 seen = [{_pid(one), _pid(other)} for _ in range(POOLER_ROUNDS)]
         finally:
             engine.dispose()
@@ -188,7 +193,7 @@ class PostgresDatabase(TwoEngines):
             raise StoreError(f"the database {self.name} has the encoding {encoding}; make one with UTF8")
 
     def _says_no(self, error: sa.exc.DBAPIError) -> bool:
-        """An error of the server's, which goes on serving this connection."""
+        """Whether it is an error of the server, which still serves this connection."""
         return not error.connection_invalidated and getattr(error.orig, "sqlstate", None) is not None
 
 
@@ -201,22 +206,24 @@ def _on_connect(engine: sa.Engine, set_up: Callable[[Any], None]) -> None:
 
 
 def _told_pid(conn: sa.Connection) -> int:
-    """The backend's process, as the start of the session told it. A pooler makes one up."""
+    """Process id of the backend, as reported at the start of the session. A pooler makes one up."""
     connection: Any = conn.connection.driver_connection
     return int(connection.info.backend_pid)
 
 
 def _pid(conn: sa.Connection) -> int:
-    """The process of the backend that this transaction has."""
+    """Process id of the backend of this transaction."""
     pid = conn.execute(sa.select(sa.func.pg_backend_pid())).scalar_one()
     conn.rollback()
     return int(pid)
 
 
 def _limit_waits(dbapi_connection: Any, waits_ms: Mapping[str, int]) -> None:
-    """Set in the session, not in its address, which a pooler would refuse. What the operator's address says wins.
+    """Limits the waits of a session.
 
-    A commit that was answered must survive a crash of the database, whatever the server's default is.
+    They are set in the session, because a pooler would refuse them in the address; the operator's address takes
+    precedence. ``synchronous_commit`` is switched on: acknowledged commits must survive a crash of the database,
+    whatever its default.
     """
     with dbapi_connection.cursor() as cursor:
         cursor.execute(
@@ -232,8 +239,10 @@ def _limit_waits(dbapi_connection: Any, waits_ms: Mapping[str, int]) -> None:
 
 @contextmanager
 def _one_at_a_time(conn: sa.Connection) -> Iterator[None]:
-    """Servers that start together on a blank database would make the same tables. Whoever comes later waits as long as
-    it takes; the lock ends with the connection."""
+    """Lets one server at a time migrate: servers that start together would make the same tables.
+
+    The others wait as long as it takes; the lock ends with the connection.
+    """
     conn.execute(sa.text("SET LOCAL lock_timeout = 0"))
     conn.execute(sa.select(sa.func.pg_advisory_lock(_MIGRATION_LOCK)))
     conn.commit()
@@ -247,15 +256,15 @@ def _one_at_a_time(conn: sa.Connection) -> Iterator[None]:
 
 
 def _keep_others_out(dbapi_connection: Any) -> None:
-    """One server writes to a database at a time. The lock ends with the connection, and comes with the next one.
+    """Lets only one server write to a database. The lock ends with the connection and is taken again with the next one.
 
-    Of a server that was killed it may take a moment until the database knows.
+    After a kill, the database may notice the end of the connection a moment later.
     """
     _take_server_lock(dbapi_connection, "pg_advisory_lock")
 
 
 def _join_others(dbapi_connection: Any) -> None:
-    """Servers that share go together, but not beside one that does not."""
+    """Lets several sharing servers in, but not together with one that does not share."""
     _take_server_lock(dbapi_connection, "pg_advisory_lock_shared")
 
 
@@ -270,12 +279,12 @@ def _take_server_lock(dbapi_connection: Any, function: str) -> None:
 
 
 class _NulFindsNothing(StrDumper):
-    """PostgreSQL has no texts with NUL and refuses even to compare with one; ids that clients make up may hold it."""
+    """Replaces NUL in texts, which PostgreSQL cannot even compare with; ids made up by clients may contain it."""
 
     def dump(self, obj: str) -> Any:
         return super().dump(obj.replace("\0", "\ufffd"))
 
 
 def _let_nul_find_nothing(dbapi_connection: Any) -> None:
-    """Only where nothing is written."""
+    """For connections that only read."""
     dbapi_connection.adapters.register_dumper(str, _NulFindsNothing)

@@ -1,7 +1,7 @@
-"""Bytes on storage that several servers reach: a directory that all of them mount, or a bucket.
+"""Bytes on storage that several servers reach: a mounted directory or a bucket.
 
-A key is written once and never again, and nobody reads it before a row of the database names it. So a blob needs no
-lock and no rename: what was cut off is a blob that no row names.
+A key is written once, and no reader uses it before a record of the database has it. So a blob needs no lock and no
+rename: an interrupted write leaves a blob without a record.
 """
 
 import asyncio
@@ -20,19 +20,19 @@ from neaptide.engine.private_files import DIRECTORY_MODE, FILE_MODE, private_ope
 from neaptide.server.batches.storing.data_dir import MOVED_ASIDE, StoreError, sync_directory
 
 MARK_KEY = "neaptide-blobs"
-"""Names the storage; the database knows the same name."""
+"""Key of the storage's own name, which the database has too."""
 UPLOADS = "files"
 NUM_THREADS = 16
-"""More than the ten connections that a client of S3 opens."""
+"""More than the ten connections that an S3 client opens."""
 PUT_S, SLOWEST_BYTES_PER_S = 60.0, 1_000_000
-"""What a bucket is given to take a blob: its library waits without end for leave to send one."""
+"""Longest time for storing a blob in a bucket, because the library itself may wait without limit."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class BlobsUnavailableError(OSError):
-    """The storage did not do what it was asked; the same may succeed later."""
+    """The storage failed temporarily."""
 
 
 class BlobInfo(NamedTuple):
@@ -43,17 +43,17 @@ class BlobInfo(NamedTuple):
 
 
 def batch_key(batch_id: str, epoch: int) -> str:
-    """A new key for what a batch's holder writes under its epoch."""
+    """A new key for data that a batch's holder writes under its epoch."""
     return f"{batch_id}/{epoch}-{uuid.uuid4().hex}"
 
 
 def upload_key(file_id: str) -> str:
-    """Of a client's file, whose id is its own random number."""
+    """Key of a client's file, whose id is its own random number."""
     return f"{UPLOADS}/{file_id}"
 
 
 class Blobs:
-    """Everything below one address of fsspec. Blocking; safe in any thread.
+    """All blobs below one address of fsspec. Blocking; thread-safe.
 
     ``put`` returns when the bytes are durable. Faults are ``BlobsUnavailableError``.
 
@@ -62,7 +62,7 @@ class Blobs:
     """
 
     def __init__(self, url: str) -> None:
-        # Imported where it is asked for: the embedded default does without.
+        # Imported here, because a single server does not need it.
         import fsspec
         from fsspec.implementations.local import LocalFileSystem
 
@@ -74,24 +74,24 @@ class Blobs:
         except (ImportError, ValueError, OSError) as error:
             raise StoreError(f"there are no blobs at {url.partition('://')[0]}://: {error}") from error
         if url.startswith("s3://"):
-            # Its library tries what a network refuses five times, and each of these tries is several of botocore's.
-            # Botocore's remain, as AWS_MAX_ATTEMPTS says.
+            # The library repeats refused calls five times, and botocore repeats each of those. Only botocore's repeats
+            # are kept, as AWS_MAX_ATTEMPTS says.
             self._fs.retries = 1
         self._threads = ThreadPoolExecutor(NUM_THREADS, "blobs")
         self._root = str(root).rstrip("/")
         self._is_local = isinstance(self._fs, LocalFileSystem)
-        # An address may hold a password.
+        # An address may contain a password.
         self.name = f"{url.partition('://')[0]}://{self._root.rpartition('@')[2]}"
 
     async def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs what asks the storage in a thread that nothing else needs: a storage that is silent holds up whoever
-        waits for it, not the database's readers."""
+        """Runs a storage call in a thread of its own pool, so that a silent storage delays only its callers and not the
+        database's readers."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args, **kwargs))
 
     # ---- the storage as a whole ----
 
     def mark(self) -> str | None:
-        """The storage's name; None where it has none yet."""
+        """The storage's name; None if it has none yet."""
         with self._faults():
             try:
                 return str(self._fs.cat_file(self._path(MARK_KEY)).decode("ascii", "replace")).strip()
@@ -99,7 +99,7 @@ class Blobs:
                 return None
 
     def set_mark(self, name: str) -> None:
-        """Takes the storage: a directory is made if there is none."""
+        """Sets the storage's name; makes the directory if there is none."""
         with self._faults():
             if self._is_local:
                 os.makedirs(self._root, mode=DIRECTORY_MODE, exist_ok=True)
@@ -121,7 +121,7 @@ class Blobs:
     def put(self, source: Path, key: str) -> None:
         with self._faults():
             if self._is_local:
-                # A directory that is not mounted any more looks like a blank one.
+                # A directory that is no longer mounted looks like an empty one.
                 self._require_mark()
                 self._fs.makedirs(self._fs._parent(self._path(key)), exist_ok=True)
             if self._fs.async_impl:
@@ -137,7 +137,7 @@ class Blobs:
         """Copies a blob to ``target``, by way of a file in ``scratch`` on the same disk.
 
         Raises:
-            FileNotFoundError: the storage is there, and has no such blob.
+            FileNotFoundError: the storage has no such blob.
         """
         temp = scratch / f"upload-{secrets.token_hex(8)}.tmp"
         try:
@@ -154,7 +154,7 @@ class Blobs:
             temp.unlink(missing_ok=True)
 
     def remove(self, key: str) -> None:
-        """No error if there is none."""
+        """Removes a blob; no error if there is none."""
         with self._faults():
             try:
                 self._fs.rm_file(self._path(key))
@@ -165,17 +165,17 @@ class Blobs:
             except OSError:
                 if self._is_local and self._fs.exists(self._path(key)):
                     raise
-                # The directory holds other blobs.
+                # The directory has other blobs.
 
     def set_aside(self, key: str, folder: str) -> None:
-        """Gives a blob a key below ``moved-aside/FOLDER``, where no row will name it."""
+        """Renames a blob to a key below ``moved-aside/FOLDER``, which no record will have."""
         target = f"{MOVED_ASIDE}/{folder}/{key}"
         with self._faults():
             if self._is_local:
                 self._fs.makedirs(self._fs._parent(self._path(target)), exist_ok=True)
             self._fs.mv(self._path(key), self._path(target))
             self._make_durable(target)
-        # A directory that is empty now goes; in a bucket there is nothing left to remove.
+        # Removes the directory if it is empty; in a bucket nothing is left to remove.
         self.remove(key)
 
     # ---- inside ----
@@ -188,7 +188,7 @@ class Blobs:
             raise BlobsUnavailableError(f"{self.name} is not there: its mark {MARK_KEY} is missing")
 
     def _make_durable(self, key: str) -> None:
-        """A bucket is durable when it answers; a directory has to be asked."""
+        """Syncs a blob in a directory; a bucket is durable when it answers."""
         if not self._is_local:
             return
         path = Path(self._path(key))
@@ -207,7 +207,7 @@ class Blobs:
         except (FileNotFoundError, BlobsUnavailableError):
             raise
         except Exception as error:
-            # Each storage has errors of its own, not all of them OSError.
+            # Each storage has its own errors, not all of them OSError.
             raise BlobsUnavailableError(f"{self.name}: {type(error).__name__}: {error}") from error
 
 

@@ -1,7 +1,7 @@
-"""Whether a database belongs to one server, with its bytes in that server's directory, or to several that share blobs.
+"""Form of a database: for one server, with the bytes in its directory, or for several servers that share blobs.
 
-The first start decides, and the database and the storage keep each other's name: a server with another address, or in
-front of a directory that is not mounted, would take every file for lost.
+The first start decides. Database and storage keep each other's name. Otherwise a server with another address, or with
+an unmounted directory, would consider every file lost.
 """
 
 import secrets
@@ -17,15 +17,15 @@ _BLOBS = "blobs"
 
 
 def settle_form(conn: sa.Connection, blobs: Blobs | None) -> None:
-    """Checks that the database is used in its form, or gives a new one its form.
+    """Checks that the database is used in its form, or sets the form of a new one.
 
     Raises:
-        StoreError: it is of the other form, the storage is not its own, or does not answer.
+        StoreError: it has the other form, or the storage is another's or does not answer.
     """
     name = conn.execute(sa.select(facts.c.value).where(facts.c.name == _BLOBS)).scalar_one_or_none()
     if blobs is None:
         if name is not None:
-            raise StoreError("the database's files lie on shared storage; say where with --blobs")
+            raise StoreError("the database's files are on shared storage; give its address with --blobs")
         return
     try:
         found = blobs.mark()
@@ -34,9 +34,7 @@ def settle_form(conn: sa.Connection, blobs: Blobs | None) -> None:
                 raise StoreError(f"{blobs.name} is not the storage of this database")
             return
         if _has_files(conn):
-            raise StoreError(
-                "the database's files lie in a server's data directory; begin with a new database for --blobs"
-            )
+            raise StoreError("the database's files are in a server's data directory; use a new database with --blobs")
         if found is not None:
             raise StoreError(f"{blobs.name} is the storage of another database")
         name = secrets.token_hex(12)

@@ -1,7 +1,7 @@
-"""Who moves a batch itself on (checks its file, writes its results) where servers share: one at a time, for a lease.
+"""Leases of whole batches where servers share a database: the holder checks a batch's file and writes its results.
 
-As for chunks (``claim_rows.py``): a claim counts the batch's epoch up, and whoever has an older one writes nothing any
-more. ``now_ms`` may be the database's own clock.
+As for chunks (``claim_rows.py``), a lease raises the batch's epoch, and holders of an older epoch can no longer write.
+``now_ms`` may be the database's own clock.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -19,18 +19,18 @@ T = TypeVar("T")
 
 
 class BatchLease(NamedTuple):
-    """The right to move a batch on, as long as nobody else has claimed it."""
+    """Right to change a batch, until another server leases it."""
 
     batch_id: str
     epoch: int
 
 
 class LeaseLostError(Exception):
-    """Another server moves the batch on; what was to be written is undone."""
+    """Another server has leased the batch; the write is undone."""
 
 
 def _may_check(served: Served | None) -> sa.ColumnElement[bool]:
-    """The batch's file names the server's model, or nobody knows yet what it names."""
+    """Condition: the batch's file names the server's model, or its model is not known yet."""
     t = batches.c
     if served is None:
         return sa.true()
@@ -39,8 +39,10 @@ def _may_check(served: Served | None) -> sa.ColumnElement[bool]:
 
 
 def _needs_care(now_ms: Milliseconds, served: Served | None) -> sa.ColumnElement[bool]:
-    """There is something to do that is not a line: to check the file, to end a batch whose lines have ended, or one
-    that was cancelled or is overdue; and nobody does it."""
+    """Condition: a batch needs work other than its lines, and has no holder.
+
+    The work is to check the file, or to end a batch that is complete, cancelled or overdue.
+    """
     t = batches.c
     no_chunks = ~sa.exists().where(batch_chunks.c.batch_id == t.id)
     is_due = sa.or_(
@@ -52,7 +54,7 @@ def _needs_care(now_ms: Milliseconds, served: Served | None) -> sa.ColumnElement
 
 
 def needs_care(conn: sa.Connection, served: Served | None = None) -> bool:
-    """Whether ``claim_batch`` would find anything; a write would cost more."""
+    """Whether ``claim_batch`` would find a batch; this costs less than a write."""
     return bool(conn.execute(sa.select(sa.exists().where(_needs_care(database_now_ms(conn), served)))).scalar_one())
 
 
@@ -63,10 +65,11 @@ def claim_batch(
     besides: Collection[str] = (),
     served: Served | None = None,
 ) -> BatchLease | None:
-    """The oldest batch that has to be moved on; what another server claims now is passed by.
+    """Leases the oldest batch that needs work, skipping one that another server leases at the same time.
 
-    ``besides``: batches that the server is at, perhaps under a lease that is over: it must not be at them twice.
-    ``served``: it checks files of that model alone, and from then on nobody of another model of the name does.
+    ``besides``: batches that this server works on, perhaps under an expired lease; it must not work on them twice.
+    ``served``: the server checks only files of that model, and from then on no server of another model of that name
+    does.
     """
     t = batches.c
     now_ms = database_now_ms(conn) if now_ms is None else now_ms
@@ -88,7 +91,7 @@ def claim_batch(
 def renew_batches(
     conn: sa.Connection, leases: Iterable[BatchLease], lease_ms: int, now_ms: Milliseconds | None = None
 ) -> dict[BatchLease, bool]:
-    """Begins leases anew. Those that still hold, and whether the batch's end has been decided."""
+    """Renews leases. Returns those that still hold, and whether the batch's end has been decided."""
     t = batches.c
     now_ms = database_now_ms(conn) if now_ms is None else now_ms
     wanted = sorted(leases)
@@ -110,10 +113,10 @@ def release_batch(conn: sa.Connection, lease: BatchLease) -> None:
 def guarded(
     lease: BatchLease, operation: Callable[Concatenate[sa.Connection, P], T]
 ) -> Callable[Concatenate[sa.Connection, P], T]:
-    """The operation, for the lease's holder only: no other claim begins before its transaction ends.
+    """Restricts the operation to the lease's holder: no other lease begins before its transaction ends.
 
     Raises:
-        LeaseLostError: there has been another claim.
+        LeaseLostError: another server has leased the batch.
     """
 
     def run(conn: sa.Connection, /, *args: P.args, **kwargs: P.kwargs) -> T:

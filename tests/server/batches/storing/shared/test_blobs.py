@@ -215,7 +215,7 @@ def test_old_blobs_without_a_row_are_found_and_moved_aside(used: Path) -> None:
     store = opened(used, "a")
     try:
         assert leftover_blobs(store) == ["batch_0/1-old.jsonl"]
-        assert check(store).problems == ["batch_0/1-old.jsonl: no row names this blob; prune moves it aside"]
+        assert check(store).problems == ["batch_0/1-old.jsonl: no record has this blob; prune moves it aside"]
         before = keys(store.blobs) if store.blobs is not None else []
         prune(store, Prune())
         assert store.blobs is not None
