@@ -69,12 +69,12 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
     ),
     ("KV blocks", "short", True, (("{{state}}", "sum by (state) (neaptide_kv_blocks)"),)),
     (
-        "Headroom: held by online work against what is kept for it",
+        "Headroom: blocks held by and reserved for online work",
         "short",
         False,
         (
             ("held", 'sum(neaptide_kv_blocks{state="online"})'),
-            ("kept, by the forecast", "sum(neaptide_kv_reserved_blocks)"),
+            ("reserved (forecast)", "sum(neaptide_kv_reserved_blocks)"),
         ),
     ),
     (
@@ -100,7 +100,7 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
         ),
     ),
     (
-        "Prediction: error, and steps within their margin",
+        "Prediction: error, and steps on time",
         "percentunit",
         False,
         (
@@ -110,7 +110,7 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
                 "/ sum(rate(neaptide_step_prediction_error_ratio_count[5m]))",
             ),
             (
-                "within margin",
+                "on time",
                 "sum(rate(neaptide_steps_within_margin_total[5m])) / sum(rate(neaptide_steps_total[5m]))",
             ),
         ),
@@ -142,7 +142,7 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
             ("age of the oldest", "neaptide_batch_oldest_age_seconds"),
         ),
     ),
-    ("Batches by outlook", "short", True, (("{{outlook}}", "sum by (outlook) (neaptide_batches_by_outlook)"),)),
+    ("Batches by deadline status", "short", True, (("{{outlook}}", "sum by (outlook) (neaptide_batches_by_outlook)"),)),
     (
         "Refused and failed",
         "short",
@@ -169,25 +169,25 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
     ),
     ("Connections", "short", False, (("open", "sum(neaptide_connections)"),)),
     (
-        "Shadow: both targets met, as it was and as it would have been",
+        "Counterfactual replay: both targets met",
         "percentunit",
         False,
         (
-            ("as it was", "avg(neaptide_shadow_real_attainment_ratio)"),
-            ("under {{policy}}", "avg by (policy) (neaptide_shadow_attainment_ratio)"),
+            ("this server", "avg(neaptide_shadow_real_attainment_ratio)"),
+            ("simulated: {{policy}}", "avg by (policy) (neaptide_shadow_attainment_ratio)"),
         ),
     ),
     (
-        "Shadow: offline tokens/s, as it was and as it would have been",
+        "Counterfactual replay: offline tokens/s",
         "short",
         False,
         (
-            ("as it was", "sum(neaptide_shadow_real_offline_tokens_per_second)"),
-            ("under {{policy}}", "sum by (policy) (neaptide_shadow_offline_tokens_per_second)"),
+            ("this server", "sum(neaptide_shadow_real_offline_tokens_per_second)"),
+            ("simulated: {{policy}}", "sum by (policy) (neaptide_shadow_offline_tokens_per_second)"),
         ),
     ),
     (
-        "Shadow: age of its window, and what it costs",
+        "Counterfactual replay: age and cost",
         "s",
         False,
         (
@@ -197,13 +197,13 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
     ),
     ("Replicas", "short", True, (("{{state}}", "neaptide_cluster_replicas"),)),
     (
-        "Replicas: what is left of the TTFT target",
+        "Replicas: slack to the TTFT target",
         "s",
         False,
         (("{{replica}}", "neaptide_cluster_free_slack_seconds"),),
     ),
     (
-        "Replicas: requests passed on, and those without an answer",
+        "Replicas: forwarded and lost requests",
         "reqps",
         False,
         (
@@ -235,7 +235,7 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
         ),
     ),
     (
-        "Replicas: chunks of batches, and claims that others have taken over",
+        "Replicas: leased chunks of batches, and lost leases",
         "short",
         False,
         (

@@ -148,7 +148,7 @@ class EngineCore:
             try:
                 self._add_request(message)
             except Exception:
-                logger.exception("request %s could not be taken in", message.request_id)
+                logger.exception("request %s could not be added", message.request_id)
                 self._committer.refuse(message.request_id, INTERNAL_ERROR)
         elif isinstance(message, AbortRequest):
             for request_id in message.request_ids:

@@ -97,7 +97,7 @@ class KeyRing:
             # A misspelled mark would become part of the key, and lift the restriction that it stands for.
             if ":" in key:
                 raise ValueError(
-                    f"API key {number} of {len(keys)} has a colon that is not followed by a mark;"
+                    f"API key {number} of {len(keys)} has a colon that is not followed by a mark; "
                     f"the marks are {', '.join((*_FROM_LOWEST, _ADMIN))} and xN, and a key itself has no colon"
                 )
             if len(set(marks)) < len(marks) or len(tiers) > 1 or len(weights) > 1:

@@ -222,7 +222,7 @@ def local_callers_only() -> PermissionDeniedError:
     """Error for an operator's request from another machine to a server without keys. Requests through a container's
     bridge or a proxy look like that, too."""
     message = (
-        "This server has no API keys, so only callers on its own machine may do this."
+        "This server has no API keys, so only callers on its own machine may do this. "
         "Start it with an admin key (--api-key KEY:admin) to allow that key's holders."
     )
     return PermissionDeniedError(message, code="local_callers_only")

@@ -282,7 +282,7 @@ def _check_common(body: GenerationBody, default_tier: Tier) -> None:
         if value is not None and value is not False and value != []:
             raise UnsupportedParameterError(f"'{name}' is not supported.", param=name)
     if body.return_token_ids and body.stream:
-        raise UnsupportedParameterError("Not with stream.", param="return_token_ids")
+        raise UnsupportedParameterError("Not supported with stream.", param="return_token_ids")
     if body.stream and default_tier is Tier.BATCH:
         raise InvalidRequestError("A batch line cannot stream.", param="stream", code="streaming_unsupported")
     if body.cache_salt is not None and default_tier is Tier.BATCH:
@@ -297,7 +297,7 @@ def _check_completion(body: CompletionBody) -> None:
     if body.best_of not in (None, 1, body.n):
         raise UnsupportedParameterError("best_of other than n is not supported.", param="best_of")
     if body.max_tokens == 0 and not body.echo:
-        raise InvalidRequestError("0 needs echo.", param="max_tokens", code="invalid_value")
+        raise InvalidRequestError("0 is only allowed with echo.", param="max_tokens", code="invalid_value")
 
 
 def _check_prompt(prompt: list[int], index: int, asked: _Asked, endpoint: str, context: ServingContext) -> None:
@@ -350,6 +350,6 @@ def _tier(value: str, default_tier: Tier) -> tuple[Tier, TierName]:
 def _chat_logprobs(body: ChatBody) -> int | None:
     if not body.logprobs:
         if body.top_logprobs:
-            raise InvalidRequestError("Needs logprobs true.", param="top_logprobs", code="invalid_value")
+            raise InvalidRequestError("Only allowed when logprobs is true.", param="top_logprobs", code="invalid_value")
         return None
     return body.top_logprobs or 0

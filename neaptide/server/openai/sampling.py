@@ -55,7 +55,7 @@ def _check_ends(body: GenerationBody, context: ServingContext) -> None:
     ends = {*body.stop_token_ids, *(() if body.ignore_eos else context.eos_token_ids)}
     if len(ends) > limit:
         raise InvalidRequestError(
-            f"With min_tokens, at most {limit} stop tokens are possible, including the model's own; the request has"
+            f"With min_tokens, at most {limit} stop tokens are possible, including the model's own; the request has "
             f"{len(ends)}.",
             param="stop_token_ids",
             code="invalid_value",

@@ -84,7 +84,7 @@ def check_plan(plan: PlanReady, request: PlanRequest) -> None:
     for start, job in zip(first.tolist(), request.jobs, strict=True):
         wanted[start + unpacked(job.rows)] = 1
     if not np.array_equal(np.bincount(first[batches] + rows, minlength=len(wanted)), wanted):
-        raise ValueError("the plan leaves rows out or names some twice")
+        raise ValueError("the plan omits or repeats rows")
     if plan.ends is not None:
         _check_ends(plan.ends, len(rows))
 
@@ -97,16 +97,16 @@ def _check_ends(ends: TwoEnds, num_rows: int) -> None:
     if len(lasting_steps) != num_rows or (lasting_steps < 0).any():
         raise ValueError("the plan does not say how long its rows last")
     if not np.array_equal(np.sort(unpacked(ends.turns)), np.arange(num_rows)):
-        raise ValueError("the plan does not say in which turns its rows come")
+        raise ValueError("the plan does not order its rows")
     starts = unpacked(ends.starts)
     if len(starts) not in (0, num_rows) or (np.diff((starts >= 0).astype(np.int64)) < 0).any() or ends.kv_tokens < 0:
         raise ValueError("the plan has a timetable of other rows")
     if ends.tile_tokens < 1:
-        raise ValueError("the plan wants steps of no tokens")
+        raise ValueError("the plan has a tile size below 1")
     if not 0 <= ends.num_first <= num_rows:
-        raise ValueError("the plan puts other rows first than it has")
+        raise ValueError("the plan puts more rows first than it has")
     if {len(ends.densities), len(ends.memory_s)} != {math.ceil(num_rows / window_rows(num_rows))}:
         raise ValueError("the plan has densities of other windows")
     numbers = (*ends.densities, *ends.memory_s, ends.root_density, ends.token_s, ends.kv_token_s)
     if not all(math.isfinite(number) and number >= 0.0 for number in numbers):
-        raise ValueError("the plan has numbers that are none")
+        raise ValueError("the plan has invalid numbers")

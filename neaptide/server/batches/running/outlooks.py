@@ -10,18 +10,18 @@ logger = logging.getLogger(__name__)
 _CHANGES = {
     Outlook.INFEASIBLE: (
         logging.WARNING,
-        "batch %s cannot end in its window: it needs %.1f s with the whole device, %.1f s at the current rate, and has"
-        "%.1f s left; lines that have not ended by then expire. Cancel it or batches that are due before it, or submit"
+        "batch %s cannot end in its window: it needs %.1f s with the whole device, %.1f s at the current rate, and has "
+        "%.1f s left; lines that have not ended by then expire. Cancel it or batches that are due before it, or submit "
         "the missing lines again with a longer window",
     ),
     Outlook.AT_RISK: (
         logging.WARNING,
-        "batch %s may not end in its window: it needs %.1f s with the whole device, %.1f s at the current rate, and"
+        "batch %s may not end in its window: it needs %.1f s with the whole device, %.1f s at the current rate, and "
         "has %.1f s left; less online load, or fewer batches that are due before it, would help",
     ),
     Outlook.ON_TIME: (
         logging.INFO,
-        "batch %s can end in its window again: it needs %.1f s with the whole device, %.1f s at the current rate, and"
+        "batch %s can end in its window again: it needs %.1f s with the whole device, %.1f s at the current rate, and "
         "has %.1f s left",
     ),
 }

@@ -215,7 +215,7 @@ class DataDir:
             left.append(_WAL_NAME)
         if left:
             raise StoreError(
-                f"the database {self.database} {self._state()}, but there is still {' and '.join(left)} next to it;"
+                f"the database {self.database} {self._state()}, but there is still {' and '.join(left)} next to it; "
                 f"restore the database, or move {' and '.join(left)} away to start empty"
             )
 
@@ -225,7 +225,7 @@ class DataDir:
             return "is missing"
         if not self.database.stat().st_size:
             return "is blank"
-        return f"has lost its write-ahead log {_WAL_NAME}, or that is damaged, and all of it was in there"
+        return f"has lost all its data with its write-ahead log {_WAL_NAME}, which is missing or damaged"
 
     # ---- taking ----
 

@@ -33,7 +33,7 @@ class FileDamagedError(FileAwayError):
     """The stored bytes are damaged; none of them are served or used."""
 
     def __init__(self, file_id: str) -> None:
-        super().__init__(errno.EIO, "the bytes are not those that were stored", file_id)
+        super().__init__(errno.EIO, "the bytes differ from the stored ones", file_id)
 
 
 class StorageFullError(ApiError):

@@ -125,7 +125,7 @@ def fault_of(store: Store, record: FileRecord) -> FileFault | None:
         return FileFault(name, error.strerror or str(error), is_missing, is_missing)
     if (num_bytes, digest) == (record.num_bytes, record.sha256):
         return None
-    return FileFault(name, "its bytes are not those that were stored", True)
+    return FileFault(name, "its bytes differ from the stored ones", True)
 
 
 def _read(store: Store, record: FileRecord) -> tuple[int, str]:

@@ -93,9 +93,9 @@ def _check(body: ResponsesBody) -> None:
             other = f"Use '{_NAMED_OTHERWISE[name]}'." if name in _NAMED_OTHERWISE else "A field of chats."
             raise UnsupportedParameterError(f"'{name}' is not supported. {other}", param=name)
     if body.background:
-        raise UnsupportedParameterError("Work in the background is what batches are for.", param="background")
+        raise UnsupportedParameterError("Background work is not supported; use a batch.", param="background")
     if body.truncation == "auto":
-        raise UnsupportedParameterError("Input is never cut.", param="truncation")
+        raise UnsupportedParameterError("The input is never truncated.", param="truncation")
     if unknown := [name for name in body.include if name not in _INCLUDED]:
         raise UnsupportedParameterError("This cannot be included.", param=f"include.{body.include.index(unknown[0])}")
     if not body.tools and body.tool_choice not in (None, "none", "auto"):

@@ -142,7 +142,7 @@ async def test_a_batch_whose_input_is_dropped_ends_and_keeps_its_results(
     harm(tmp_path / "files" / ids["input"])
     status, found = check(capsys, tmp_path, "--repair")
     assert (status, found["problems"]) == (0, [])
-    reason = "No such file or directory" if harm is Path.unlink else "its bytes are not those that were stored"
+    reason = "No such file or directory" if harm is Path.unlink else "its bytes differ from the stored ones"
     assert found["repairs"][-2:] == [
         f"files/{ids['input']}: dropped ({reason})",
         f"{ids['half']}: its input was dropped; its open lines have failed",

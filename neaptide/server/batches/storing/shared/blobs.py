@@ -67,12 +67,12 @@ class Blobs:
         from fsspec.implementations.local import LocalFileSystem
 
         if "://" not in url:
-            raise StoreError("the blobs are not at an address such as file:///DIRECTORY or s3://BUCKET/PREFIX")
+            raise StoreError("the blobs need an address such as file:///DIRECTORY or s3://BUCKET/PREFIX")
         try:
             self._fs: Any
             self._fs, root = fsspec.url_to_fs(url)
         except (ImportError, ValueError, OSError) as error:
-            raise StoreError(f"there are no blobs at {url.partition('://')[0]}://: {error}") from error
+            raise StoreError(f"there is no blob storage at {url.partition('://')[0]}://: {error}") from error
         if url.startswith("s3://"):
             # The library repeats refused calls five times, and botocore repeats each of those. Only botocore's repeats
             # are kept, as AWS_MAX_ATTEMPTS says.
