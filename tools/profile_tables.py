@@ -43,7 +43,7 @@ def _column(profile: DeviceProfile) -> dict[str, str]:
     column = {
         "measured": f"{profile.date}, {profile.device}, {profile.dtype}, {threads}",
         "steps; repeats of each": f"{measured.num_steps:,}; {' / '.join(str(measured.repeats[r]) for r in REGIMES)}",
-        "the machine's speed wandered by": f"{measured.drift:.0%}" + ", divided out" * measured.is_normalised,
+        "the machine's speed drifted by": f"{measured.drift:.0%}" + ", divided out" * measured.is_normalised,
     }
     column |= {name: _percent(errors[key]) for key, name in RIVALS.items()}
     column |= {OURS: _percent(errors[OURS]), "noise floor": _percent(noise), "bound": _percent(bounds)}

@@ -1,4 +1,4 @@
-"""``neaptide batch``: submit, list, watch, cancel batches on a running server, and fetch their results."""
+"""``neaptide batch``: submit, list, watch, cancel batches on a running server, and download their results."""
 
 import argparse
 import json
@@ -19,11 +19,11 @@ from neaptide.server.client_variables import client_api_key, sendable
 POLL_S = 1.0
 SHOWN_ERRORS = 10
 PAGE = 100
-"""The longest that the API has."""
+"""The API's largest page size."""
 
 
 class CommandError(Exception):
-    """What went wrong, as one line for the user."""
+    """An error as one line for the user."""
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", base_url: str) -> None:
@@ -38,7 +38,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         )
         keys = sub.add_mutually_exclusive_group()
         keys.add_argument("--api-key-file", metavar="FILE", type=Path, help="file with the key to send")
-        keys.add_argument("--api-key", metavar="KEY", help="the key itself, which every user of the machine can read")
+        keys.add_argument("--api-key", metavar="KEY", help="the key itself; other users of the machine can read it")
         sub.set_defaults(func=lambda args: _run(run, args))
         return sub
 
@@ -47,16 +47,18 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     submit.add_argument("--endpoint", default="/v1/chat/completions", help="(/v1/chat/completions)")
     submit.add_argument("--window", default="24h", help="completion window (24h)")
     submit.add_argument("--wait", action="store_true", help="watch the batch until it ends")
-    listing = action("list", "show batches, the newest first", _list)
-    listing.add_argument("--limit", type=_limit, default=20, metavar="N", help="so many at most (20)")
+    listing = action("list", "show batches, newest first", _list)
+    listing.add_argument("--limit", type=_limit, default=20, metavar="N", help="show at most N batches (20)")
     listing.add_argument("--json", action="store_true", help="print each as one line of JSON")
     watch = action("watch", "show a batch's progress until it ends", _watch)
-    cancel = action("cancel", "stop a batch; what is finished is kept", _cancel)
-    results = action("results", "fetch the output file of an ended batch", _results)
+    cancel = action("cancel", "stop a batch; finished results are kept", _cancel)
+    results = action("results", "download the output file of a finished batch", _results)
     for sub in (watch, cancel, results):
         sub.add_argument("id", metavar="ID", help="batch id")
-    results.add_argument("-o", "--output", metavar="OUT", type=Path, help="write here instead of to standard output")
-    results.add_argument("--errors", action="store_true", help="fetch the error file instead")
+    results.add_argument(
+        "-o", "--output", metavar="OUT", type=Path, help="write to this file instead of standard output"
+    )
+    results.add_argument("--errors", action="store_true", help="download the error file instead")
 
 
 def _limit(text: str) -> int:
@@ -68,13 +70,13 @@ def _limit(text: str) -> int:
 def open_client(args: argparse.Namespace) -> httpx.Client:
     key = _key(args)
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    # Where the OpenAI clients want /v1, ours do not mind it.
+    # OpenAI clients need /v1 in the URL; ours accepts it.
     base_url = args.base_url.rstrip("/").removesuffix("/v1")
     return httpx.Client(base_url=base_url, headers=headers, timeout=httpx.Timeout(30.0, read=600.0))
 
 
 def _key(args: argparse.Namespace) -> str | None:
-    """Of the flag, its file, or the environment."""
+    """The key from the flag, its file, or the environment."""
     key: str | None = args.api_key
     if args.api_key_file is not None:
         key = args.api_key_file.read_text(encoding="utf-8", errors="replace").strip()
@@ -112,14 +114,14 @@ def _call(client: httpx.Client, method: str, url: str, **arguments: Any) -> dict
     try:
         answer: dict[str, Any] = response.json()
     except ValueError:
-        message = f"{response.url} does not answer as an OpenAI server: what comes is no JSON"
+        message = f"{response.url} does not answer like an OpenAI server: the answer is not JSON"
         raise CommandError(message) from None
     return answer
 
 
 def _error_text(response: httpx.Response) -> str:
     is_batch = response.status_code == 404 and "/batches/" in response.request.url.path
-    advice = "; neaptide batch list shows those that are there" if is_batch else ""
+    advice = "; list batches with: neaptide batch list" if is_batch else ""
     try:
         return f"{response.json()['error']['message']} (HTTP {response.status_code}){advice}"
     except (ValueError, KeyError, TypeError):
@@ -182,7 +184,7 @@ def _cancel(client: httpx.Client, args: argparse.Namespace) -> int:
 def _results(client: httpx.Client, args: argparse.Namespace) -> int:
     batch = _call(client, "GET", f"/v1/batches/{args.id}")
     if batch["status"] not in TERMINAL:
-        raise CommandError(f"the batch is {batch['status']}; its files are there when it has ended")
+        raise CommandError(f"the batch is {batch['status']}; its files are available once it has ended")
     file_id = batch["error_file_id" if args.errors else "output_file_id"]
     if file_id is not None:
         _download(client, file_id, args.output)
@@ -203,7 +205,7 @@ def _download(client: httpx.Client, file_id: str, target: Path | None) -> None:
         if target is None:
             _copy(response, sys.stdout.buffer)
             return
-        # Under its own name only when it is complete.
+        # Under its final name only when complete.
         part = target.with_name(f"{target.name}.part")
         with part.open("wb") as f:
             _copy(response, f)
@@ -220,12 +222,14 @@ def _copy(response: httpx.Response, out: BinaryIO) -> None:
 
 
 def _follow(client: httpx.Client, batch: dict[str, Any]) -> int:
-    """Shows progress until the batch ends; 0 if it was completed."""
+    """Shows progress until the batch ends. Returns 0 if it was completed."""
     console = Console(stderr=True)
     try:
         batch = (_follow_bar if console.is_terminal else _follow_lines)(client, batch, console)
     except KeyboardInterrupt:
-        print(f"neaptide batch: the batch goes on; neaptide batch watch {batch['id']} shows it again", file=sys.stderr)
+        print(
+            f"neaptide batch: the batch continues; watch it with: neaptide batch watch {batch['id']}", file=sys.stderr
+        )
         raise
     if batch["status"] != "completed":
         for said in errors_of(batch, SHOWN_ERRORS):
@@ -233,14 +237,14 @@ def _follow(client: httpx.Client, batch: dict[str, Any]) -> int:
         raise CommandError(f"the batch is {batch['status']}: {_counted(batch)}")
     if failed := batch["request_counts"]["failed"]:
         whole = "All lines" if failed == batch["request_counts"]["total"] else "Some lines"
-        print(f"{whole} failed; neaptide batch results {batch['id']} --errors says why.", file=sys.stderr)
+        print(f"{whole} failed; see why with: neaptide batch results {batch['id']} --errors", file=sys.stderr)
     return 0
 
 
 def _counted(batch: dict[str, Any]) -> str:
     counts = batch["request_counts"]
     if not counts["total"]:
-        return "nothing of it was run"
+        return "no line was run"
     return f"{counts['completed']} of {counts['total']} lines completed, {counts['failed']} failed"
 
 

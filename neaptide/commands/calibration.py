@@ -1,4 +1,4 @@
-"""One calibration from the model's name to the profile and what is printed about it."""
+"""Runs a calibration and prints its report."""
 
 import argparse
 import json
@@ -32,14 +32,14 @@ from neaptide.server.settings import EMBEDDED_MODEL
 
 LABELS = {"echo_max": "Echo, c as floor", "echo_sum": "Echo, c added", "bros": "BROS", "hygen": "HyGen", OURS: "ours"}
 BUSY_DRIFT = 0.2
-"""A machine that does nothing else wanders less."""
+"""An otherwise idle machine drifts less."""
 
 
 def calibrate_to_file(args: argparse.Namespace) -> None:
-    """Carries out the command.
+    """Runs the command.
 
     Raises:
-        OSError, ValueError, RuntimeError: it cannot be done; the message is one line.
+        OSError, ValueError, RuntimeError: calibration is not possible. The message is one line.
     """
     pace = QUICK if args.quick else FULL
     if args.budget_s is not None:
@@ -72,7 +72,7 @@ def calibrate_to_file(args: argparse.Namespace) -> None:
         print(json.dumps(msgspec.to_builtins(profile)))
     else:
         _show(found, subject)
-        print(f"profile {profile.name} written to {out}, every time that was measured to {times}")
+        print(f"profile {profile.name} written to {out}, all measured times to {times}")
 
 
 def calibrate_model(
@@ -87,10 +87,10 @@ def calibrate_model(
     seed: int = 0,
     progress: Callable[[float], None] = lambda share: None,
 ) -> tuple[Report, Subject]:
-    """Loads the model as a server would and calibrates it.
+    """Loads the model as a server would, and calibrates it.
 
     Raises:
-        UnsupportedModelError, OSError, ValueError, RuntimeError: it cannot be loaded, or not in this time.
+        UnsupportedModelError, OSError, ValueError, RuntimeError: the model cannot be loaded, or the time is too short.
     """
     wait_as_in_an_engine()
     path = embedded_model_path() if model == EMBEDDED_MODEL else resolve_model(model)
@@ -117,23 +117,21 @@ def calibrate_model(
         runner = MicroRunner(profiled, clock, started.block_size)
         measurements = Calibration(runner, clock, limits, pace, seed, progress).measure()
         if not measurements.samples(held_out=False):
-            raise ValueError(
-                f"{pace.budget_s:g} s are too short for a calibration: no step to fit was measured; give it more time"
-            )
+            raise ValueError(f"{pace.budget_s:g} s are too short for a calibration: no step for fitting was measured")
         return report(measurements), Subject.of(profiled, path.resolve().name, started.block_size)
     finally:
         profiled.close()
 
 
 def progress_bar() -> Progress:
-    """On standard error, and only on a terminal."""
+    """A progress bar on standard error, only on a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _commit() -> str:
-    """Of the code that was measured; empty where it is not in a repository."""
+    """Commit of the measured code; empty outside a repository."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
@@ -151,12 +149,12 @@ def _show(found: Report, subject: Subject) -> None:
     )
     for reason, count in measured.left_out.items():
         if count:
-            console.print(f"left out, {reason}: {count} shapes", highlight=False)
-    spread = f"the machine's speed wandered by {measured.drift:.1%} while it was measured"
+            console.print(f"skipped, {reason}: {count} shapes", highlight=False)
+    spread = f"the machine's speed drifted by {measured.drift:.1%} during the measurement"
     if found.is_normalised:
-        console.print(f"{spread}: times are divided by its speed of the moment", highlight=False)
+        console.print(f"{spread}: times are divided by its speed at that moment", highlight=False)
         console.print(error_table(found.normalised, "Mean relative error on held-out shapes, normalised"))
-        console.print(error_table(found.raw, "The same as measured, without normalising"))
+        console.print(error_table(found.raw, "The same for raw times, not normalised"))
     else:
         console.print(spread, highlight=False)
         console.print(error_table(found.raw, "Mean relative error on held-out shapes"))
@@ -165,21 +163,21 @@ def _show(found: Report, subject: Subject) -> None:
 
 
 def busy_warning(found: Report) -> str:
-    """What speaks against keeping this calibration; empty if nothing does."""
+    """A warning against using this calibration; empty if there is none."""
     chosen, drift = found.chosen, found.measurements.drift
     above = [regime.value for regime in chosen.mape[OURS] if not chosen.is_within_bound(regime)]
     signs = []
     if drift > BUSY_DRIFT:
-        signs.append(f"its speed wandered by {drift:.0%}")
+        signs.append(f"its speed drifted by {drift:.0%}")
     if above:
         signs.append(f"the error is above the bound in {', '.join(above)}")
     if not signs:
         return ""
-    return f"The machine was probably busy: {' and '.join(signs)}. Repeat this when it has nothing else to do."
+    return f"The machine was probably busy: {' and '.join(signs)}. Repeat this when it is otherwise idle."
 
 
 def error_table(evaluation: Evaluation, title: str) -> Table:
-    """Models by regimes, with the noise floor and whether ours is where it should be."""
+    """Models by regime, with the noise floor and whether our error is within its bound."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for regime in Regime:

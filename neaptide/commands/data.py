@@ -1,4 +1,4 @@
-"""``neaptide data``: look at a data directory and tidy it, while no server runs on it."""
+"""``neaptide data``: inspect and tidy a data directory while no server uses it."""
 
 import argparse
 import json
@@ -23,8 +23,8 @@ Action = Callable[["Store", argparse.Namespace], int]
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "data",
-        help="look at a data directory and tidy it while no server runs on it",
-        description="Looks at a data directory and tidies it. A server that runs on it has to be stopped first.",
+        help="inspect and tidy a data directory while no server uses it",
+        description="Inspects and tidies a data directory. Stop the server that uses it first.",
     )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
 
@@ -37,18 +37,20 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         sub.set_defaults(func=lambda args: _run(run, args))
         return sub
 
-    action("sizes", "what takes how much space", _sizes)
-    check = action("check", "compare every file and result with its checksum; status 1 if one differs", _check)
+    action("sizes", "show what uses how much space", _sizes)
+    check = action("check", "verify the checksum of every file and result; status 1 if one differs", _check)
     check.add_argument(
         "--repair",
         action="store_true",
-        help="make result files again from their rows, and drop files that are missing or damaged for good: batches "
-        "that wait for one end",
+        help="rebuild result files from the database, and drop files that are missing or damaged for good; batches "
+        "that wait for a dropped file end",
     )
-    prune = action("prune", "remove what has expired, and give the space back to the disk", _prune)
-    prune.add_argument("--moved-aside", action="store_true", help="also delete what starts and prunes have moved aside")
+    prune = action("prune", "remove expired data and return the space to the disk", _prune)
     prune.add_argument(
-        "--batches-older-than", type=float, metavar="DAYS", help="also forget batches that ended so long ago"
+        "--moved-aside", action="store_true", help="also delete files that earlier starts and prunes set aside"
+    )
+    prune.add_argument(
+        "--batches-older-than", type=float, metavar="DAYS", help="also delete batches that ended this many days ago"
     )
 
 
@@ -58,7 +60,7 @@ def _run(run: Action, args: argparse.Namespace) -> int:
 
     try:
         settings = load_settings({"data_dir": args.data_dir, "store": args.store, "blobs": args.blobs})
-        # Commands of an operator have no deadline: a large database takes long to read.
+        # An operator's command has no deadline: a large database takes long to read.
         store = Store(data_path(settings.data_dir), settings.store, settings.blobs, limit_s=math.inf)
         store.open(create=False)
         try:
@@ -83,7 +85,9 @@ def _sizes(store: "Store", args: argparse.Namespace) -> int:
     found = offline.sizes(store)
     lines = [f"{name:<14}{size / MIB:>12.1f} MiB" for name, size in found.bytes_of.items()]
     lines.append(f"{'total':<14}{sum(found.bytes_of.values()) / MIB:>12.1f} MiB")
-    lines.append(f"{'reusable':<14}{found.reusable_bytes / MIB:>12.1f} MiB of the database; prune gives it back")
+    lines.append(
+        f"{'reusable':<14}{found.reusable_bytes / MIB:>12.1f} MiB of the database; prune returns it to the disk"
+    )
     lines += [f"{name:<14}{count:>12} rows" for name, count in found.rows_of.items()]
     _show(args, asdict(found), lines)
     return 0
@@ -93,7 +97,7 @@ def _check(store: "Store", args: argparse.Namespace) -> int:
     from neaptide.server.batches.mending.repair import repair
     from neaptide.server.batches.storing import offline
 
-    # Told as it is done: what has been dropped is not to be read anywhere else.
+    # Printed at once, because what was dropped cannot be read elsewhere.
     repairs = list(repair(store)) if args.repair else []
     found = offline.check(store)
     found.repairs = repairs
@@ -108,5 +112,5 @@ def _prune(store: "Store", args: argparse.Namespace) -> int:
 
     what = offline.Prune(moved_aside=args.moved_aside, batches_older_than_days=args.batches_older_than)
     freed_bytes = offline.prune(store, what)
-    _show(args, {"freed_bytes": freed_bytes}, [f"{freed_bytes / MIB:.1f} MiB given back to the disk"])
+    _show(args, {"freed_bytes": freed_bytes}, [f"{freed_bytes / MIB:.1f} MiB returned to the disk"])
     return 0

@@ -1,4 +1,4 @@
-"""Files that a command writes after minutes of work: whether they can be written is told before."""
+"""Checks that output files can be written, before a command works for minutes."""
 
 import os
 from collections.abc import Callable
@@ -10,24 +10,24 @@ NO_MATPLOTLIB = "--plot needs matplotlib: pip install 'neaptide[plots]'"
 
 
 def check_writable(path: Path) -> None:
-    """Creates nothing.
+    """Checks a path without creating anything.
 
     Raises:
-        ValueError: a file could not be written there; the message is one line.
+        ValueError: a file cannot be written there. The message is one line.
     """
     if path.is_dir():
-        raise ValueError(f"{path}: is a directory, not a file")
+        raise ValueError(f"{path} is a directory, not a file")
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent}: no such directory")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ValueError(f"{path}: cannot be written")
+        raise ValueError(f"{path} cannot be written")
 
 
 def check_plot(path: Path) -> None:
-    """Of ``--plot``. Creates nothing.
+    """Checks the path of ``--plot`` without creating anything.
 
     Raises:
-        ValueError: nothing could be drawn there; the message is one line.
+        ValueError: a plot cannot be written there. The message is one line.
     """
     if find_spec("matplotlib") is None:
         raise ValueError(NO_MATPLOTLIB)
@@ -40,8 +40,8 @@ def check_plot(path: Path) -> None:
 
 
 def draw(plot: Callable[[Any], None], path: Path) -> None:
-    """``plot`` gets an empty ``matplotlib.figure.Figure``. Raises OSError."""
-    from matplotlib.figure import Figure  # no pyplot: it wants a display and keeps global state
+    """Passes an empty ``matplotlib.figure.Figure`` to ``plot`` and saves it. Raises OSError."""
+    from matplotlib.figure import Figure  # no pyplot: it needs a display and keeps global state
 
     figure = Figure(figsize=(10, 5), layout="constrained")
     plot(figure)

@@ -1,4 +1,5 @@
-"""``neaptide plan``: the least that keeps the online targets through a trace's peak, and what offline work it does."""
+"""``neaptide plan``: the smallest capacity that meets the online targets in a trace's peak, and its offline
+throughput."""
 
 import argparse
 import json
@@ -32,39 +33,45 @@ from neaptide.simulation.points import parse_points
 from neaptide.simulation.replicas.replica import SimulationError
 
 NEVER_CUT = 1000
-"""Wider than any table: a terminal that is narrower wraps lines, and no number is lost."""
+"""Wider than any table: a narrower terminal wraps lines, so that no number is cut."""
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser("plan", help="the least that keeps online targets through a peak, by simulation")
+    parser = subparsers.add_parser("plan", help="find the smallest capacity for a traffic peak, by simulation")
     add = parser.add_argument
     add_load(parser)
-    profiles_help = "device profiles, by name or file; of several the cheapest is named"
+    profiles_help = "device profiles, by name or file; with several, the cheapest is reported"
     add("--profile", nargs="+", default=["h100-80g-llama-3.1-8b"], metavar="NAME", help=profiles_help)
-    price_help = "of one replica for an hour, one for each profile, in any currency (counts devices)"
+    price_help = "price of a replica per hour, one for each profile, in any currency (counts devices)"
     add("--price", type=float, nargs="+", metavar="X", help=price_help)
-    find_help = "what is made as small as it may be: the number of replicas, or the KV memory of each (replicas)"
+    find_help = "minimise the number of replicas, or the KV memory of each (replicas)"
     add("--find", choices=("replicas", "kv"), default="replicas", help=find_help)
     add("--replicas", type=int, default=1, metavar="N", help="with --find kv: replicas that share the load (1)")
-    add("--max-replicas", type=int, default=64, metavar="N", help="with --find replicas: tried at most (64)")
-    add("--attainment", type=float, default=0.9, metavar="X", help="requests that must meet both targets (0.9)")
-    add("--peak-s", type=float, default=300.0, metavar="X", help="length of the peak (300)")
-    margin_help = "simulated before and after the peak and not counted (30)"
+    add("--max-replicas", type=int, default=64, metavar="N", help="with --find replicas: largest number tried (64)")
+    add(
+        "--attainment",
+        type=float,
+        default=0.9,
+        metavar="X",
+        help="fraction of requests that must meet both targets (0.9)",
+    )
+    add("--peak-s", type=float, default=300.0, metavar="X", help="length of the peak in seconds (300)")
+    margin_help = "seconds simulated before and after the peak, not counted (30)"
     add("--margin-s", type=float, default=30.0, metavar="X", help=margin_help)
-    policy_help = "scheduling policy: a, b@1536 or c@2048x512, with step tokens and seats of its own (neaptide)"
+    policy_help = "scheduling policy, optionally with its step tokens and slots: a, b@1536 or c@2048x512 (neaptide)"
     add("--policy", default="neaptide", metavar="P", help=policy_help)
     add_limits(parser)
     add("--json", type=Path, metavar="OUT", help="also write the result to this file")
-    plot_help = "draw attainment and offline tokens/s against size (.png, .pdf, .svg, ...); simulates more"
+    plot_help = "plot attainment and offline tokens/s against size (.png, .pdf, .svg, ...); takes longer"
     add("--plot", type=Path, metavar="OUT.png", help=plot_help)
     parser.set_defaults(func=run_command)
 
 
 def run_command(args: argparse.Namespace) -> int:
-    """Returns 0, 1 if nothing that was tried holds, or 2 if the command cannot be carried out.
+    """Returns 0, 1 if no tried size meets the targets, or 2 if the command fails.
 
-    The JSON line is printed for every result there is, also where a file of it could not be written.
+    The JSON line is printed for every result, even if an output file could not be written.
     """
     try:
         questions = _questions(args)
@@ -98,11 +105,11 @@ def _refuse(message: str) -> int:
 
 
 def _questions(args: argparse.Namespace) -> list[Question]:
-    """One for each profile. Raises ValueError with one line."""
+    """One question for each profile. Raises ValueError with one line."""
     _check(args)
     point = parse_points(args.policy)
     if len(point) > 1:
-        raise ValueError("--policy names one policy here; neaptide simulate compares several")
+        raise ValueError("plan accepts one policy; use neaptide simulate to compare several")
     profiles = [load_profile(name) for name in args.profile]
     online, offline = online_of(args), offline_of(args)
     bases = [point[0].of(scenario_of(args, profile)) for profile in profiles]
@@ -110,9 +117,9 @@ def _questions(args: argparse.Namespace) -> list[Question]:
     if not trace.requests:
         raise ValueError(f"no prompt of {args.online} fits into {args.max_model_len} tokens: raise --max-model-len")
     if trace.num_left_out:
-        _note(f"{trace.num_left_out} requests do not fit into {args.max_model_len} tokens and are left out")
+        _note(f"{trace.num_left_out} requests exceed {args.max_model_len} tokens and are skipped")
     if trace.num_cut:
-        _note(f"{trace.num_cut} requests have more output than they may ask for and are cut there")
+        _note(f"{trace.num_cut} requests have more output than the limit and are truncated")
     question = Question(
         base=bases[0],
         trace=trace.requests,
@@ -134,7 +141,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.online == "none":
         raise ValueError("a plan needs online load: name a trace or a file with --online")
     if not 0.0 < args.attainment <= 1.0:
-        raise ValueError("--attainment is a share: above 0, at most 1")
+        raise ValueError("--attainment must be above 0 and at most 1")
     if not 0.0 < args.peak_s < math.inf:
         raise ValueError("--peak-s must be positive")
     if not 0.0 <= args.margin_s < math.inf:
@@ -143,7 +150,7 @@ def _check(args: argparse.Namespace) -> None:
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
     if args.find == "replicas" and args.replicas != 1:
-        raise ValueError("--replicas goes with --find kv; for a number of replicas, give --max-replicas")
+        raise ValueError("--replicas needs --find kv; to limit the number of replicas use --max-replicas")
     if args.price is not None:
         if len(args.price) != len(args.profile):
             raise ValueError(
@@ -163,18 +170,18 @@ def _note(text: str) -> None:
 
 def _warn(found: Plan, question: Question) -> None:
     if not found.is_monotone:
-        _note(f"{found.profile}: a larger size that was tried fails where a smaller one holds: take some more")
+        _note(f"{found.profile}: a larger size fails where a smaller one is enough: add some reserve")
     besides = [] if found.answer is None or found.answer.beside is None else [found.answer.beside]
     if found.offline is not None:
         besides.append(found.offline.whole)
     if not all(each.valid for each in besides):
-        _note(f"{found.profile}: the offline pool ran dry: its rate is not valid")
+        _note(f"{found.profile}: the offline pool ran out of work: its rate is not valid")
     if not all(each.holds for each in besides):
-        _note(f"{found.profile}: beside offline work fewer than {question.attainment:.1%} meet both targets")
+        _note(f"{found.profile}: with offline work, fewer than {question.attainment:.1%} meet both targets")
 
 
 def _cheapest(plans: Sequence[Plan]) -> Plan | None:
-    """The first of those that cost the least."""
+    """The first of the cheapest plans."""
     costs = [(each.cost, number) for number, each in enumerate(plans) if each.cost is not None]
     return plans[min(costs)[1]] if costs else None
 
@@ -227,7 +234,7 @@ def _table(plans: Sequence[Plan]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("profile", no_wrap=True, vertical="bottom")
     headings = ["replicas", "KV GiB\neach", "KV blocks\neach", "attained%\nTTFT/TPOT/both", "targets"]
-    headings += ["offline\ntok/s", "attained%\nbeside it"]
+    headings += ["offline\ntok/s", "attained%\nwith it"]
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for each in plans:
@@ -255,17 +262,17 @@ def _lines(question: Question, found: Plan) -> Iterator[str]:
     if found.answer is None:
         yield f"  no answer: {_advice(question, found)}"
         return
-    below = "nothing is smaller" if found.one_smaller is None else f"too few: {_size(found.one_smaller)}"
+    below = "there is no smaller size" if found.one_smaller is None else f"too few: {_size(found.one_smaller)}"
     yield f"  answer: {_size(found.answer)}; {below}; cost: {_cost(found)}"
     if found.offline is not None and found.answer.beside is not None:
         yield from _offline_lines(found.offline, found.answer.beside)
 
 
 def _advice(question: Question, found: Plan) -> str:
-    said = f"{_size(found.tried[-1])} is the most that was tried; "
+    said = f"{_size(found.tried[-1])} is the largest size tried; "
     if question.find == "kv":
-        return said + "share the load (--replicas N), or look for a number of replicas (--find replicas)"
-    return said + "raise --max-replicas, relax the targets, or take a faster device"
+        return said + "share the load (--replicas N), or search for a number of replicas (--find replicas)"
+    return said + "raise --max-replicas, relax the targets, or use a faster device"
 
 
 def _size(point: Point) -> str:
@@ -276,17 +283,17 @@ def _size(point: Point) -> str:
 def _cost(found: Plan) -> str:
     if found.price_per_hour is None:
         return f"{found.cost:g} device{'s' if found.cost != 1 else ''}"
-    return f"{found.cost:g} an hour"
+    return f"{found.cost:g} per hour"
 
 
 def _offline_lines(offline: OfflinePlan, at_peak: Beside) -> Iterator[str]:
     yield (
-        f"  beside the whole trace {offline.whole.tokens_per_s:,.0f} offline tok/s, {offline.tokens_per_day:,.0f} a "
-        f"day ({offline.whole.attainment['both']:.1%} attained), beside the peak {at_peak.tokens_per_s:,.0f} "
+        f"  over the whole trace {offline.whole.tokens_per_s:,.0f} offline tok/s, {offline.tokens_per_day:,.0f} per "
+        f"day ({offline.whole.attainment['both']:.1%} attained), in the peak {at_peak.tokens_per_s:,.0f} "
         f"({at_peak.attainment['both']:.1%})"
     )
     low, high = ("never" if each is None else _duration(each) for each in offline.finish_s)
-    yield f"  {offline.rows:,} rows of {offline.tokens:,} tokens are done after {low} to {high}"
+    yield f"  {offline.rows:,} rows of {offline.tokens:,} tokens take {low} to {high}"
 
 
 def _duration(seconds: float) -> str:
@@ -300,7 +307,7 @@ def _duration(seconds: float) -> str:
 
 
 def _plot(figure: Any, plans: Sequence[Plan], question: Question) -> None:
-    """Attainment against size, and where there is offline work, its rate."""
+    """Attainment against size and, with offline work, its rate."""
     with_offline = bool(question.offline)
     every = figure.subplots(1, 2 if with_offline else 1, squeeze=False)[0]
     name = "replicas" if question.find == "replicas" else "KV memory of a replica, GiB"
@@ -311,7 +318,7 @@ def _plot(figure: Any, plans: Sequence[Plan], question: Question) -> None:
         if with_offline:
             rates = [(size, p.beside.tokens_per_s) for size, p in zip(sizes, each.tried, strict=True) if p.beside]
             every[1].plot([size for size, _ in rates], [rate for _, rate in rates], marker="o", label=each.profile)
-            every[1].set_ylabel("offline tokens/s beside the peak")
+            every[1].set_ylabel("offline tokens/s in the peak")
     every[0].axhline(100 * question.attainment, linestyle="--", color="grey")
     every[0].set_ylabel("requests of the peak that meet both targets, %")
     every[0].legend()

@@ -1,4 +1,4 @@
-"""A server of our own as a child process, for the demo and the benchmarks."""
+"""A Neaptide server as a subprocess, for the demo and the benchmarks."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from neaptide.engine.process.beside import beside
 
 
 class ServerDiedError(Exception):
-    """The server ended before it was ready; carries the end of its log."""
+    """The server ended before it was ready. The message has the end of its log."""
 
 
 def free_port() -> int:
@@ -26,9 +26,9 @@ def free_port() -> int:
 
 
 class ServerProcess:
-    """``neaptide serve`` on a free loopback port; ends with the context, and with this process if that is killed.
+    """``neaptide serve`` on a free loopback port.
 
-    In ``directory`` it has its log, and its data in a directory of their own.
+    It ends with the context, and with this process if that is killed. Its log and its data are in ``directory``.
     """
 
     def __init__(self, flags: Sequence[str], directory: Path, start_timeout_s: float = 120.0) -> None:
@@ -41,7 +41,7 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Of its API process."""
+        """Process id of its API process."""
         assert self._process is not None
         return self._process.pid
 
@@ -56,7 +56,7 @@ class ServerProcess:
         """Returns when ``/ready`` answers 200.
 
         Raises:
-            ServerDiedError: it ended, or was not ready in time.
+            ServerDiedError: the server ended, or was not ready in time.
         """
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         command = beside([sys.executable, "-m", "neaptide", "serve", *self._flags])

@@ -1,4 +1,4 @@
-"""``neaptide simulate``: a policy on a device profile under recorded or generated load, on a virtual clock."""
+"""``neaptide simulate``: policies on a device profile under recorded or synthetic load, on a virtual clock."""
 
 import argparse
 import json
@@ -37,51 +37,51 @@ from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import Run, simulate
 
 OF_ONE_RUN = ("step_log", "chrome_trace", "explain")
-"""Flags that look into a single run."""
+"""Flags that inspect a single run."""
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser("simulate", help="run policies on a virtual clock and a device profile")
     add = parser.add_argument
-    policy_help = "scheduling policy; several: a,b@1536,c@2048x512, with step tokens and seats of their own (neaptide)"
+    policy_help = "scheduling policies, optionally with their step tokens and slots: a,b@1536,c@2048x512 (neaptide)"
     add("--policy", default="neaptide", metavar="P", help=policy_help)
-    without_help = f"leave parts of the policy neaptide out: {', '.join(PARTS)}"
+    without_help = f"disable features of the policy neaptide: {', '.join(PARTS)}"
     add("--without", default="", metavar="PART,...", help=without_help)
-    plan_help = (
-        f"order that the offline pool follows, planned beside the engine: {', '.join(ORDERS)} (the policy's own)"
-    )
+    plan_help = f"order of the offline pool, planned outside the engine: {', '.join(ORDERS)} (the policy's own)"
     add("--plan", choices=ORDERS, metavar="ORDER", help=plan_help)
     add_load(parser)
-    arrivals_help = "so many rows of each set, and the next ones so much later, or recorded: as its trace file has them"
+    arrivals_help = "ROWS rows of each set every SECONDS, or recorded: at the times in its trace file"
     add("--offline-arrivals", metavar="ROWS@SECONDS", help=f"{arrivals_help} (all at once)")
-    add("--warm-up-s", type=float, default=0.0, metavar="X", help="offline work alone, before the first arrival (0)")
+    add(
+        "--warm-up-s", type=float, default=0.0, metavar="X", help="seconds of offline work before the first arrival (0)"
+    )
     add("--profile", default="h100-80g-llama-3.1-8b", metavar="NAME", help="device profile, by name or file")
     add_limits(parser)
     add_fleet(parser)
     add("--json", type=Path, metavar="OUT", help="also write the result to this file")
-    add("--step-log", type=Path, metavar="OUT", help="write every decision, for replay; .gz compresses")
+    add("--step-log", type=Path, metavar="OUT", help="write every scheduling decision, for replay; .gz compresses")
     add("--chrome-trace", type=Path, metavar="OUT", help="write a trace for chrome://tracing or Perfetto")
-    add("--explain", type=int, metavar="STEP", help="print what this step held, and why")
+    add("--explain", type=int, metavar="STEP", help="print the content of this step, and why")
     parser.set_defaults(func=run_command)
 
 
 def run_command(args: argparse.Namespace) -> int:
-    """Returns 0, or 2 if the command cannot be carried out."""
+    """Returns 0, or 2 if the command fails."""
     try:
         for path in (args.json, args.chrome_trace):
             if path is not None:
-                path.touch()  # what cannot be written is told before the run, not after it
+                path.touch()  # report an unwritable file before the run, not after it
         points = parse_points(args.policy)
         scenario, fleet = _scenario(args), fleet_of(args)
         looks_inside = any(getattr(args, name) is not None for name in OF_ONE_RUN)
         if fleet is not None and looks_inside:
-            raise ValueError("--step-log, --chrome-trace and --explain look into one engine: leave --replicas at 1")
+            raise ValueError("--step-log, --chrome-trace and --explain inspect one engine: use them with --replicas 1")
         if len(points) == 1 and fleet is not None:
             return _run_cluster(points[0].of(scenario), fleet, args)
         if len(points) == 1:
             return _run_one(points[0].of(scenario), args)
         if looks_inside:
-            raise ValueError("--step-log, --chrome-trace and --explain look into one run: name one policy")
+            raise ValueError("--step-log, --chrome-trace and --explain inspect one run: use them with one policy")
         scenarios = {str(point): point.of(scenario) for point in points}
         if scenario.online and scenario.offline:
             scenarios |= {f"{points[0]}, online alone": replace(points[0].of(scenario), offline=())}
@@ -122,7 +122,7 @@ def _run_cluster(scenario: Scenario, fleet: Fleet, args: argparse.Namespace) -> 
 
 
 def _run_several(scenarios: dict[str, Scenario], fleet: Fleet | None, args: argparse.Namespace) -> int:
-    """One after another, by the names that they have in the table."""
+    """Runs the scenarios one by one, under their names in the table."""
     runs: list[tuple[str, Run]] = []
     for number, (name, scenario) in enumerate(scenarios.items(), 1):
         with progress(f"{name} ({number} of {len(scenarios)})", says_so=True) as on_progress:
@@ -173,14 +173,16 @@ def _refuse(message: str) -> int:
 
 
 def _warn(run: Run, scenario: Scenario, name: str | None = None) -> None:
-    """``name`` tells several runs apart."""
+    """Prints warnings about a run; ``name`` distinguishes several runs."""
     notes = []
     if run.dry_s is not None:
-        notes.append(f"the offline pool ran dry at {run.dry_s:.1f} s, inside the window: the result is not valid")
+        notes.append(
+            f"the offline pool ran out of work at {run.dry_s:.1f} s, inside the window: the result is not valid"
+        )
     if run.num_left_out:
-        notes.append(f"{run.num_left_out} requests do not fit into {scenario.max_tokens} tokens and are left out")
+        notes.append(f"{run.num_left_out} requests exceed {scenario.max_tokens} tokens and are skipped")
     if run.num_cut:
-        notes.append(f"{run.num_cut} requests have more output than they may ask for and are cut there")
+        notes.append(f"{run.num_cut} requests have more output than the limit and are truncated")
     if run.num_unfinished:
         notes.append(f"{run.num_unfinished} online requests were not finished; they count as missed")
     if run.num_failed:

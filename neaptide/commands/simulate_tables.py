@@ -1,4 +1,4 @@
-"""How simulations are shown: one as a list of what it measured, several as a table with a row each."""
+"""Prints simulations: one as a list of its measurements, several as a table with a row each."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,7 +14,7 @@ CLASSES = ("online", "offline")
 BOUNDS = ("long_run", "window")
 WIDTH = 100
 NEVER_CUT = 1000
-"""Wider than any table: a terminal that is narrower wraps lines, and no number is lost."""
+"""Wider than any table: a narrower terminal wraps lines, so that no number is cut."""
 
 
 def show_run(run: Run) -> None:
@@ -30,7 +30,7 @@ def show_run(run: Run) -> None:
 
 
 def show_replicas(result: ClusterResult) -> None:
-    """Behind the figures of the whole: each replica's."""
+    """Prints the figures of each replica, after those of the whole."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("replica", "from s", "to s", "at the end"):
         table.add_column(column.replace(" ", "\n"), no_wrap=True, vertical="bottom")
@@ -57,13 +57,13 @@ def show_replicas(result: ClusterResult) -> None:
     console.print(
         f"router {result.router}, placement {result.placement}, {result.replica_hours:.2f} replica hours, "
         f"{result.failed_online} requests lost with their replica; offline rows: {rows.done} done, {rows.open} open, "
-        f"{rows.given_back} claimed again; {result.offline.deadline_misses} past their deadline",
+        f"{rows.given_back} leased again; {result.offline.deadline_misses} past their deadline",
         highlight=False,
     )
 
 
 def show_comparison(runs: Sequence[tuple[str, Run]]) -> None:
-    """One row for each run."""
+    """Prints a table with one row per run."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("policy", no_wrap=True, vertical="bottom")
     rows = [dict(_columns(run.result)) for _, run in runs]
@@ -90,9 +90,9 @@ def _title(run: Run) -> str:
 
 
 def _columns(result: SimResult) -> Iterator[tuple[str, str]]:
-    """What a user compares, under headings of a word a line."""
+    """The compared figures, with one word per heading line."""
     online, offline, kv, settings = result.online, result.offline, result.kv, result.settings
-    yield "tokens x seats", f"{settings.max_num_batched_tokens}x{settings.max_num_seqs}"
+    yield "tokens x slots", f"{settings.max_num_batched_tokens}x{settings.max_num_seqs}"
     yield "offline tok/s", _rate(offline.tokens_per_s)
     yield "of bound%", _bare(offline.share_of_bound)
     yield "computed tok/s", _rate(offline.computed_tokens_per_s)
@@ -144,7 +144,7 @@ def _rows(result: SimResult) -> Iterator[tuple[str, str]]:
         yield "planning, mean / p99", f"{mean_ms:.2f} / {p99_ms:.2f} ms"
     yield "simulated in", f"{result.wall_s:.1f} s, {result.peak_memory_bytes / 2**20:.0f} MiB"
     if not result.valid:
-        yield "NOT VALID", "the offline pool ran dry inside the window"
+        yield "NOT VALID", "the offline pool ran out of work inside the window"
 
 
 def _three_ms(values: Percentiles) -> str:

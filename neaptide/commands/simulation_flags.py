@@ -1,4 +1,4 @@
-"""What the commands that simulate have in common: flags of load, targets and limits, and a bar that shows progress."""
+"""Flags of load, targets and limits that the simulating commands share, and their progress bar."""
 
 import argparse
 import math
@@ -23,7 +23,7 @@ from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import OnProgress
 
 MAX_NOISE = 1.0
-"""Steps that take e times as long as others, as a rule, are no machine's."""
+"""Upper bound: no machine's steps typically vary by a factor of e."""
 MAX_PLANNING_SCALE = 1000.0
 MAX_HOST_CACHE_GIB = 1e6
 
@@ -35,47 +35,49 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     add("--speed", type=float, default=1.0, metavar="X", help="arrival times are divided by it (1)")
     add("--offline", nargs="+", default=["none"], metavar="FILE", help="offline sets, OpenAI batch files, or none")
     add("--keep-order", action="store_true", help="do not shuffle the offline requests")
-    add("--ttft-slo-s", type=float, default=1.0, metavar="X", help="target of the first token (1)")
-    add("--tpot-slo-s", type=float, default=0.05, metavar="X", help="target of further tokens (0.05)")
+    add("--ttft-slo-s", type=float, default=1.0, metavar="X", help="target time to first token (1)")
+    add("--tpot-slo-s", type=float, default=0.05, metavar="X", help="target time per further token (0.05)")
     add("--seed", type=int, default=0, metavar="N")
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
-    """Of the device and the engine."""
+    """Flags of the device and the engine."""
     add = parser.add_argument
     add("--overlap-kappa", type=float, default=1.0, metavar="K", help="1: compute and memory do not overlap (1)")
-    add("--overlap-depth", type=int, default=0, choices=(0, 1), help="steps in flight while the next is planned (0)")
+    add("--overlap-depth", type=int, default=0, choices=(0, 1), help="1: schedule the next step while one runs (0)")
     add("--block-size", type=int, default=16, metavar="N", help="tokens per KV block (16)")
-    add("--max-num-seqs", type=int, default=256, metavar="N", help="requests that hold KV at once, at most (256)")
-    add("--max-num-batched-tokens", type=int, default=2048, metavar="N", help="tokens of a step at most (2048)")
-    add("--max-tokens", type=int, metavar="N", help="what clients ask for at most (the rest of the context)")
+    add("--max-num-seqs", type=int, default=256, metavar="N", help="most requests that hold KV at once (256)")
+    add("--max-num-batched-tokens", type=int, default=2048, metavar="N", help="most tokens per step (2048)")
+    add("--max-tokens", type=int, metavar="N", help="largest max_tokens of clients (the rest of the context)")
     add("--max-model-len", type=int, default=131_072, metavar="N", help="context: prompt and output (131072)")
-    add("--noise", type=float, default=0.0, metavar="X", help="deviation of the logarithm of step times (0)")
-    planning_help = "planning takes so many times what the profile says; 0: no time (1)"
+    add("--noise", type=float, default=0.0, metavar="X", help="standard deviation of log step times (0)")
+    planning_help = "factor on the profile's planning time; 0: no time (1)"
     add("--planning-scale", type=float, default=1.0, metavar="X", help=planning_help)
-    host_help = "host memory for KV blocks that leave the cache (0)"
+    host_help = "host memory for evicted KV blocks (0)"
     add("--host-cache-gib", type=float, default=0.0, metavar="GIB", help=host_help)
-    headroom_help = f"memory kept for online work: {', '.join(HEADROOM_KINDS)}, or NAME@PERCENT ({DEFAULT_HEADROOM})"
+    headroom_help = (
+        f"memory reserved for online work: {', '.join(HEADROOM_KINDS)}, or NAME@PERCENT ({DEFAULT_HEADROOM})"
+    )
     add("--headroom", default=DEFAULT_HEADROOM, metavar="NAME", help=headroom_help)
 
 
 def add_fleet(parser: argparse.ArgumentParser) -> None:
-    """Of a cluster."""
+    """Flags of a cluster."""
     add = parser.add_argument
-    add("--replicas", type=int, default=1, metavar="N", help="engines on one clock, behind a router (1)")
-    add("--router", metavar="NAME", help=f"of --replicas: {', '.join(ROUTERS)} (slack)")
-    placement_help = "of offline rows: replicas claim chunks of one pool, or each has its part of the plan (claims)"
+    add("--replicas", type=int, default=1, metavar="N", help="simulated engines behind a router (1)")
+    add("--router", metavar="NAME", help=f"with --replicas: {', '.join(ROUTERS)} (slack)")
+    placement_help = "replicas lease chunks of one pool, or each has its part of the plan (claims)"
     add("--placement", metavar="HOW", help=f"{', '.join(PLACEMENTS)}: {placement_help}")
-    lost_help = "seconds at which the replica that has served longest is lost; another one is started"
+    lost_help = "times at which the longest-serving replica is lost and another one starts"
     add("--lose-at", type=float, nargs="+", metavar="S", help=lost_help)
-    scale_help = "between so many replicas, by online load and the pool's deadlines (the size stays)"
+    scale_help = "scale between MIN and MAX replicas, by online load and the pool's deadlines (fixed size)"
     add("--autoscale", metavar="MIN:MAX", help=scale_help)
-    add("--start-up-s", type=float, metavar="X", help="from a replica's start until it serves (60)")
-    add("--deadline-s", type=float, metavar="X", help="of every offline job, from its submission (none)")
+    add("--start-up-s", type=float, metavar="X", help="seconds from a replica's start until it serves (60)")
+    add("--deadline-s", type=float, metavar="X", help="deadline of every offline job, from its submission (none)")
 
 
 def fleet_of(args: argparse.Namespace) -> Fleet | None:
-    """None where one engine is simulated. Raises ValueError, with one line, for a fleet that cannot be."""
+    """The fleet; None if one engine is simulated. Raises ValueError, with one line, for an invalid fleet."""
     given = {
         "router": args.router,
         "placement": args.placement,
@@ -85,20 +87,20 @@ def fleet_of(args: argparse.Namespace) -> Fleet | None:
     fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if args.replicas == 1 and args.autoscale is None:
         if fields:
-            raise ValueError("--router, --placement, --lose-at and --start-up-s go with --replicas or --autoscale")
+            raise ValueError("--router, --placement, --lose-at and --start-up-s need --replicas or --autoscale")
         return None
     if any(not 0.0 <= at_s < math.inf for at_s in fields.get("lost_at_s", ())):
         raise ValueError("--lose-at must be at least 0")
     if args.autoscale is not None:
         match = re.fullmatch(r"(\d{1,4}):(\d{1,4})", args.autoscale)
         if match is None:
-            raise ValueError(f"--autoscale is MIN:MAX replicas, such as 1:8, not {args.autoscale!r}")
+            raise ValueError(f"--autoscale must be MIN:MAX replicas, such as 1:8, not {args.autoscale!r}")
         fields["scale"] = Scale(int(match[1]), int(match[2]))
     return Fleet(replicas=args.replicas, **fields)
 
 
 def check_flags(args: argparse.Namespace) -> None:
-    """Raises ValueError, with one line, for a number that makes no sense."""
+    """Raises ValueError, with one line, for an invalid number."""
     for name in ("speed", "ttft_slo_s", "tpot_slo_s", "block_size"):
         if not 0 < getattr(args, name) < math.inf:
             raise ValueError(f"--{name.replace('_', '-')} must be positive and finite")
@@ -117,11 +119,11 @@ def check_flags(args: argparse.Namespace) -> None:
         raise ValueError(f"--host-cache-gib must be between 0 and {MAX_HOST_CACHE_GIB:g}")
     check_headroom(args.headroom)
     if "none" in args.offline and len(args.offline) > 1:
-        raise ValueError("--offline none stands alone")
+        raise ValueError("--offline none cannot be combined with other sets")
 
 
 def online_of(args: argparse.Namespace) -> list[TraceRequest]:
-    """Raises ValueError if the flags name no trace, or none of its requests."""
+    """The online requests. Raises ValueError if the flags select no trace, or none of its requests."""
     if args.online == "none":
         if args.online_window is not None:
             raise ValueError("--online-window needs --online")
@@ -135,8 +137,10 @@ def online_of(args: argparse.Namespace) -> list[TraceRequest]:
 
 
 def offline_of(args: argparse.Namespace, arrivals: str | None = None) -> list[OfflineSet]:
-    """``arrivals`` is ROWS@SECONDS or ``recorded``; without it all rows come at once. Raises ValueError if there is no
-    such set, or it cannot arrive so."""
+    """The offline sets. ``arrivals`` is ROWS@SECONDS or ``recorded``; without it all rows arrive at once.
+
+    Raises ValueError if a set does not exist, or cannot arrive that way.
+    """
     specs = [spec for spec in args.offline if spec != "none"]
     if arrivals is None:
         return [load_offline(spec, args.seed, args.keep_order) for spec in specs]
@@ -151,7 +155,7 @@ def offline_of(args: argparse.Namespace, arrivals: str | None = None) -> list[Of
 def _rows_and_seconds(text: str) -> tuple[int, float]:
     match = re.fullmatch(r"([1-9]\d*)@(\d+\.?\d*|\.\d+)", text)
     if match is None or float(match[2]) == 0.0:
-        raise ValueError(f"--offline-arrivals is ROWS@SECONDS, such as 100@60, or recorded, not {text!r}")
+        raise ValueError(f"--offline-arrivals must be ROWS@SECONDS, such as 100@60, or recorded, not {text!r}")
     return int(match[1]), float(match[2])
 
 
@@ -161,7 +165,7 @@ def scenario_of(
     online: Sequence[TraceRequest] = (),
     offline: Sequence[OfflineSet] = (),
 ) -> Scenario:
-    """Under the default policy."""
+    """The scenario under the default policy."""
     return Scenario(
         profile=profile,
         online=online,
@@ -186,7 +190,7 @@ def scenario_of(
 
 @contextmanager
 def progress(name: str, *, says_so: bool = False) -> Iterator[OnProgress | None]:
-    """A bar on stderr, if that is a terminal; elsewhere a line if it ``says_so``."""
+    """A progress bar on a terminal's stderr; elsewhere one line if ``says_so``."""
     console = Console(stderr=True)
     if not console.is_terminal:
         if says_so:

@@ -1,4 +1,4 @@
-"""Device profiles computed from public limits: memory bandwidth, matrix throughput, memory, links."""
+"""Device profiles computed from public limits: memory bandwidth, matrix throughput, memory and links."""
 
 from dataclasses import dataclass
 
@@ -8,34 +8,35 @@ from neaptide.estimator.device_profile import SLOW_CORE, DeviceProfile, Efficien
 
 GIB = 1 << 30
 BYTES_PER_VALUE = 2
-"""bf16 throughout."""
+"""bf16 for weights and KV cache."""
 BLOCK_SIZE = 16
 MEMORY_SHARE = 0.9
-"""Of the device's memory, what the engine uses ..."""
+"""Fraction of the device's memory that the engine uses."""
 ACTIVATION_BYTES = 2 * GIB
-"""... and of that, on each device, what activations and workspaces take."""
+"""Memory per device for activations and workspaces, taken from the engine's part."""
 HOST_S = 7e-4
-"""Per step: launches and what preparation is not hidden."""
+"""Host time per step: launches, and preparation that nothing hides."""
 PLANNING = PlanningCost(SLOW_CORE.fixed_s / 2, SLOW_CORE.running_request_s / 2, SLOW_CORE.pooled_row_s / 2)
-"""An assumption: a core of a GPU host is twice as fast as the one that was measured, and has nothing else to do."""
+"""An assumption: a core of a GPU host is twice as fast as the measured one, and otherwise idle."""
 ALL_REDUCE_LATENCY_S = 1e-5
 EFFICIENCIES = Efficiencies(gemm=0.85, attention=0.55, bandwidth=0.88, link=0.75)
-"""The first three chosen with ``HOST_S`` so that Llama-3.1-8B on an H100 takes 6.4 / 9.6 / 19.4 ms at batch 1 / 64 /
-256 with 1k contexts, which is about what good engines reach. The share of a link that all-reduces reach is assumed."""
+"""The first three are chosen with ``HOST_S`` so that Llama-3.1-8B on an H100 takes 6.4 / 9.6 / 19.4 ms at batch 1 / 64
+/ 256 with contexts of 1k tokens. Good engines reach about that. The link efficiency of all-reduces is assumed."""
 
 
 @dataclass(slots=True, frozen=True)
 class Device:
-    """Limits that plain copies and large matrix products reach, not the data sheet's where nothing else is said."""
+    """A device's limits. Unless stated otherwise, they are what plain copies and large matrix products reach, not the
+    data sheet."""
 
     name: str
     memory_bytes: int
     bandwidth_bytes_s: float
     flops: float
     host_link_bytes_s: float
-    """To host memory, one direction."""
+    """Bandwidth to host memory, one direction."""
     peer_link_bytes_s: float = 0.0
-    """Between the devices, one direction, the data sheet's; 0 where none is assumed."""
+    """Data-sheet bandwidth between the devices, one direction; 0 if no link is assumed."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,18 +54,18 @@ class ModelShape:
 
     @property
     def body_parameters(self) -> int:
-        """In the matrices that every token passes: all but embedding and output projection."""
+        """Parameters of the matrices that every token passes: all but embedding and output projection."""
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         return self.layers * (attention + self.ffn_matrices * self.hidden * self.ffn)
 
     @property
     def head_parameters(self) -> int:
-        """In the output projection."""
+        """Parameters of the output projection."""
         return self.hidden * self.vocabulary
 
     @property
     def weight_bytes(self) -> int:
-        """In memory."""
+        """Memory of the weights."""
         embeddings = 1 if self.tied else 2
         return BYTES_PER_VALUE * (self.body_parameters + embeddings * self.head_parameters)
 
@@ -73,9 +74,9 @@ class ModelShape:
         return kv_bytes_per_token(self.layers, self.kv_heads, self.head_dim, value_bytes=BYTES_PER_VALUE)
 
 
-# Data sheets: A100 80G SXM 2.04 TB/s, 40G 1.56 TB/s, both 312 TFLOP/s; H100 SXM 3.35 TB/s, 989 TFLOP/s;
-# H200 4.8 TB/s, 989 TFLOP/s. H100 and H200 as measured in public; A100 assumed at the same 0.86 of its data sheet.
-# The PCIe card clocks lower under its 250 W.
+# Data sheets: A100 80G SXM 2.04 TB/s, 40G 1.56 TB/s, both 312 TFLOP/s; H100 SXM 3.35 TB/s, 989 TFLOP/s; H200 4.8 TB/s,
+# 989 TFLOP/s. H100 and H200 use public measurements. A100 is assumed at the same 0.86 of its data sheet. The PCIe card
+# has a lower clock because of its 250 W limit.
 A100_80G = Device("A100 80G SXM", 80 * GIB, 1.75e12, 270e12, 25e9, 300e9)
 A100_40G_SXM = Device("A100 40G SXM", 40 * GIB, 1.33e12, 270e12, 25e9, 300e9)
 A100_40G_PCIE = Device("A100 40G PCIe", 40 * GIB, 1.33e12, 240e12, 25e9)
@@ -110,7 +111,7 @@ ANALYTIC_NAMES = frozenset(_PROFILES)
 def analytic_cost(
     device: Device, model: ModelShape, tensor_parallel: int, efficiencies: Efficiencies, host_s: float
 ) -> StepCost:
-    """Seconds per unit of work on ``tensor_parallel`` devices, each of which holds an equal part of every layer."""
+    """Costs in seconds per unit of work on ``tensor_parallel`` devices, each with an equal part of every layer."""
     flops = tensor_parallel * device.flops
     bandwidth = tensor_parallel * device.bandwidth_bytes_s * efficiencies.bandwidth
     all_reduces = 2 * model.layers if tensor_parallel > 1 else 0

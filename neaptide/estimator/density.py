@@ -1,4 +1,4 @@
-"""What a device profile, or a cost model, says of compute density."""
+"""Compute density, from a device profile or a cost model."""
 
 from neaptide.engine.interfaces import CostModel
 from neaptide.engine.offline.density import DensityModel
@@ -8,13 +8,14 @@ from neaptide.estimator.cost.step_cost import gemm_knot
 from neaptide.estimator.device_profile import DeviceProfile
 
 DECODES = 64
-"""Of a step that reads cached tokens, for a cost model that counts requests as well."""
+"""Decodes in the step that reads cached tokens, because the cost model counts requests as well."""
 LEAST_S = 1e-12
-"""A model that finds something free would make every density infinite."""
+"""Lower bound of a cost: a free operation would make every density infinite."""
 
 
 def density_model(profile: DeviceProfile) -> DensityModel:
-    """Of mixed steps: what one more token costs in a large step, and what reading one more cached token costs."""
+    """The density model of mixed steps: cost of one more token in a large step, and of reading one more cached
+    token."""
     cost = profile.costs[Regime.MIXED.value]
     last = len(cost.gemm_curve_s) - 1
     width = gemm_knot(last) - gemm_knot(last - 1)
@@ -23,8 +24,10 @@ def density_model(profile: DeviceProfile) -> DensityModel:
 
 
 def marginal_seconds(cost_model: CostModel, step_tokens: int, kv_tokens: int) -> tuple[float, float]:
-    """What one more token of a full step takes, and one more cached token that is read: the slopes between steps with
-    half and with all of the tokens, and between decodes over half and over all of the memory."""
+    """Seconds for one more token of a full step, and for one more cached token.
+
+    They are slopes: between steps with half and all of the tokens, and between decodes over half and all of the memory.
+    """
 
     def prompt_s(num_tokens: int) -> float:
         return cost_model.predict(BatchShape(prefill_tokens=num_tokens, prefill_requests=1)).seconds

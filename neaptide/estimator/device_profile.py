@@ -1,4 +1,4 @@
-"""Device profiles: what a step costs on a named device with a named model, and how much KV cache fits."""
+"""Device profiles: costs of a step on a named device with a named model, and the size of the KV cache."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -10,70 +10,75 @@ from neaptide.estimator.cost.iteration_time import Regime
 from neaptide.estimator.cost.step_cost import StepCost
 
 MAX_COST_S = 3600.0
-"""No coefficient of a real machine is as large."""
+"""Upper bound of a plausible coefficient."""
 COUNTS = ("kv_bytes_per_token", "num_blocks", "block_size", "tensor_parallel", "tile_tokens")
-"""Fields of a profile that are at least 1."""
+"""Profile fields that must be at least 1."""
 
 
 class Efficiencies(msgspec.Struct, frozen=True):
-    """Shares of the device's limits that kernels are taken to reach."""
+    """Fractions of the device's limits that kernels are assumed to reach."""
 
     gemm: float
     attention: float
     bandwidth: float
     link: float
-    """Between devices."""
+    """Efficiency of links between devices."""
 
 
 class PlanningCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the host takes to plan a step and to take in its results, in seconds; the same under every policy."""
+    """Host time to plan a step and process its results, in seconds; equal for all policies."""
 
     fixed_s: float = 0.0
     running_request_s: float = 0.0
     """For each request that holds KV."""
     pooled_row_s: float = 0.0
-    """Beside the engine, for each row that an offline plan orders: tree and BlendServe's order."""
+    """For each row that an offline plan orders, in a separate process: tree and BlendServe's order."""
 
     def seconds(self, num_running: int) -> float:
         return self.fixed_s + self.running_request_s * num_running
 
 
 SLOW_CORE = PlanningCost(7.5e-4, 5.5e-7, 2.6e-5)
-"""Offline plans: 10.3 s for 400,000 rows of 250 tokens (``neaptide experiment planning-time``, a busy core). Steps:
-``benchmarks.scheduling`` on one shared 2.5 GHz core: 0.8 ms at 125 running requests, 1.3 at 1,000, however many rows
-wait (docs/log.md). A calibration does not measure it: every measured profile has these figures."""
+"""Offline plans: 10.3 s for 400,000 rows of 250 tokens (``neaptide experiment planning-time``, a busy core).
+
+Steps: ``benchmarks.scheduling`` on one shared 2.5 GHz core measured 0.8 ms at 125 running requests and 1.3 ms at 1,000,
+for any number of waiting rows (docs/log.md). Calibration does not measure it, so every measured profile has these
+figures.
+"""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """How a measured profile came about, beside its errors."""
+    """How a profile was measured."""
 
     num_threads: int
     """Compute threads on a CPU; 0 on a GPU."""
     num_shapes: int
     num_steps: int
     left_out: dict[str, int]
-    """Why shapes were left out -> how many."""
+    """Reason for skipping shapes -> number of shapes."""
     drift: float
-    """Spread of the machine's speed while it was measured: (q90 - q10) / median of a reference step's rolling time."""
+    """Drift of the machine's speed during the measurement: (q90 - q10) / median of the reference step's rolling
+    time."""
     is_normalised: bool
-    """Whether times, errors and noise floor are divided by the machine's speed of the moment."""
+    """Whether times, errors and noise floor are divided by the machine's speed at that moment."""
     repeats: dict[str, int] = {}
-    """By regime, of steps that ran more than once, in the median; 0 where none did: the noise floor is unknown."""
+    """By regime, the median number of runs of steps that ran more than once. 0 means that the noise floor is
+    unknown."""
     grid_mape: dict[str, dict[str, float]] = {}
-    """As ``held_out_mape``, of steps of the grid only ..."""
+    """``held_out_mape`` on steps of the grid only."""
     ragged_mape: dict[str, dict[str, float]] = {}
-    """... and of ragged ones."""
+    """``held_out_mape`` on ragged steps only."""
     raw_noise_floor: dict[str, float]
-    """As ``noise_floor``, of the times as they were measured ..."""
+    """``noise_floor`` of the raw times."""
     raw_held_out_mape: dict[str, dict[str, float]]
-    """... and the errors of models fitted to those."""
+    """``held_out_mape`` of models fitted to the raw times."""
 
 
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A device with a model on it.
 
-    ``analytic`` profiles are computed from stated limits and efficiencies; ``measured`` ones come from
-    ``neaptide calibrate``.
+    ``analytic`` profiles are computed from stated limits and efficiencies; ``measured`` ones come from ``neaptide
+    calibrate``.
     """
 
     name: str
@@ -84,36 +89,38 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     date: str
     """ISO date of the measurement, or of the limits."""
     commit: str
-    """Of the code that was measured; empty for analytic profiles."""
+    """Commit of the measured code; empty for analytic profiles."""
     kv_bytes_per_token: int
     """Keys and values of all layers, over all devices."""
     num_blocks: int
-    """KV blocks that fit."""
+    """Number of KV blocks that fit."""
     block_size: int = 16
     build: str = ""
-    """What else step times depend on: version and arguments of the software that computes; empty where it is ours."""
+    """Other software that step times depend on: its version and arguments; empty for our own executor."""
     tensor_parallel: int = 1
     tile_tokens: int = 1
-    """Of its matrix products: a step takes as long as one with the next multiple of so many tokens. 1 where the curve
-    of the costs tells all; no calibration measures it."""
+    """Tile size of the matrix products: a step takes as long as one with the next multiple of this many tokens.
+
+    1 if the cost curve already includes this. Calibration does not measure it.
+    """
     planning: PlanningCost = PlanningCost()
     efficiencies: Efficiencies | None = None
-    """Only analytic."""
+    """Only in analytic profiles."""
     costs: dict[str, StepCost]
     """By regime: prefill, decode, mixed."""
     noise_floor: dict[str, float] = {}
-    """Only measured, by regime: median relative deviation of a single time from the true one."""
+    """Only in measured profiles, by regime: median relative deviation of a single time from the true one."""
     held_out_mape: dict[str, dict[str, float]] = {}
-    """Only measured: model -> regime -> mean relative error on shapes that were not fitted, each at its median time."""
+    """Only in measured profiles: model -> regime -> mean relative error on held-out shapes, each at its median time."""
     measurement: Measurement | None = None
-    """Only measured."""
+    """Only in measured profiles."""
 
     @property
     def kv_capacity_tokens(self) -> int:
         return self.num_blocks * self.block_size
 
     def in_blocks_of(self, block_size: int) -> "DeviceProfile":
-        """The same memory in blocks of another size, of which one takes as much longer to copy as it is larger."""
+        """The same memory in blocks of another size. The cost of copying a block scales with its size."""
         if block_size == self.block_size:
             return self
         times = block_size / self.block_size
@@ -127,10 +134,10 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def load_profile(name_or_path: str | Path) -> DeviceProfile:
-    """A profile by its name, or from a JSON file.
+    """Loads a profile by its name, or from a JSON file.
 
     Raises:
-        ValueError: no such profile, or the file is not one, lacks a regime or holds costs that no machine has.
+        ValueError: the profile does not exist, or the file is invalid, lacks a regime or has impossible costs.
         OSError: the file cannot be read.
     """
     from neaptide.estimator.analytic import ANALYTIC_NAMES, analytic_profile
@@ -143,7 +150,7 @@ def load_profile(name_or_path: str | Path) -> DeviceProfile:
         return _decode(packaged.read_bytes(), text)
     path = Path(name_or_path)
     if not path.is_file():
-        raise ValueError(f"no profile {text!r}: not a file, and not one of {', '.join(profile_names())}")
+        raise ValueError(f"no profile {text!r}: it is neither a file nor one of {', '.join(profile_names())}")
     return _decode(path.read_bytes(), text)
 
 
@@ -153,7 +160,7 @@ def save_profile(profile: DeviceProfile, path: str | Path) -> None:
 
 
 def profile_names() -> list[str]:
-    """Names that ``load_profile`` knows, sorted."""
+    """Names that ``load_profile`` accepts, sorted."""
     from neaptide.estimator.analytic import ANALYTIC_NAMES
 
     directory = files("neaptide.data").joinpath("profiles")
@@ -167,7 +174,7 @@ def _decode(data: bytes, name: str) -> DeviceProfile:
         profile = msgspec.json.decode(data, type=DeviceProfile)
         for regime in Regime:
             if regime.value not in profile.costs:
-                raise ValueError(f"it has no costs of {regime} steps")
+                raise ValueError(f"it lacks the costs of {regime} steps")
             _check_cost(profile.costs[regime.value], regime)
         for count in COUNTS:
             if getattr(profile, count) < 1:
@@ -180,13 +187,15 @@ def _decode(data: bytes, name: str) -> DeviceProfile:
 
 
 def _check_cost(cost: StepCost, regime: Regime) -> None:
-    """A curve that falls is allowed, because a real one may, but not at its end: it goes on with its last slope.
+    """Checks the costs of a regime.
+
+    The curve may fall, because a real one may, but not at its end, where its last slope continues.
 
     Raises:
-        ValueError: no steps of a machine cost that.
+        ValueError: no machine can have these costs.
     """
     if len(cost.gemm_curve_s) < 2:
-        raise ValueError(f"gemm_curve_s of {regime} steps needs the times of 1 and 2 tokens at least")
+        raise ValueError(f"gemm_curve_s of {regime} steps needs at least the times of 1 and 2 tokens")
     if cost.gemm_curve_s[-1] < cost.gemm_curve_s[-2]:
         raise ValueError(f"gemm_curve_s of {regime} steps falls at its end")
     single = {name: seconds for name, seconds in msgspec.structs.asdict(cost).items() if name != "gemm_curve_s"}
@@ -196,5 +205,5 @@ def _check_cost(cost: StepCost, regime: Regime) -> None:
     for name, seconds in coefficients.items():
         if not 0.0 <= seconds < MAX_COST_S:
             raise ValueError(f"{name} of {regime} steps is {seconds} s, not in 0..{MAX_COST_S:.0f}")
-    if sum(coefficients.values()) <= 0.0:  # nothing is learnt from a prediction of 0
+    if sum(coefficients.values()) <= 0.0:  # a prediction of 0 could not be corrected
         raise ValueError(f"{regime} steps cost nothing")

@@ -1,8 +1,8 @@
-"""How many KV blocks online work will hold soon, from what it held in the last minutes.
+"""Forecasts how many KV blocks online work will hold, from the last minutes.
 
-Each forecast bounds the largest number of blocks held within the next ``horizon_s``. The samples are what
-``observe`` was told, as a step function of time in bins of ``BIN_S``: an observation costs a few additions, and a
-forecast is made once a bin. Times are those given by the caller; no clock is read.
+Each forecast bounds the most blocks held within the next ``horizon_s``. The observations form a step function of time
+in bins of ``BIN_S``. An observation costs a few additions, and a forecast is made once per bin. The caller supplies all
+times; no clock is read.
 """
 
 import math
@@ -13,14 +13,14 @@ from collections import deque
 BIN_S = 1.0
 WARM_UP_ARRIVALS = 200
 WARM_UP_RATIO = 0.1
-"""Share of the pool that is reserved until so many arrivals are known."""
+"""Fraction of the pool that is reserved until ``WARM_UP_ARRIVALS`` arrivals have been seen."""
 
 
 class WindowForecast(ABC):
     """Implements ``HeadroomPredictor``: the window, the warm-up and the bounds that all forecasts share.
 
-    num_blocks: blocks of the pool; no forecast asks for more.
-    window_s: how far back the samples go. horizon_s: how far ahead the forecast has to hold.
+    num_blocks: blocks of the pool; no forecast is larger.
+    window_s: length of the sample window. horizon_s: how far ahead the forecast must hold.
     """
 
     def __init__(self, num_blocks: int, *, window_s: float = 900.0, horizon_s: float = 30.0) -> None:
@@ -42,14 +42,14 @@ class WindowForecast(ABC):
         self._forecast_blocks = 0
 
     def observe(self, now_s: float, online_held_blocks: int) -> None:
-        """Online work holds so many blocks from ``now_s`` on. Times must not decrease.
+        """Records that online work holds ``online_held_blocks`` from ``now_s`` on. Times must not decrease.
 
-        Being told the same again changes nothing, not even the rounding of sums, as long as it is told once in a
-        window: the step log leaves out such planning.
+        Repeating an unchanged value changes nothing, not even rounding, if it is repeated at least once per window. The
+        step log omits such repeats.
         """
         now_bin = int(now_s // BIN_S)
         if self._bin < 0:
-            # What is held first counts as held since the bin began.
+            # The first value counts from the beginning of the bin.
             self._bin, self._last_s, self._held_blocks = now_bin, now_bin * BIN_S, online_held_blocks
         elif now_bin > self._bin:
             self._close_bins_before(now_bin)
@@ -61,7 +61,7 @@ class WindowForecast(ABC):
         self._num_arrivals += 1
 
     def headroom_blocks(self, now_s: float) -> int:
-        """Blocks to leave for online work: the forecast of the last closed bin, or what is held now if that is more."""
+        """Blocks to leave for online work: the last closed bin's forecast, or the blocks held now if that is more."""
         return min(self._num_blocks, max(self._asked_blocks, self._held_blocks))
 
     @property
@@ -85,7 +85,7 @@ class WindowForecast(ABC):
     def _forecast(self, horizon_peak: int | None) -> float:
         """The bound for the horizon that begins now, at the end of a bin.
 
-        horizon_peak: the most blocks held in the horizon that ends now; None before one has passed.
+        horizon_peak: most blocks held in the horizon that ends now; None before a whole horizon has passed.
         """
 
     def _hold_until(self, end_s: float) -> None:
@@ -98,7 +98,7 @@ class WindowForecast(ABC):
 
     def _close_bins_before(self, now_bin: int) -> None:
         self._close_bin()
-        # A silence longer than the window fills it all the same.
+        # A silence longer than the window fills the whole window.
         self._bin = max(self._bin, now_bin - self._window_bins)
         self._last_s = self._bin * BIN_S
         while self._bin < now_bin:
@@ -125,9 +125,9 @@ class WindowForecast(ABC):
 
 
 class MuSigmaForecast(WindowForecast):
-    """Mean plus ``k`` standard deviations of what was held in the window.
+    """Mean plus ``k`` standard deviations of the blocks held in the window.
 
-    Echo, section 5.3: with k = 2 said to cover 95% of cases, taking the demand for normally distributed.
+    Echo, section 5.3: k = 2 is said to cover 95% of cases, assuming a normal distribution.
     """
 
     def __init__(self, num_blocks: int, k: float = 2.0, *, window_s: float = 900.0, horizon_s: float = 30.0) -> None:
@@ -139,7 +139,8 @@ class MuSigmaForecast(WindowForecast):
 
 
 class QuantileForecast(WindowForecast):
-    """The ``q`` quantile of the horizons' peaks in the window: the least one that a share ``q`` does not exceed.
+    """The ``q`` quantile of the horizons' peaks in the window: the smallest peak that a fraction ``q`` does not
+    exceed.
 
     Raises:
         ValueError: q is not in (0, 1].
@@ -158,27 +159,28 @@ class QuantileForecast(WindowForecast):
             return max(self._peaks)
         self._horizon_peaks.append(horizon_peak)
         insort(self._sorted_peaks, horizon_peak)
-        if len(self._horizon_peaks) > self._window_bins - self._horizon_bins + 1:  # those that began in the window
+        # only horizons that began in the window
+        if len(self._horizon_peaks) > self._window_bins - self._horizon_bins + 1:
             oldest = self._horizon_peaks.popleft()
             del self._sorted_peaks[bisect_left(self._sorted_peaks, oldest)]
         return self._sorted_peaks[math.ceil(self._q * len(self._sorted_peaks)) - 1]
 
 
 class ConformalForecast(WindowForecast):
-    """Midway between present and mean demand, plus k standard deviations, where k is learned from hits and misses.
+    """The middle of present and mean demand, plus k standard deviations, with k learned from hits and misses.
 
-    When a horizon has passed, ``k += GAIN * (miss - alpha)``, miss = 1 if its peak was above what was reserved for
-    it, else 0. Summed up, the share of misses differs from ``alpha`` by the change of k over ``GAIN`` times the
-    number of horizons: the longer the run the closer, whatever the demand does, as long as k is above 0. This is the
-    feedback of adaptive conformal inference (Gibbs and Candes, NeurIPS 2021, equation 2), given to the threshold itself
-    as in quantile tracking (Angelopoulos, Candes and Tibshirani, NeurIPS 2023: no infinite sets), a horizon late.
+    After each horizon, ``k += GAIN * (miss - alpha)``; miss is 1 if its peak exceeded the reservation, else 0. Summed
+    up, the fraction of misses differs from ``alpha`` by the change of k over ``GAIN`` times the number of horizons. So
+    it approaches ``alpha`` for any demand, as long as k is above 0. This is the feedback of adaptive conformal
+    inference (Gibbs and Candes, NeurIPS 2021, equation 2), one horizon late. It moves the threshold itself, as in
+    quantile tracking (Angelopoulos, Candes and Tibshirani, NeurIPS 2023: no infinite sets).
 
     Raises:
         ValueError: alpha is not in (0, 1).
     """
 
     GAIN = 0.05
-    """Standard deviations per miss. A burst is missed by all horizons that it ends, so by up to 30 in a row."""
+    """Standard deviations per miss. Every horizon that ends in a burst misses it, so up to 30 in a row."""
     START_K = 2.0
     PRESENT_WEIGHT = 0.5
 
@@ -191,12 +193,12 @@ class ConformalForecast(WindowForecast):
         self._alpha = alpha
         self._k = self.START_K
         self._reserved: deque[int] = deque()
-        """What was reserved for each horizon that has not passed yet."""
+        """The reservation of each horizon that has not ended yet."""
 
     def _forecast(self, horizon_peak: int | None) -> float:
         if horizon_peak is not None and len(self._reserved) == self._horizon_bins:
             is_miss = horizon_peak > self._reserved.popleft()
-            # Not below 0: a quiet night must not leave a debt of misses to the morning.
+            # Not below 0: a quiet night must not save up misses for the morning.
             self._k = max(0.0, self._k + self.GAIN * (is_miss - self._alpha))
         level = self.PRESENT_WEIGHT * self._held_blocks + (1.0 - self.PRESENT_WEIGHT) * self._mean
         forecast = level + self._k * self._deviation
@@ -205,24 +207,24 @@ class ConformalForecast(WindowForecast):
 
 
 class TwoSpeedForecast(WindowForecast):
-    """A fast level, and a slow memory of how far the peaks of horizons were above it.
+    """A fast level plus a slow memory of how far the horizons' peaks exceeded it.
 
-    The level is between what is held now and its mean over ``FAST_S``, so that it follows a step in load within two
-    minutes. How far above it the peak of the next horizon will be is the ``1 - alpha`` quantile of what it was in the
-    last ``SLOW_S``: split conformal prediction on recent residuals. A step in load is one run of a horizon's length
-    among these, so it does not raise what is reserved for long, as it does where misses push a factor that comes back
-    slowly and multiplies a deviation that the step itself has widened (``ConformalForecast``).
+    The level is between the blocks held now and their mean over ``FAST_S``, so it follows a step in load within two
+    minutes. The excess of the next horizon's peak is the ``1 - alpha`` quantile of the excesses in the last ``SLOW_S``:
+    split conformal prediction on recent residuals. A step in load adds one horizon's length of large residuals, so it
+    raises the reservation only briefly. ``ConformalForecast`` reacts longer: misses raise a factor that recovers
+    slowly, and it multiplies a deviation that the step has widened.
 
     Raises:
         ValueError: alpha is not in (0, 1).
     """
 
     PRESENT_WEIGHT = 0.6
-    """What is held falls back to its mean, but not all the way within a horizon."""
+    """Weight of the blocks held now. They fall back towards their mean, but not fully within a horizon."""
     FAST_S = 120.0
     SLOW_S = 1800.0
     RAMP_HORIZONS = 2
-    """Of the first ones nothing is learned: a machine that fills from nothing is no burst."""
+    """Number of first horizons without learning: a machine that fills up from empty is not a burst."""
 
     def __init__(
         self, num_blocks: int, alpha: float = 0.05, *, window_s: float = 900.0, horizon_s: float = 30.0
@@ -235,7 +237,7 @@ class TwoSpeedForecast(WindowForecast):
         self._recent_sum = 0.0
         self._num_levels = 0
         self._levels: deque[float] = deque()
-        """Of the horizons that have not passed yet."""
+        """Levels of the horizons that have not ended yet."""
         self._residuals: deque[float] = deque()
         self._sorted_residuals: list[float] = []
 
@@ -257,11 +259,11 @@ class TwoSpeedForecast(WindowForecast):
 
     @property
     def _asked_blocks(self) -> int:
-        """Until it is warm what is held is expected to rise as much as within the last horizon.
+        """The forecast if it is warm. Before, held blocks are expected to rise as much as within the last horizon.
 
-        A tenth alone is nothing to an online load that already holds more: every block by which that grows would be
-        taken from an offline request, to be computed again. The few residuals of a load that sets in tell of its
-        beginning only: their largest reserves too much.
+        A fixed tenth is too little if online work already holds more: every further block would be taken from an
+        offline request, which is recomputed later. The few residuals of a load's beginning describe only that
+        beginning, and their largest reserves too much.
         """
         if self._is_warm:
             return self._forecast_blocks
@@ -269,7 +271,7 @@ class TwoSpeedForecast(WindowForecast):
         return max(self._warm_up_blocks, self._held_blocks + self._held_blocks - least_peak)
 
     def _fast_mean(self) -> float:
-        """With the bin that has just been closed."""
+        """Mean over ``FAST_S``, including the bin that was just closed."""
         mean, _ = self._bins[-1]
         self._recent_means.append(mean)
         self._recent_sum += mean

@@ -1,4 +1,4 @@
-"""Cost models and headroom predictors as plain data, so that a step log can say how to make them again."""
+"""Recipes of cost models and headroom predictors as plain data, so that a step log can rebuild them."""
 
 import math
 from collections.abc import Callable
@@ -18,36 +18,39 @@ from neaptide.estimator.forecast import ConformalForecast, MuSigmaForecast, Quan
 Recipe = dict[str, Any]
 HEADROOM_RATIO = 0.1
 DEFAULT_HEADROOM = "near"
-"""What the server and the simulator take: see docs/forecast.md."""
+"""Default of the server and the simulator: see docs/forecast.md."""
 COVERAGE = 0.95
 NEAR_HORIZON_S = 5.0
-"""What online work asks for later finds the memory of offline requests that have ended by then."""
+"""Short, because later online demand finds memory of offline requests that have ended by then."""
 COVERING: dict[str, Callable[[int, float], HeadroomPredictor]] = {
     "quantile": QuantileForecast,
     "conformal": lambda num_blocks, coverage: ConformalForecast(num_blocks, 1.0 - coverage),
     "two-speed": lambda num_blocks, coverage: TwoSpeedForecast(num_blocks, 1.0 - coverage),
     "near": lambda num_blocks, coverage: TwoSpeedForecast(num_blocks, 1.0 - coverage, horizon_s=NEAR_HORIZON_S),
 }
-"""Forecasts that hold for a share of the horizons."""
+"""Forecasts with a coverage: a fraction of the horizons for which they hold."""
 HEADROOM_KINDS = ("fixed", "mu-sigma", *COVERING)
-"""``fixed@20`` reserves another share of the blocks than a tenth, in percent; ``two-speed@50`` is to hold for half of
-the horizons, not for 95%, and so for the others that cover some."""
+"""``fixed@20`` reserves 20% of the blocks instead of 10%. ``two-speed@50`` covers half of the horizons instead of 95%;
+likewise for the others with a coverage."""
 
 
 def roofline_recipe(profile: DeviceProfile, overlap_kappa: float, *, learns: bool = True) -> Recipe:
-    """The profile's own model, corrected online if it ``learns``. Holds the coefficients, not the profile's name: a
-    profile that is measured again does not change what an old log means."""
+    """The recipe of the profile's model, corrected online if it ``learns``.
+
+    It holds the coefficients, not the profile's name. So measuring a profile again does not change an old log's
+    meaning.
+    """
     model = RooflineModel.from_profile(profile, overlap_kappa)
     return _recipe("online" if learns else "roofline", model)
 
 
 def recipe_of(model: OnlineCostModel) -> Recipe:
-    """The model before it has seen any step: what it has learnt is not in the recipe."""
+    """The recipe of the model before its first step, without what it has learned."""
     return _recipe("online", model.base)
 
 
 def recipe_as_it_is(model: OnlineCostModel) -> Recipe:
-    """The model with what it has learnt by now, and no more to learn."""
+    """The recipe of the model with what it has learned, which learns no more."""
     return _recipe("roofline", model.as_it_is())
 
 
@@ -62,9 +65,10 @@ def constant_recipe(seconds: float) -> Recipe:
 
 
 def build_cost_model(recipe: Recipe) -> CostModel:
-    """
+    """The cost model of a recipe.
+
     Raises:
-        ValueError: no such kind, or coefficients are missing.
+        ValueError: the kind is unknown, or coefficients are missing.
     """
     try:
         if recipe["kind"] == "constant":
@@ -81,17 +85,19 @@ def build_cost_model(recipe: Recipe) -> CostModel:
 
 
 def check_headroom(kind: str) -> None:
-    """
+    """Checks the name of a headroom predictor.
+
     Raises:
-        ValueError: no such kind, or a percentage that is none.
+        ValueError: the kind is unknown, or the percentage is invalid.
     """
     build_headroom(kind, 0)
 
 
 def build_headroom(kind: str, num_blocks: int) -> HeadroomPredictor:
-    """
+    """The headroom predictor of this name.
+
     Raises:
-        ValueError: no such kind, or a percentage that is none.
+        ValueError: the kind is unknown, or the percentage is invalid.
     """
     name, separator, percent = kind.partition("@")
     if name == "fixed":
@@ -101,11 +107,11 @@ def build_headroom(kind: str, num_blocks: int) -> HeadroomPredictor:
     if kind == "mu-sigma":
         return MuSigmaForecast(num_blocks)
     kinds = ", ".join(HEADROOM_KINDS)
-    raise ValueError(f"no headroom predictor {kind!r}; there are: {kinds}, all but mu-sigma also as NAME@PERCENT")
+    raise ValueError(f"no headroom predictor {kind!r}; there are: {kinds}; all but mu-sigma also as NAME@PERCENT")
 
 
 def _share(kind: str, percent: str, *, is_open: bool = False) -> float:
-    """``is_open``: neither end is one."""
+    """Parses a percentage. ``is_open`` excludes 0 and 100."""
     try:
         share = float(percent) / 100.0
     except ValueError:

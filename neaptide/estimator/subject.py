@@ -1,4 +1,4 @@
-"""What a device profile is of, and whether one fits."""
+"""The subject of a device profile, and the check whether a profile fits."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ from neaptide.executors.contract import ProfiledExecutor
 
 @dataclass(slots=True, frozen=True)
 class Subject:
-    """What a profile is of."""
+    """What a profile describes: a model on a device."""
 
     model: str
     model_fingerprint: str
-    """Empty if unknown: then no profile is kept."""
+    """Empty if unknown; then no profile is saved."""
     device: str
     dtype: str
     num_threads: int
@@ -27,7 +27,7 @@ class Subject:
     num_blocks: int
     block_size: int
     build: str = ""
-    """As ``ProfiledExecutor.build``."""
+    """See ``ProfiledExecutor.build``."""
 
     @classmethod
     def of(cls, executor: ProfiledExecutor, model: str, block_size: int, model_fingerprint: str = "") -> "Subject":
@@ -44,8 +44,10 @@ class Subject:
         )
 
     def file_name(self, limits: Limits, steps: Sequence[Parts]) -> str:
-        """Of the profile that is kept: another one wherever step times differ, or what ``steps`` under ``limits`` tell
-        of them. Blocks count only as far as they decide which steps there are."""
+        """File name of the saved profile. It differs wherever step times, or the start-up steps, may differ.
+
+        The number of blocks counts only as far as it decides which steps there are.
+        """
         parts = (
             __version__,
             self.model_fingerprint,
@@ -82,10 +84,10 @@ class Subject:
 
 
 def check_profile(profile: DeviceProfile, subject: Subject) -> list[str]:
-    """What is not as in the profile, a phrase each; step times may differ.
+    """How the subject differs from the profile, one phrase each. Step times may then differ.
 
     Raises:
-        ValueError: it is nonsense for this model.
+        ValueError: the profile is of another model.
     """
     if profile.kv_bytes_per_token != subject.kv_bytes_per_token:
         raise ValueError(

@@ -1,7 +1,8 @@
-"""What a container may use of its machine, by the files of its control groups; both versions of them.
+"""CPU and memory limits of a container, read from its control groups (v1 and v2).
 
-A limit may stand at a process's own group or at any that holds it. Inside of a container its path may be that of the
-machine, of which only the end is mounted: then the groups are looked for from the mount on, which is the container's.
+A limit may be set on the process's own group or on any ancestor. Inside a container the group's path may be the host's
+path, of which only the end is mounted. The groups are then looked up from the mount point, which is the container's
+own.
 """
 
 import os
@@ -13,23 +14,23 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def usable_cores() -> int:
-    """Cores that this process may keep busy."""
+    """Number of cores that this process may use."""
     cores = len(os.sched_getaffinity(0))
     limit = cpu_limit(_membership(), CGROUPS)
     return cores if limit is None else max(1, min(cores, int(limit)))
 
 
 def free_in_container() -> int | None:
-    """As ``free_memory``, of this process."""
+    """``free_memory`` of this process."""
     return free_memory(_membership(), CGROUPS)
 
 
 def cpu_limit(membership: str, root: Path) -> float | None:
-    """Processors' worth of time; None without a limit.
+    """The CPU limit in cores; None without a limit.
 
     Args:
-        membership: as in /proc/self/cgroup.
-        root: where control groups are mounted.
+        membership: content of /proc/self/cgroup.
+        root: mount point of the control groups.
     """
     limits: list[float] = []
     for group in _groups(membership, root, "cpu"):
@@ -37,18 +38,19 @@ def cpu_limit(membership: str, root: Path) -> float | None:
         if not words:
             words = [_read(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
         quota, period = words
-        if quota.isdigit() and period.isdigit():  # not "max", nor -1
+        if quota.isdigit() and period.isdigit():  # skips "max" and -1
             limits.append(int(quota) / int(period))
     return min(limits, default=None)
 
 
 def free_memory(membership: str, root: Path) -> int | None:
-    """Bytes up to the nearest limit; None, or more than any machine has, without one. What the system keeps of files
-    that were read counts as free.
+    """Bytes up to the nearest memory limit. Page cache counts as free.
+
+    Without a limit the result is None, or more than any machine has.
 
     Args:
-        membership: as in /proc/self/cgroup.
-        root: where control groups are mounted.
+        membership: content of /proc/self/cgroup.
+        root: mount point of the control groups.
     """
     free: list[int] = []
     for group in _groups(membership, root, "memory"):
@@ -64,7 +66,7 @@ def free_memory(membership: str, root: Path) -> int | None:
 
 
 def _groups(membership: str, root: Path, controller: str) -> Iterator[Path]:
-    """The process's group and those that hold it, of the second version and of the controller's own hierarchy."""
+    """The process's group and its ancestors, in v2 and in the controller's own v1 hierarchy."""
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers in ("", controller) or controller in controllers.split(","):
@@ -74,7 +76,7 @@ def _groups(membership: str, root: Path, controller: str) -> Iterator[Path]:
 
 
 def _read(path: Path) -> str:
-    """Empty where it cannot be read."""
+    """The file's text; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError:

@@ -1,4 +1,4 @@
-"""What the start of an executor answers with. Read by whatever runs one: no torch here."""
+"""What starting an executor returns. Imported by every process that runs one, so it must not import torch."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -12,7 +12,7 @@ class ProfiledExecutor(Executor, Protocol):
 
     @property
     def device_name(self) -> str:
-        """A product name."""
+        """Product name of the device."""
         ...
 
     @property
@@ -20,7 +20,7 @@ class ProfiledExecutor(Executor, Protocol):
 
     @property
     def num_threads(self) -> int:
-        """Compute threads; 0 where a GPU computes."""
+        """Compute threads; 0 on a GPU."""
         ...
 
     @property
@@ -28,41 +28,42 @@ class ProfiledExecutor(Executor, Protocol):
 
     @property
     def build(self) -> str:
-        """What else its step times depend on: version and arguments of the software; empty where that is ours alone."""
+        """Other facts that step times depend on, such as the software's version and arguments; empty if only our own
+        code counts."""
         ...
 
     def touch_blocks(self, count: int) -> None:
-        """Writes to the first ``count`` KV blocks, so that steps over them take the time that they take in use."""
+        """Writes to the first ``count`` KV blocks, so that steps over them take realistic times."""
         ...
 
 
 class Capabilities(NamedTuple):
-    """What the engine may ask of an executor beyond one step after the other."""
+    """Optional abilities of an executor."""
 
     placeholders: bool
-    """A step may name tokens that the step before it samples (``ScheduledRequest.token_ids``)."""
+    """A plan may contain placeholders for tokens that the previous step samples (``ScheduledRequest.token_ids``)."""
     asynchronous: bool
-    """``submit`` returns before the step is done, so that planning ahead saves time."""
+    """``submit`` returns before the step is done, so planning ahead saves time."""
     two_tenant_blocks: bool = False
-    """It reads blocks whose entries have the direction bit (``BlockTables``), and copies single slots
+    """The executor reads block table entries with a direction bit (``BlockTables``) and copies KV slots
     (``StepPlan.slot_copies``)."""
     gives_up_steps: bool = False
-    """It looks, while it computes a step that may be given up, whether an online request comes."""
+    """While computing an abortable step, the executor checks for arriving online requests."""
 
 
 @dataclass(slots=True, frozen=True)
 class StartedExecutor:
-    """An executor that has its model and its KV cache."""
+    """An executor whose model and KV cache are ready."""
 
     executor: Executor
     device: str
-    """Its kind, for example ``cpu``."""
+    """Device type, for example ``cpu``."""
     dtype: str
     model: ModelFacts
     block_size: int
-    """As configured, or its own choice where that was left to it."""
+    """As configured, or the executor's own choice if the setting was left open."""
     capabilities: Capabilities
     profiled: ProfiledExecutor | None
-    """The executor, for calibration; None where steps take no time of a real device."""
+    """The executor, for calibration; None if its steps take no real time."""
     num_host_blocks: int = 0
-    """Blocks that leave the cache and fit into its host memory."""
+    """Number of KV blocks that the executor's host memory can hold."""

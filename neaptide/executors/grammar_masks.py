@@ -1,8 +1,8 @@
-"""Which tokens each request's grammar allows next: computed on the host while the device runs the forward pass.
+"""Computes which tokens each request's grammar allows next, on the host while the device runs the forward pass.
 
-A step waits for masks no longer than it is told to. What takes longer goes on beside the steps to come, in threads that
-get what processor time others leave. The requests that it is for sample nothing meanwhile, and are told how late they
-are. Grammars that are known to be quick never wait behind those that are not.
+A step waits for masks up to a limit. Slower masks are computed in low-priority threads while later steps run. Their
+requests sample nothing meanwhile, and the engine is given an estimate of the delay. Grammars known to be quick never
+queue after slow ones.
 """
 
 import contextlib
@@ -38,41 +38,42 @@ from neaptide.models.grammars import GrammarError, Grammars
 logger = logging.getLogger(__name__)
 
 MAX_THREADS = 8
-"""Of one step's masks: on a machine whose GPU computes, the host's cores have time."""
+"""Threads for the masks of one step. With a GPU, the host's cores are idle."""
 QUICK_S = 0.001
-"""Longest processor time of a quick mask. Slower grammars have their masks computed while steps run."""
+"""Longest processor time of a quick mask. Masks of slower grammars are computed while steps run."""
 NICENESS = 10
-"""Niceness of the threads for slow masks. They get about a tenth of a core that others want."""
+"""Niceness of the threads for slow masks. They get about a tenth of a contended core."""
 REST = 3.0
 """Pause after a compilation, as a multiple of its processor time. Only a Python thread can compile a grammar."""
 LEAST_LATE_S, MOST_LATE_S = 0.005, 1.0
-"""A mask that is late is looked for again after this."""
+"""Limits of the delay before a late mask is asked for again."""
 WAITED_PER_S = 20.0
-"""Queue penalty per second of cost: a mask of 1 s yields to masks without cost that come this many seconds later."""
+"""Queue penalty per second of cost: a mask of 1 s yields to free masks that arrive up to this many seconds later."""
 LOOK_S = 0.001
 """Period of the check whether a request waits for the device."""
 SLICE_S = 0.05
-"""Longest time that one matcher re-reads its output before the next in the queue gets its turn."""
+"""Longest time that one matcher re-reads its output before the next one in the queue gets its turn."""
 COMPILE_S_PER_CHARACTER = 1e-6
 TRIM_BYTES, TRIM_AFTER_S = 4 << 20, 1.0
-"""Freed memory of this size is returned to the system after this long without a request for a mask."""
+"""Freed memory of this size is returned to the system after this time without a request for a mask."""
 CLOSE_S = 2.0
 _NO_TOKENS: TokenArray = np.zeros(0, np.int32)
 
 
 class StepFill:
-    """The masks of one step, on their way."""
+    """The masks of one step while they are computed."""
 
     def __init__(self, masks: "GrammarMasks", request_ids: list[str]) -> None:
         self._masks = masks
         self.request_ids = request_ids
         self.places: list[Place | None] | None = None
-        """Place of each request, None for a request without one; None before the places are known."""
+        """Place of each request, None for a failed one; None before the places are known."""
         self.error: Exception | None = None
         self._mask: StepMask | None = None
 
     def collect(self, patience: Patience | None = None) -> StepMask:
-        """What is there after waiting for all of them, or as patience has it; the same whenever it is asked."""
+        """The masks that are ready after waiting as ``patience`` allows (None: for all). Repeated calls return the
+        same."""
         if self._mask is None:
             self._mask = self._masks._collect(self, patience)
         return self._mask
@@ -85,17 +86,17 @@ class _Job(NamedTuple):
     due_s: float
     number: int
     cost_s: float = 0.0
-    """As expected."""
+    """Expected processor time."""
     place: Place | None = None
     """None ends the thread."""
 
 
 class GrammarMasks:
-    """Computes masks in threads of its own. Everything in ``_places`` is done with ``_changed`` held.
+    """Computes masks in its own threads. ``_changed`` guards everything in ``_places``.
 
     Args:
         directory: of the model.
-        num_threads: that compute masks; 0 is as many as make sense.
+        num_threads: threads that compute masks; 0 picks a number.
     """
 
     def __init__(self, directory: Path, vocab_size: int, eos_token_ids: Sequence[int], num_threads: int = 0) -> None:
@@ -109,21 +110,21 @@ class GrammarMasks:
         self._queue: PriorityQueue[_Job] = PriorityQueue()
         self._num_jobs = 0
         self._queued_s = 0.0
-        """What the jobs in the queue are expected to take."""
+        """Expected total time of the queued jobs."""
         self._places = Places()
         self._changed = threading.Condition()
         self._grammars: Grammars | None = None
         self._loading = threading.Lock()
         self._pool: MatcherPool | None = None
-        """Matchers' threads for quick masks."""
+        """Threads for quick masks."""
 
     @property
     def num_bytes(self) -> int:
-        """That matchers take, about."""
+        """Estimated memory of all matchers."""
         return self._places.num_bytes
 
     def warm_up(self) -> None:
-        """Reads the tokenizer now, where there is one, and not when the first grammar comes."""
+        """Loads the tokenizer before the first grammar arrives."""
         try:
             self._load()
         except GrammarError as error:
@@ -133,17 +134,17 @@ class GrammarMasks:
             self._start_threads()
 
     def compile(self, follower: Follower) -> None:
-        """Begins with the first mask of a new request, beside the steps that compute its prompt."""
+        """Starts a new request's first mask while steps compute its prompt."""
         with self._changed:
             self._request(self._places.move(follower, _NO_TOKENS))
 
     def leave(self, follower: Follower) -> None:
-        """The request has ended."""
+        """Drops the place of a request that has ended."""
         with self._changed:
             self._places.leave(follower)
 
     def fill(self, constrained: list[Constrained]) -> StepFill:
-        """Begins to compute a step's masks."""
+        """Starts computing a step's masks."""
         fill = StepFill(self, [request.request_id for request in constrained])
         self._quick.submit(self._fill, fill, constrained)
         return fill
@@ -153,7 +154,7 @@ class GrammarMasks:
         for number, _ in enumerate(self._threads):
             self._queue.put(_Job(-math.inf, -number))
         for thread in self._threads:
-            thread.join(CLOSE_S)  # native code that comes back to an interpreter that ends crashes it
+            thread.join(CLOSE_S)  # native code that returns into an interpreter during shutdown crashes it
         self._threads.clear()
 
     def _load(self) -> Grammars:
@@ -165,7 +166,7 @@ class GrammarMasks:
     def _wait(self, places: list[Place | None], patience: Patience) -> None:
         if math.isinf(patience.most_s):
             self._changed.wait_for(lambda: all(place is None or place.is_done for place in places))
-        # Those in the queue come when they come: who does not wait for them loses no time to them.
+        # Queued masks are slow by definition; a bounded wait does not wait for them.
         quick = [place for place in places if place is not None and not place.is_queued]
         self._changed.wait_for(lambda: all(place.is_done for place in quick), patience.most_s)
         end_s = time.monotonic() + patience.alone_s
@@ -190,7 +191,7 @@ class GrammarMasks:
                 late.late_s = min(2.0 * late.late_s, MOST_LATE_S)
             for index, (request_id, place) in enumerate(zip(fill.request_ids, places, strict=True)):
                 if place is None or place.failed:
-                    logger.warning("request %s: its grammar cannot be followed any further", request_id)
+                    logger.warning("request %s failed: its grammar can no longer be followed", request_id)
                     mask.errors[request_id] = GRAMMAR_ERROR
                 elif place.bits is None:
                     mask.late[request_id] = place.late_s
@@ -212,7 +213,7 @@ class GrammarMasks:
             self._changed.notify_all()
 
     def _find(self, constrained: list[Constrained]) -> tuple[list[Place], list[Place | None]]:
-        """The places of the requests, and those of them that are for this thread. The others go into the queue."""
+        """The places of the requests, and those to compute in this thread. The others are queued."""
         outputs: list[TokenArray | None] = []
         for request in constrained:
             try:
@@ -235,7 +236,7 @@ class GrammarMasks:
         return quick, places
 
     def _compute_quick(self, quick: list[Place]) -> None:
-        """All at once. What takes too long is measured once more, alone."""
+        """Computes all quick masks together. If the average is too slow, each mask is timed alone next time."""
         matchers = [place.matcher for place in quick if place.matcher is not None]
         start_s = time.perf_counter()
         try:
@@ -245,7 +246,7 @@ class GrammarMasks:
             bits, _ = self._pool.mask(matchers, self._num_words)
         except Exception:
             with self._changed:
-                for place in quick:  # or their requests would wait for ever
+                for place in quick:  # without this their requests would wait for ever
                     place.failed = True
                     self._places.give_back(place)
             raise
@@ -257,7 +258,7 @@ class GrammarMasks:
     # ---- the others ----
 
     def _request(self, place: Place) -> None:
-        """Puts a place into the queue, if its mask is not there and not on its way."""
+        """Queues a place if its mask is neither computed nor in progress."""
         if place.is_done or place.is_busy:
             return
         self._places.prepare(place)
@@ -279,7 +280,7 @@ class GrammarMasks:
 
     def _work(self) -> None:
         pool: MatcherPool | None = None
-        with contextlib.suppress(GrammarError):  # then no grammar is compiled either
+        with contextlib.suppress(GrammarError):  # without a tokenizer no grammar compiles either
             pool = MatcherPool(self._load(), 1, NICENESS)
         while True:
             try:
@@ -292,7 +293,8 @@ class GrammarMasks:
             time.sleep(REST * self._compute(job, job.place, pool))
 
     def _compute(self, job: _Job, place: Place, pool: MatcherPool | None) -> float:
-        """A place's mask, or a part of the way to it. Returns the processor time that others were kept from."""
+        """Computes a place's mask, or part of the way to it. Returns the compilation's processor time, which held the
+        interpreter's lock."""
         with self._changed:
             self._queued_s -= job.cost_s
             if not self._places.is_wanted(place):
@@ -325,10 +327,10 @@ class GrammarMasks:
     def _finish(
         self, place: Place, matcher: LLMatcher | None, bits: Bits, cost_s: float | None, grown_bytes: int
     ) -> None:
-        """Nothing of the library's words is logged: they quote the grammar, and that is the caller's.
+        """Records the result of a mask. Library messages are not logged: they quote the caller's grammar.
 
         Args:
-            cost_s: of the mask; None where that is not known.
+           cost_s: processor time of the mask; None if it is unknown.
         """
         if matcher is None or matcher.is_error() or not bits.any():
             place.failed, matcher = True, None
@@ -339,7 +341,7 @@ class GrammarMasks:
         self._changed.notify_all()
 
     def _give_memory_back(self) -> None:
-        """The allocator keeps what was freed, in as many pools as there were threads."""
+        """Returns freed memory to the system; the allocator keeps it in one pool per thread."""
         with self._changed:
             if self._places.dropped_bytes < TRIM_BYTES:
                 return
@@ -349,7 +351,7 @@ class GrammarMasks:
 
 
 def _is_quick(place: Place) -> bool:
-    """Whether it is a token behind a matcher that is there, of a grammar whose masks are quick."""
+    """Whether the matcher lacks only the last token, and the grammar's masks are quick."""
     cost_s = place.grammar.cost_s
     is_known = cost_s is not None and cost_s <= QUICK_S
     return is_known and place.matcher is not None and place.followed == len(place.output) - 1

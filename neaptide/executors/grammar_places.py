@@ -1,6 +1,6 @@
-"""Places of outputs in their grammars. Outputs at the same place share one matcher; their memory is bounded.
+"""Positions of outputs in their grammars. Outputs at the same position share one matcher; memory is bounded.
 
-Nothing here compiles, computes a mask or takes a lock: ``neaptide.executors.grammar_masks`` does.
+This module neither compiles, computes masks nor takes locks: ``neaptide.executors.grammar_masks`` does.
 """
 
 from collections import OrderedDict
@@ -13,26 +13,26 @@ from llguidance import LLMatcher
 from neaptide.engine.arrays import TokenArray
 
 MASK_BYTES_PER_S, COMPILE_BYTES_PER_S = 300e6, 100e6
-"""What a matcher grows by while it computes masks, and while it is compiled, at most: it keeps the states that it comes
-to."""
+"""Upper bounds of a matcher's growth while it computes masks and while it is compiled: it keeps all states it
+visits."""
 BASE_BYTES, BYTES_PER_CHARACTER = 300_000, 8
-"""What a compiled grammar takes before that, beside what compiling it made."""
+"""Size of a compiled grammar, without what its compilation added."""
 MOST_BYTES = 256 << 20
-"""All matchers together. Over it those that were used longest ago are dropped: they are made again when they are asked
-for, from the whole output."""
+"""Limit for all matchers together. Above it the least recently used are dropped. When needed again, they are rebuilt
+from the whole output."""
 MOST_UNUSED_BYTES = 16 << 20
-"""Bound on the memory of compiled grammars that no request uses."""
+"""Limit for compiled grammars that no request uses."""
 MOST_COPIED_BYTES = 1 << 20
-"""A larger matcher is not copied where outputs part: their tokens are read again from the start."""
+"""When outputs diverge, a larger matcher is not copied; the tokens are read again from the start."""
 
 _NO_TOKENS: TokenArray = np.zeros(0, np.int32)
 Bits = npt.NDArray[np.int32]
 
 
 class Place:
-    """One output of one grammar, be it that of many requests.
+    """One output of one grammar, shared by all requests that have it.
 
-    Whoever sets ``is_busy`` has the matcher for himself until he takes it back.
+    The code that sets ``is_busy`` owns the matcher until it clears the flag.
     """
 
     __slots__ = (
@@ -56,14 +56,14 @@ class Place:
         self.followed = 0
         """Tokens of the output that the matcher has consumed."""
         self.bits: Bits | None = None
-        """[ceil(vocabulary / 32)] the mask; None until it has been computed."""
+        """[ceil(vocabulary / 32)] The mask; None until it has been computed."""
         self.failed = False
         """The grammar does not allow the output, or has become too complex."""
         self.is_busy = False
         self.is_queued = False
-        """It has been put into the queue of those that are not quick."""
+        """The place is in the queue for slow masks."""
         self.late_s = 0.0
-        """When it was put into the queue: how long until its mask is there."""
+        """Estimated delay of the mask, set when the place is queued."""
         self.users = 0
         self.num_bytes = 0
 
@@ -73,28 +73,28 @@ class Place:
 
 
 class Grammar:
-    """What is known of a grammar, and the places of its outputs."""
+    """A grammar, its measured cost, and the places of its outputs."""
 
     __slots__ = ("cost_s", "places", "root", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.cost_s: float | None = None
-        """Seconds of processor time of a mask, by the slowest of the recent ones; None before the first."""
+        """Processor time of a mask in seconds, decaying from the slowest of the recent ones; None before the first."""
         self.root = Place(self, _NO_TOKENS)
-        """Its matcher is the compiled grammar. It stays as long as the grammar is kept, and is copied, never moved."""
+        """Its matcher is the compiled grammar. It lives as long as the grammar, and is copied, never moved."""
         self.places: dict[bytes, Place] = {b"": self.root}
 
     def took(self, seconds: float | None) -> None:
-        """Notes the processor time of a mask, in seconds; None if only a lower bound is known."""
+        """Records the processor time of a mask, in seconds; None if only a lower bound is known."""
         self.cost_s = None if seconds is None else max(seconds, 0.9 * (self.cost_s or 0.0))
 
 
 class Follower:
-    """Place of one request's output in its grammar.
+    """The place of one request's output in its grammar.
 
-    It is told the whole output at every step and not the last token: after a preemption, a step that was undone or one
-    that is run again in parts, the output may be shorter than it was, or another.
+    It is given the whole output at every step, not only the last token. After a preemption, an undone step or a retry
+    in parts, the output may be shorter or different.
     """
 
     __slots__ = ("grammar", "place")
@@ -105,21 +105,21 @@ class Follower:
 
 
 class Places:
-    """All places, and what their matchers take."""
+    """All places and the memory of their matchers."""
 
     def __init__(self, most_bytes: int = MOST_BYTES, most_unused_bytes: int = MOST_UNUSED_BYTES) -> None:
         self._most_bytes, self._most_unused_bytes = most_bytes, most_unused_bytes
         self._grammars: OrderedDict[str, Grammar] = OrderedDict()
-        """The one that was asked for longest ago first."""
+        """Least recently requested first."""
         self._held: OrderedDict[Place, None] = OrderedDict()
-        """Those with a matcher of their own, likewise."""
+        """Places with a matcher of their own, least recently used first."""
         self.num_bytes = 0
         """An estimate that errs on the large side."""
         self.dropped_bytes = 0
-        """Memory of the matchers that were dropped since this was set to 0."""
+        """Memory of the matchers dropped since this was set to 0."""
 
     def move(self, follower: Follower, output: TokenArray) -> Place:
-        """The place behind this output, where the follower stands from now on. The matcher goes with the last one."""
+        """Moves a follower to the place of this output. A matcher that no other request needs moves along."""
         left = follower.place
         key = output.tobytes()
         if left is not None and left.output.nbytes == len(key) and left.output.tobytes() == key:
@@ -135,24 +135,24 @@ class Places:
         return place
 
     def leave(self, follower: Follower) -> None:
-        """The request has ended."""
+        """Removes a follower whose request has ended."""
         self._forsake(follower.place)
         follower.place = None
         self._trim()
 
     def prepare(self, place: Place) -> None:
-        """Gives a place whose matcher was dropped a copy of the compiled grammar, if that is there."""
+        """Gives a place whose matcher was dropped a copy of the compiled grammar, if there is one."""
         if place.matcher is None:
             self._begin(place, None)
 
     def is_wanted(self, place: Place) -> bool:
-        """Whether a request stands there, or may come to."""
+        """Whether a request is at the place, or new ones will start there."""
         return bool(place.users) or place is place.grammar.root
 
     def give_back(
         self, place: Place, matcher: LLMatcher | None = None, followed: int = 0, grown_bytes: int = 0
     ) -> None:
-        """The place is no longer busy. Its matcher has consumed so many tokens, and has grown; None is of no use."""
+        """Clears the busy flag and stores the matcher, which has consumed ``followed`` tokens; None drops it."""
         place.is_busy = False
         if matcher is None or not self.is_wanted(place):
             self._drop(place)
@@ -169,7 +169,7 @@ class Places:
         return grammar
 
     def _begin(self, place: Place, left: Place | None) -> None:
-        """Gives a new place the matcher of the one before it, or a copy: of the root's where there is none."""
+        """Gives a new place the previous place's matcher or a copy of it; failing that, a copy of the root's."""
         root = place.grammar.root
         if left is None or left.matcher is None or left.is_busy or not _goes_on(place.output, left.output):
             left = root
@@ -195,13 +195,13 @@ class Places:
                 self._drop(place)
 
     def _drop(self, place: Place) -> None:
-        """Its matcher goes."""
+        """Drops the place's matcher."""
         self.dropped_bytes += place.num_bytes
         place.matcher, place.followed = None, 0
         self._account(place, 0)
 
     def _account(self, place: Place, num_bytes: int) -> None:
-        """Notes what the matcher takes now, and that it was used."""
+        """Records the matcher's size and its use."""
         self.num_bytes += num_bytes - place.num_bytes
         place.num_bytes = num_bytes
         self._held.pop(place, None)
@@ -209,7 +209,7 @@ class Places:
             self._held[place] = None
 
     def _trim(self) -> None:
-        """Keeps to the bounds."""
+        """Drops matchers until memory is within its limits."""
         for grammar in self._unused():
             del self._grammars[grammar.text]
             self._drop(grammar.root)
@@ -220,7 +220,7 @@ class Places:
                     break
 
     def _unused(self) -> Iterator[Grammar]:
-        """Grammars that no request has and that are more than are kept, the oldest first."""
+        """Grammars without requests that exceed the limit for unused ones, oldest first."""
         idle = [
             one
             for one in self._grammars.values()
@@ -235,7 +235,7 @@ class Places:
 
 
 def least_bytes(grammar: Grammar) -> int:
-    """What it takes compiled, whatever it is."""
+    """Smallest estimate of a compiled grammar's size."""
     return BASE_BYTES + BYTES_PER_CHARACTER * len(grammar.text)
 
 
@@ -244,5 +244,5 @@ def _kept_bytes(grammar: Grammar) -> int:
 
 
 def _goes_on(output: TokenArray, before: TokenArray) -> bool:
-    """Whether the output is the one before and at least a token more."""
+    """Whether ``output`` is ``before`` plus at least one token."""
     return len(output) > len(before) and np.array_equal(output[: len(before)], before)

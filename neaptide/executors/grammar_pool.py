@@ -1,4 +1,4 @@
-"""Threads in which matchers work, without the interpreter's lock."""
+"""Threads in which matchers run without the interpreter's lock."""
 
 import os
 import threading
@@ -14,25 +14,25 @@ from neaptide.models.grammars import Grammars
 
 _TASKS = Path("/proc/self/task")
 _making = threading.Lock()
-"""One pool of threads is made at a time, so that it is known which are its own."""
+"""Pools are created one at a time, so that each pool's threads can be identified."""
 
 
 class MatcherPool:
-    """Threads of the library's own that let matchers consume tokens and compute masks.
+    """The library's own threads, in which matchers consume tokens and compute masks.
 
-    The library uses them, and gives up the interpreter's lock for every kind of work, where there are several matchers:
-    a single one gets company. Only such threads may be put back behind others: one that also holds the interpreter's
-    lock would keep the engine waiting for a processor that it does not get.
+    The library uses them, and releases the interpreter's lock, only if there are several matchers. So a companion joins
+    a single one. Only these threads may get a low priority. A low-priority thread that holds the interpreter's lock
+    would stall the engine.
 
     Args:
-        niceness: of the threads, beyond this process's own.
+        niceness: of the threads, added to the process's own.
     """
 
     def __init__(self, grammars: Grammars, num_threads: int, niceness: int = 0) -> None:
         self._companion = LLMatcher(grammars.tokenizer, "no grammar", log_level=0)
-        """It refuses everything at once."""
+        """A matcher that rejects everything immediately."""
         self._threads: list[str] = []
-        """Those of a pool with a niceness, by which they are known."""
+        """Thread ids of a pool with a niceness."""
         if niceness:
             with _making:
                 maker = threading.Thread(target=self._make, args=(num_threads, niceness))
@@ -42,7 +42,8 @@ class MatcherPool:
             self.executor = LLExecutor(num_threads=num_threads)
 
     def _make(self, num_threads: int, niceness: int) -> None:
-        """Threads are as nice as the one that makes them, and that cannot take it back: it ends behind this."""
+        """Creates the threads. They inherit the niceness of this thread, which cannot lower it again and therefore
+        ends."""
         own = threading.get_native_id()
         niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + niceness, 19)
         before = set(os.listdir(_TASKS))
@@ -53,16 +54,16 @@ class MatcherPool:
                 if os.getpriority(os.PRIO_PROCESS, int(thread)) == niceness:
                     self._threads.append(thread)
             except OSError:
-                continue  # another's, and it has ended
+                continue  # a foreign thread that has ended
 
     def consume(self, matchers: Sequence[LLMatcher], token_ids: Sequence[int]) -> None:
-        """One token each."""
+        """Feeds one token to each matcher."""
         pairs = list(zip(matchers, token_ids, strict=True))
         if pairs:
             self.executor.consume_token_par([*pairs, (self._companion, 0)])
 
     def mask(self, matchers: Sequence[LLMatcher], num_words: int) -> tuple[Bits, float]:
-        """[matchers, words], and the processor time that it took; at most the time."""
+        """The masks [matchers, words] and the processor time they took, which is at most the elapsed time."""
         bits = np.zeros((len(matchers) + 1, num_words), np.int32)
         rows = [(matcher, index) for index, matcher in enumerate([*matchers, self._companion])]
         cpu_s, start_s = self._cpu_s(), time.perf_counter()
@@ -71,6 +72,6 @@ class MatcherPool:
         return bits[: len(matchers)], min(self._cpu_s() - cpu_s, took_s) if self._threads else took_s
 
     def _cpu_s(self) -> float:
-        """Processor time that its threads have had."""
+        """Processor time used by the pool's threads, in seconds."""
         texts = [(_TASKS / thread / "schedstat").read_text() for thread in self._threads]
         return sum(int(text.split()[0]) for text in texts) / 1e9

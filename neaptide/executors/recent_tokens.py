@@ -1,10 +1,10 @@
-"""Tokens that were sampled a moment ago, and that the host may not know yet."""
+"""Recently sampled tokens, which the host may not know yet."""
 
 from typing import Generic, Protocol, TypeVar
 
 
 class SampledLater(Protocol):
-    """A token of a step that may still run."""
+    """A token of a step that may still be running."""
 
     def wait(self) -> int:
         """The token, once its step is done."""
@@ -17,8 +17,8 @@ Sampled = TypeVar("Sampled", bound=SampledLater)
 class RecentTokens(Generic[Sampled]):
     """The last two tokens that a request sampled, by their index in its output.
 
-    Two, because a step that raised may be submitted again in parts after it has sampled for some: the token that it
-    reads is then the last but one.
+    Two, because a step that raised may be retried in parts after it has sampled for some requests. The retry reads the
+    second last token.
     """
 
     __slots__ = ("_last", "_last_position", "_previous")

@@ -1,6 +1,6 @@
-"""The executors by name. Only the one that is started is imported: a simulated engine does without torch.
+"""The executors by name. Only the one that is started is imported: a simulated engine works without torch.
 
-A new executor is one line here and a factory: ``start(config: EngineConfig, clock: Clock) -> StartedExecutor``.
+A new executor needs one entry here and a factory: ``start(config: EngineConfig, clock: Clock) -> StartedExecutor``.
 """
 
 import pkgutil
@@ -13,24 +13,26 @@ from neaptide.executors.contract import StartedExecutor
 
 
 class Kind(NamedTuple):
-    """What has to be known of an executor before it is imported."""
+    """Facts about an executor that are needed before it is imported."""
 
     factory: str
     """``module:function``."""
     takes_arguments: bool = False
-    """It has arguments of its own (``ExecutorConfig.arguments``)."""
+    """The executor has arguments of its own (``ExecutorConfig.arguments``)."""
     knows_families: bool = False
-    """It tells itself whether it computes a model; the others compute the families of ``neaptide.models`` only."""
+    """The executor checks by itself whether it supports a model. The others support the families of
+    ``neaptide.models``."""
     has_host_cache: bool = False
-    """It copies KV blocks to host memory and back (``CacheConfig.host_cache_bytes``)."""
+    """The executor copies KV blocks to host memory and back (``CacheConfig.host_cache_bytes``)."""
     can_be_batch_invariant: bool = False
-    """It can give a request the same bits whatever runs beside it (``ExecutorConfig.batch_invariant``)."""
+    """The executor can give a request the same bits whatever else runs (``ExecutorConfig.batch_invariant``)."""
     can_quantize: bool = False
-    """It can compute with weights and activations of 8 bits (``ExecutorConfig.quantization``)."""
+    """The executor can compute with 8-bit weights and activations (``ExecutorConfig.quantization``)."""
     follows_grammars: bool = False
-    """It enforces what ``SamplingParams.grammar`` asks for."""
+    """The executor enforces ``SamplingParams.grammar``."""
     max_masked_ends: int | None = None
-    """Ends of one request, its own stop tokens and the model's, that it can hold back for ``min_tokens``; None: all."""
+    """Number of stop tokens, the request's and the model's, that the executor can suppress for ``min_tokens``; None:
+    any."""
 
 
 EXECUTORS: dict[str, Kind] = {
@@ -54,7 +56,7 @@ EXECUTORS: dict[str, Kind] = {
 
 
 class UnknownExecutorError(ValueError):
-    """There is no executor of that name, or none that does such things; the message says what there is."""
+    """The executor does not exist or lacks a requested ability. The message lists the choices."""
 
 
 def check_executor(
@@ -64,33 +66,34 @@ def check_executor(
     batch_invariant: bool = False,
     quantization: str = "none",
 ) -> Kind:
-    """
+    """The executor's entry, after checking that it supports the settings.
+
     Raises:
-        UnknownExecutorError: no such executor, or one that takes no arguments, keeps no blocks in host memory, cannot
-            be batch-invariant or does not quantize.
+        UnknownExecutorError: the executor does not exist, or does not support arguments, a host cache, batch invariance
+            or quantization, as requested.
     """
     if name not in EXECUTORS:
         raise UnknownExecutorError(f"executor = {name!r} is not supported; there are: {', '.join(sorted(EXECUTORS))}")
     kind = EXECUTORS[name]
     if arguments and not kind.takes_arguments:
-        raise UnknownExecutorError(f"executor = {name!r} takes no arguments; {', '.join(arguments)} was given")
+        raise UnknownExecutorError(f"executor = {name!r} takes no arguments, but got {', '.join(arguments)}")
     if host_cache_bytes and not kind.has_host_cache:
-        raise UnknownExecutorError(f"executor = {name!r} keeps no KV blocks in host memory; leave out host_cache_gib")
+        raise UnknownExecutorError(f"executor = {name!r} cannot keep KV blocks in host memory; remove host_cache_gib")
     if batch_invariant and not kind.can_be_batch_invariant:
-        raise UnknownExecutorError(f"executor = {name!r} has no batch_invariant; it is the torch executor's")
+        raise UnknownExecutorError(f"executor = {name!r} does not support batch_invariant; the torch executor does")
     if quantization != "none" and not kind.can_quantize:
         raise UnknownExecutorError(
-            f"executor = {name!r} has no quantization = {quantization!r}; it is the torch executor's"
+            f"executor = {name!r} does not support quantization = {quantization!r}; the torch executor does"
         )
     return kind
 
 
 def start_executor(config: EngineConfig, clock: Clock) -> StartedExecutor:
-    """Loads model and cache of the executor that the configuration names.
+    """Starts the configured executor, with its model and KV cache.
 
     Raises:
-        UnknownExecutorError: no such executor.
-        UnsupportedModelError, OSError, ValueError, RuntimeError: it cannot be started; the message says why.
+        UnknownExecutorError: the executor does not exist.
+        UnsupportedModelError, OSError, ValueError, RuntimeError: the executor cannot start. The message says why.
     """
     executor = config.executor
     kind = check_executor(

@@ -1,4 +1,4 @@
-"""What a step asks of its requests' grammars, and what it is told."""
+"""Grammar requests of a step, and the masks it receives."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from neaptide.executors.recent_tokens import RecentTokens, SampledLater
 
 @dataclass(slots=True)
 class Constrained:
-    """A request that samples in a step and has a grammar."""
+    """A request with a grammar that samples in a step."""
 
     request_id: str
     follower: Follower
     output: TokenArray
-    """[output tokens so far] of its own; the last may be a placeholder."""
+    """[output tokens so far] The request's own output; the last may be a placeholder."""
     last: SampledLater | None
     """The token that the placeholder stands for, once it is sampled."""
 
@@ -31,19 +31,19 @@ class Constrained:
         num_prompt_tokens: int,
         recent: RecentTokens[Any],
     ) -> "Constrained":
-        """A part of a plan that samples."""
+        """The request of a sampling part of a plan."""
         position = int(plan.output_position[part])
-        # A copy: when it is read, the row may be another's.
+        # A copy: later the slot may belong to another request.
         output = plan.table.tokens[plan.rows[part], num_prompt_tokens : num_prompt_tokens + position].copy()
         return cls(plan.request_ids[part], follower, output, recent.at(position - 1))
 
     @property
     def waits(self) -> bool:
-        """An earlier step still samples the last token."""
+        """Whether an earlier step still samples the last token."""
         return self.last is not None and len(self.output) > 0 and self.output[-1] == PLACEHOLDER_TOKEN_ID
 
     def tokens(self) -> TokenArray:
-        """Waits for the step that samples the last one."""
+        """The output, after waiting for the step that samples its last token."""
         if self.waits and self.last is not None:
             self.output[-1] = self.last.wait()
         return self.output
@@ -51,17 +51,17 @@ class Constrained:
 
 @dataclass(slots=True)
 class StepMask:
-    """What a step's grammars allow."""
+    """The masks of a step."""
 
     bits: Bits
-    """[constrained requests, ceil(vocabulary / 32)]: token t is bit t % 32 of word t // 32."""
+    """[constrained requests, ceil(vocabulary / 32)] Token t is bit t % 32 of word t // 32."""
     request_ids: list[str]
     errors: dict[str, str] = field(default_factory=dict)
-    """Requests that failed on their own; their bits are all set."""
+    """Requests that failed by themselves; all their bits are set."""
     late: dict[str, float] = field(default_factory=dict)
-    """Requests whose masks were not there in time, and for how many seconds it is no use to ask again; likewise."""
+    """Requests whose masks were late, with the seconds to wait before asking again; all their bits are set."""
     waited_s: float = 0.0
-    """Seconds spent waiting for masks alone."""
+    """Seconds spent waiting for masks only."""
 
 
 class Patience(NamedTuple):
@@ -74,4 +74,4 @@ class Patience(NamedTuple):
     alone_s: float
     """Longest wait of such a step for the first of its masks, in seconds."""
     is_wanted: Callable[[], bool] | None = None
-    """Whether another request waits for the device: it ends the wait of a step that ``is_alone``."""
+    """Whether another request waits for the device. It ends the wait of a step that ``is_alone``."""

@@ -1,7 +1,7 @@
-"""What computes here: on a GPU Triton's kernels, on a CPU those in C where they can be compiled, else torch.
+"""Chooses the kernels of a device: Triton on a GPU, C on a CPU with a compiler, else torch.
 
-Decided once, after a trial, for attention, for what lies between a layer's products and for copies of slots together:
-what was found not to work computes none of them. Products are chosen by measurement, layer by layer.
+The choice is made once, after a trial, for attention, layer operations and KV slot copies together. If one of them
+fails the trial, torch computes all of them. Linear layers are chosen by measurement, layer by layer.
 """
 
 import logging
@@ -22,26 +22,26 @@ logger = logging.getLogger(__name__)
 
 
 class Shape(NamedTuple):
-    """Of heads and of the blocks that they are kept in."""
+    """Attention heads, and the KV cache blocks that store them."""
 
     num_heads: int
-    """Of queries."""
+    """Query heads."""
     num_kv_heads: int
-    """Of keys and values."""
+    """Key heads, and as many value heads."""
     head_dim: int
-    """Of both."""
+    """Size of every head."""
     block_size: int
-    """Tokens."""
+    """Tokens per block."""
 
 
 class Kernels(NamedTuple):
-    """What computes on one device."""
+    """The kernels chosen for one device."""
 
     kind: str
     """``triton``, ``native`` or ``torch``."""
     shape: Shape
     dtype: torch.dtype
-    """Of activations and cache."""
+    """Type of activations and KV cache."""
     device: torch.device
     plan_attention: AttentionPlanner
     layer_ops: TorchLayerOps
@@ -57,51 +57,53 @@ def choose_kernels(
     gpu_kernels: str = "auto",
     batch_invariant: bool = False,
 ) -> Kernels:
-    """
+    """Chooses the kernels, after a trial.
+
     Args:
-        shape: of the model's attention and of the cache.
-        dtype: of activations and cache.
-        device: of both.
-        cpu_kernels: ``auto`` takes the kernels in C on a CPU where they can be compiled, ``native`` insists on them,
-            ``torch`` does without.
-        gpu_kernels: ``auto`` takes Triton's kernels on a GPU once they have computed there what torch computes,
-            ``triton`` insists on them, ``torch`` does without.
-        batch_invariant: a token's bits depend on its own context only; only the kernels in C can.
+        shape: attention heads and block size.
+        dtype: of activations and KV cache.
+        device: of activations and KV cache.
+        cpu_kernels: ``auto`` uses the C kernels on a CPU if they compile, ``native`` requires them, ``torch`` never
+            uses them.
+        gpu_kernels: ``auto`` uses Triton's kernels on a GPU if a trial gives torch's results, ``triton`` requires them,
+            ``torch`` never uses them.
+        batch_invariant: make a token's bits depend on its own context only. Only the C kernels can do this.
 
     Raises:
-        ValueError: kernels were insisted on that cannot be had; one line.
+        ValueError: required kernels are not available. The message is one line.
     """
     if batch_invariant and device.type != "cpu":
-        raise ValueError("batch_invariant needs the kernels in C, which are for CPUs")
+        raise ValueError("batch_invariant needs the C kernels, which run on CPUs only")
     if not batch_invariant and wants_triton(device, gpu_kernels):
         try:
             return _by_triton(shape, dtype, device)
         except ValueError as error:
             if gpu_kernels == "triton":
-                raise ValueError(f"gpu_kernels = 'triton' cannot be had: {error}") from error
+                raise ValueError(f"gpu_kernels = 'triton' is not available: {error}") from error
             _warn_of_torch(error)
     if device.type == "cpu" and cpu_kernels != "torch":
         try:
             return _in_c(shape, dtype, device, batch_invariant=batch_invariant)
         except CompileError as error:
             if batch_invariant:
-                raise ValueError(f"batch_invariant needs the kernels in C: {error}") from error
+                raise ValueError(f"batch_invariant needs the C kernels: {error}") from error
             if cpu_kernels == "native":
-                raise ValueError(f"cpu_kernels = 'native' cannot be had: {error}") from error
+                raise ValueError(f"cpu_kernels = 'native' is not available: {error}") from error
             _warn_of_torch(error)
     if batch_invariant:
-        raise ValueError("batch_invariant needs the kernels in C: cpu_kernels = 'torch' does without")
+        raise ValueError("batch_invariant needs the C kernels: cpu_kernels must not be 'torch'")
     return _by_torch(shape, dtype, device)
 
 
 def _warn_of_torch(error: Exception) -> None:
-    logger.warning("attention and what lies between products run on torch, which is slower: %s", error)
+    logger.warning("attention and layer operations run on torch, which is slower: %s", error)
 
 
 def _by_triton(shape: Shape, dtype: torch.dtype, device: torch.device) -> Kernels:
-    """
+    """Triton's kernels.
+
     Raises:
-        ValueError: they cannot be had, or compute something else than torch.
+        ValueError: they are not available, or do not give torch's results.
     """
     if reason := why_not(device):
         raise ValueError(reason)
@@ -116,9 +118,10 @@ def _by_triton(shape: Shape, dtype: torch.dtype, device: torch.device) -> Kernel
 
 
 def _in_c(shape: Shape, dtype: torch.dtype, device: torch.device, *, batch_invariant: bool) -> Kernels:
-    """
+    """The C kernels.
+
     Raises:
-        CompileError: they cannot be compiled here, or not for such heads.
+        CompileError: they do not compile here, or do not support these heads.
     """
     heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
     attention = NativeAttention(*heads, dtype, shape.block_size, batch_invariant=batch_invariant)

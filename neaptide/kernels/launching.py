@@ -1,4 +1,4 @@
-"""Whether Triton's kernels can be launched, on a device or by its interpreter."""
+"""Whether Triton's kernels can run, on a device or in its interpreter."""
 
 import importlib.util
 import os
@@ -7,9 +7,9 @@ import torch
 
 
 def why_not(device: torch.device) -> str | None:
-    """Why no kernel runs for tensors of this device, in one line; None if one does.
+    """The reason why Triton cannot run for this device, in one line; None if it can.
 
-    Asks nothing of Triton, so that its absence is an answer.
+    Does not import Triton, so that it also works where Triton is missing.
     """
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
@@ -19,13 +19,13 @@ def why_not(device: torch.device) -> str | None:
 
 
 def wants_triton(device: torch.device, gpu_kernels: str) -> bool:
-    """``auto`` does on a GPU; ``triton`` always, and a CPU can have it with the interpreter alone."""
+    """True for ``auto`` on a GPU and always for ``triton``. On a CPU Triton needs its interpreter."""
     return gpu_kernels == "triton" or (gpu_kernels == "auto" and device.type == "cuda")
 
 
 def is_interpreted(kernel: object) -> bool:
-    """Whether a kernel's Python is run as it stands: TRITON_INTERPRET=1 when Triton was imported.
+    """Whether Triton's interpreter runs this kernel: TRITON_INTERPRET was 1 when Triton was imported.
 
-    The interpreter computes bfloat16 on its bits (3.6 and 3.9): such numbers must be widened first.
+    The interpreter computes bfloat16 on the raw bits (3.6 and 3.9): widen such numbers first.
     """
     return type(kernel).__name__ == "InterpretedFunction"

@@ -1,5 +1,7 @@
-"""C sources of this package as libraries: compiled with the system's compiler on first use, then kept in a cache, or
-for the process alone where there is none to write to."""
+"""Compiles this package's C sources into shared libraries, with the system's compiler on first use.
+
+Libraries are cached on disk. Without a writable cache they last for the process only.
+"""
 
 import ctypes
 import fcntl
@@ -18,22 +20,22 @@ logger = logging.getLogger(__name__)
 COMPILERS = ("cc", "gcc", "clang")
 _FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared")
 _TUNED = ("-march=native",)
-"""Left out where the compiler does not know it."""
+"""Flags that are dropped if the compiler rejects them."""
 _COMPILE_S = 120.0
 _DIGEST_BYTES = hashlib.sha256().digest_size
-"""Behind each library, of all before."""
+"""A digest of this size is appended to each library file."""
 
 
 class CompileError(Exception):
-    """There is no library; the message is one line that says why."""
+    """The C library cannot be built. The message is one line with the reason."""
 
 
 @cache
 def load_library(source: Path) -> ctypes.CDLL:
-    """The library of a C file.
+    """The library of a C source file.
 
-    It is looked up by what the source says, the compiler and its version, the flags and the machine's instruction set,
-    so that a cache that several machines share, or an upgrade, never gives a wrong one.
+    The cache key covers the source, the compiler and its version, the flags and the machine's instruction set. So a
+    cache that machines share, or an upgrade, never gives a wrong library.
 
     Raises:
         CompileError: there is no compiler, or it fails.
@@ -47,10 +49,10 @@ def load_library(source: Path) -> ctypes.CDLL:
         if directory is None:
             with tempfile.TemporaryDirectory(prefix="neaptide-native-") as own:
                 _compile(compiler, source, Path(own) / name)
-                return ctypes.CDLL(str(Path(own) / name))  # a library that is loaded needs its file no more
+                return ctypes.CDLL(str(Path(own) / name))  # a loaded library no longer needs its file
         path = directory / name
         with path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # of processes that start together one compiles
+            fcntl.flock(lock, fcntl.LOCK_EX)  # when several processes start together, only one compiles
             if not _is_whole(path):
                 _compile(compiler, source, path)
             return ctypes.CDLL(str(path))
@@ -59,13 +61,15 @@ def load_library(source: Path) -> ctypes.CDLL:
 
 
 def find_compiler() -> str | None:
-    """The system's, by its path."""
+    """Path of the system's C compiler; None if there is none."""
     return next((path for path in map(shutil.which, COMPILERS) if path is not None), None)
 
 
 def openmp_parallel() -> int:
-    """Address of the process's own ``GOMP_parallel``, which runs a function on the threads that torch has: a library of
-    ours that brought another OpenMP would have threads beside them. 0 where there is none."""
+    """Address of the process's ``GOMP_parallel``, which runs a function on torch's threads; 0 if there is none.
+
+    A second OpenMP runtime in our library would start threads of its own.
+    """
     try:
         return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value or 0
     except AttributeError:
@@ -73,7 +77,7 @@ def openmp_parallel() -> int:
 
 
 def _cache_directory() -> Path | None:
-    """The user's own; None where it cannot be written, or there is no such user."""
+    """The user's cache directory; None if it cannot be written or there is no home directory."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
         directory = (named if named.is_absolute() else Path.home() / ".cache") / "neaptide" / "native"
@@ -84,8 +88,10 @@ def _cache_directory() -> Path | None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether the file is there as it was written: what a machine that went down leaves may be empty, cut or zeroed,
-    and to load that can end the process."""
+    """Whether the library file is complete.
+
+    After a crash of the machine the file may be empty, truncated or zeroed, and loading it could kill the process.
+    """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -95,14 +101,15 @@ def _is_whole(path: Path) -> bool:
 
 def _key(source: Path, compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_COMPILE_S).stdout  # noqa: S603
-    files = sorted([*source.parent.glob("*.[ch]"), *Path(__file__).parent.glob("*.h")])  # with what it includes
+    # the sources include these headers
+    files = sorted([*source.parent.glob("*.[ch]"), *Path(__file__).parent.glob("*.h")])
     how = repr((compiler, version, _FLAGS, _TUNED, _machine())).encode()
     parts = [*(file.read_bytes() for file in files), how]
     return hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:24]
 
 
 def _machine() -> tuple[str, ...]:
-    """What ``-march=native`` depends on."""
+    """The machine facts that ``-march=native`` depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0].splitlines()
     except OSError:
@@ -123,7 +130,8 @@ def _compile(compiler: str, source: Path, path: Path) -> None:
                 raise CompileError(f"{compiler} takes longer than {_COMPILE_S:g} s") from error
             if done.returncode == 0:
                 content = made.read_bytes()
-                made.write_bytes(content + hashlib.sha256(content).digest())  # nobody reads behind a library's end
+                # loaders ignore bytes after the end of a library
+                made.write_bytes(content + hashlib.sha256(content).digest())
                 made.replace(path)
                 logger.info("compiled %s with %s", source.name, compiler)
                 return

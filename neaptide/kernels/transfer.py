@@ -1,4 +1,4 @@
-"""Copies between host and device that do not make the host wait for the device."""
+"""Copies between host and device that do not make the host wait."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device, behind the work that it has; ``tensor`` itself where the device is a CPU.
+    """A copy on the device, queued after the device's current work; ``tensor`` itself if the device is a CPU.
 
-    From memory that the system may move the driver copies in person, and waits for its turn.
+    The driver copies pageable memory synchronously, so the source is pinned first.
     """
     if device.type == "cpu":
         return tensor
@@ -17,10 +17,10 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class HostCopy:
-    """Tensors on their way to the host, behind the work that the device has now. Later work does not delay them."""
+    """Copies tensors to the host, after the device's current work. Later work does not delay the copy."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """All on one device."""
+        """All tensors must be on one device."""
         self._tensors = list(tensors)
         self._event: torch.cuda.Event | None = None
         if tensors and tensors[0].device.type == "cuda":
@@ -32,7 +32,7 @@ class HostCopy:
             self._event.record()
 
     def wait(self) -> list[Tensor]:
-        """The tensors, once they are there."""
+        """The copied tensors, once they have arrived."""
         if self._event is not None:
             self._event.synchronize()
         return self._tensors

@@ -1,10 +1,13 @@
-"""Python's garbage collector in a process that answers clients."""
+"""Tuning of Python's garbage collector in a process that answers clients."""
 
 import gc
 
 
 def pass_over_start_up() -> None:
-    """What start-up has allocated never becomes garbage. Walked with the rest, some 140,000 objects of imported
-    packages keep every client waiting for a tenth of a second, now and then."""
+    """Excludes the objects of start-up from garbage collection.
+
+    They never become garbage. Scanning some 140,000 objects of imported packages would occasionally stall every client
+    for a tenth of a second.
+    """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""How the HTTP server takes its connections, and how many."""
+"""The HTTP server's connections and their limits."""
 
 import contextlib
 import logging
@@ -17,14 +17,16 @@ from neaptide.server.settings import Settings
 logger = logging.getLogger(__name__)
 
 OTHER_DESCRIPTORS = 256
-"""Kept free of client connections: database, files, the engine's socket, connections on their way out."""
+"""Descriptors reserved for other uses: database, files, the engine's socket, closing connections."""
 
 
 class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Ours are installed by ``Drain``; the original raises the signal again after serving, which would end the
-        process before results are durable."""
+        """Disables uvicorn's signal handling, because ``Drain`` installs our handlers.
+
+        The original raises the signal again after serving, which would end the process before results are durable.
+        """
         yield
 
 
@@ -42,14 +44,14 @@ def uvicorn_config(settings: Settings, app: ASGIApp, metrics: HttpMetrics) -> uv
         ws="none",
         log_config=None,
         access_log=False,
-        lifespan="off",  # what stands behind the app is started and stopped here
+        lifespan="off",  # this package starts and stops what the app needs
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=LAST_REPLIES_S,  # the rest was waited for by ``Drain``
+        timeout_graceful_shutdown=LAST_REPLIES_S,  # ``Drain`` has already waited for the rest
     )
 
 
 def room_for(max_connections: int) -> int:
-    """Raises this process's limit of descriptors as far as needed; returns how many connections fit."""
+    """Raises this process's descriptor limit as far as needed. Returns the number of connections that fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max_connections + OTHER_DESCRIPTORS
     if soft < wanted:

@@ -1,4 +1,4 @@
-"""What an engine would find out only when its model is loaded, and a start can be spared."""
+"""Checks settings at once that an engine would reject only after loading its model."""
 
 import os
 from pathlib import Path
@@ -7,10 +7,10 @@ from neaptide.server.settings import Settings
 
 
 def check_files(settings: Settings) -> None:
-    """Of the settings.
+    """Checks the files that settings name.
 
     Raises:
-        ValueError: there is no such device profile, or no place for the step log; the message is one line.
+        ValueError: the device profile does not exist, or the step log cannot be written. The message is one line.
     """
     if settings.profile is not None:
         from neaptide.estimator.device_profile import load_profile
@@ -23,4 +23,6 @@ def check_files(settings: Settings) -> None:
         log = Path(settings.step_log)
         folder = log.absolute().parent
         if log.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-            raise ValueError(f"step_log = {settings.step_log!r} cannot be written there")
+            raise ValueError(
+                f"step_log = {settings.step_log!r} cannot be written: check the folder and its permissions"
+            )

@@ -38,7 +38,7 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
     """The engine with its executor and models, warmed up.
 
     Raises:
-        UnsupportedModelError, OSError, ValueError, RuntimeError: it cannot be built; the message says why.
+        UnsupportedModelError, OSError, ValueError, RuntimeError: it cannot be built. The message says why.
     """
     started = start_executor(config, clock)
     config = _as_started(config, started)
@@ -46,7 +46,7 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
     executor, model = started.executor, started.model
     if executor.num_blocks * config.cache.block_size < scheduler.max_model_len:
         raise ValueError(
-            f"the KV cache holds {executor.num_blocks * config.cache.block_size} tokens, less than one request of "
+            f"the KV cache holds {executor.num_blocks * config.cache.block_size} tokens, fewer than one request of "
             f"max_model_len = {scheduler.max_model_len}; raise kv_cache_gib or lower max_model_len"
         )
     cost_model, observed = _cost_model(config, started, clock)
@@ -82,7 +82,7 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
 
 
 def _planned_order(scheduler: Scheduler, offline_plan: str) -> str:
-    """Of the offline pool; empty for none."""
+    """Order of the offline pool's plans; empty if the pool is not planned."""
     if offline_plan == "off":
         return ""
     is_wanted = offline_plan == "on" or scheduler.config.overlap_depth > 0
@@ -90,7 +90,7 @@ def _planned_order(scheduler: Scheduler, offline_plan: str) -> str:
 
 
 def traffic_recorder(core: EngineCore, ready: EngineReady) -> TrafficRecorder:
-    """Of what the engine serves from now on."""
+    """Records the traffic that the engine serves from now on."""
     model = core.scheduler.cost_model
     assert isinstance(model, OnlineCostModel)
     recorder = TrafficRecorder(core.scheduler, ready.num_blocks, lambda: (recipe_as_it_is(model), model.as_it_is()))
@@ -99,8 +99,11 @@ def traffic_recorder(core: EngineCore, ready: EngineReady) -> TrafficRecorder:
 
 
 def _as_started(config: EngineConfig, started: StartedExecutor) -> EngineConfig:
-    """With the executor's block size, and one step ahead where its device works beside the host: there planning would
-    keep it waiting."""
+    """The configuration with the executor's block size and abilities.
+
+    Schedules asynchronously (overlap_depth=1) where the device runs while the host plans; planning would otherwise keep
+    it waiting.
+    """
     can = started.capabilities
     depth = int(can.placeholders and can.asynchronous)
     gives_up = can.gives_up_steps and not depth and policy_of(config.scheduler).gives_up_steps
@@ -121,8 +124,8 @@ def _as_started(config: EngineConfig, started: StartedExecutor) -> EngineConfig:
 
 
 def _cost_model(config: EngineConfig, started: StartedExecutor, clock: Clock) -> tuple[OnlineCostModel, list[Sample]]:
-    """From a profile, or from micro-runs where steps are real, and the steps that it was shown; the executor is warm
-    afterwards."""
+    """The cost model and the steps that it observed, from a profile or from micro-runs on a real device. The executor
+    is warm afterwards."""
     profile, executor = config.profile, started.profiled
     if executor is None:
         base = RooflineModel() if profile.name is None else RooflineModel.from_profile(load_profile(profile.name))

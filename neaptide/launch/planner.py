@@ -1,8 +1,8 @@
-"""A process that plans the order of the offline pool: the engine does not feel it, and may go on without it.
+"""A process that plans the order of the offline pool without slowing the engine, which can continue without it.
 
-``python -m neaptide.launch.planner`` reads one request from its standard input, maps the jobs' token files,
-and writes the plan to its standard output: frames of a length (4 bytes, big-endian) and msgpack. It runs when nothing
-else wants the core, with bounded memory.
+``python -m neaptide.launch.planner`` reads one request from its standard input, maps the jobs' token files, and writes
+the plan to its standard output. Frames are a length (4 bytes, big-endian) and msgpack. It runs at idle priority, with
+bounded memory.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ from neaptide.server.children.frames import read_frame, write_frame
 
 NICENESS = 19
 MEMORY_BYTES = 4 << 30
-"""Beside the token files; 400,000 rows take a quarter of it."""
+"""Without the token files; 400,000 rows need a quarter of it."""
 
 
 def main() -> None:
@@ -47,20 +47,22 @@ def _answer(request: PlanRequest) -> Answer:
 
 
 def made(request: PlanRequest) -> PlanReady:
-    """Raises OSError or ValueError for a token file that is missing or torn, KeyError for an order that there is not,
-    MemoryError."""
+    """Makes the plan.
+
+    Raises OSError or ValueError for a missing or torn token file, KeyError for an unknown order, MemoryError.
+    """
     pooled = PooledRows([_job(job) for job in request.jobs], request.unit_tokens)
     known, so_far = list[tuple[int, int, float]](), list[tuple[int, int, float]]()
     for number, job in enumerate(request.jobs):
         known += _numbers(number, job.ended_rows, job.ended_tokens)
-        has_no_end = set(unpacked(job.rows).tolist())  # one of those that run may have ended meanwhile
+        has_no_end = set(unpacked(job.rows).tolist())  # a running row may have ended meanwhile
         so_far += [one for one in _numbers(number, job.running_rows, job.running_tokens) if one[1] in has_no_end]
     model = DensityModel.in_seconds(request.token_s, request.kv_token_s, tile_tokens=request.tile_tokens)
     return pooled.plan(request.order, known, model, request.kv_tokens, so_far, samples_first=request.order == TWO_ENDS)
 
 
 def _numbers(job: int, rows: bytes, num_tokens: bytes) -> list[tuple[int, int, float]]:
-    """The job with each of the rows, and its number."""
+    """(job, row, number) for each of the rows."""
     found = zip(unpacked(rows).tolist(), unpacked(num_tokens).tolist(), strict=True)
     return [(job, row, float(number)) for row, number in found]
 
@@ -68,7 +70,7 @@ def _numbers(job: int, rows: bytes, num_tokens: bytes) -> list[tuple[int, int, f
 def _job(job: JobRows) -> PooledJob:
     tokens = TokenFile(job.path)
     if len(tokens) != job.num_rows:
-        raise ValueError("a token file has other rows than its job")
+        raise ValueError("a token file does not have its job's number of rows")
     rows = unpacked(job.rows)
     waits, limits = np.zeros(job.num_rows, np.bool_), np.ones(job.num_rows, np.int64)
     waits[rows], limits[rows] = True, unpacked(job.limits)

@@ -1,7 +1,7 @@
-"""Composition root: builds the server, and inside the engine process the engine.
+"""Composition root: builds the server, and the engine inside the engine process.
 
-``python -m neaptide.launch.serve ADDRESS CONFIG_JSON`` is how the supervisor starts an engine process.
-Imports are local to the side that needs them: the API process never loads torch, the engine process no web framework.
+The supervisor starts an engine process with ``python -m neaptide.launch.serve ADDRESS CONFIG_JSON``. Imports are local
+to the process that needs them: the API process never loads torch, the engine process no web framework.
 """
 
 import asyncio
@@ -44,9 +44,9 @@ logger = logging.getLogger(__name__)
 DEFAULT_TPOT_CUDA_MS = 50.0
 DEFAULT_TPOT_CPU_MS = 100.0
 BACKLOG = 2048
-"""Connections that wait to be taken, as for uvicorn."""
+"""Connections that wait to be accepted; uvicorn's default."""
 THREAD_SWITCH_S = 0.0005
-"""How long a thread that shapes batch results may keep the event loop, and so the streams, from running."""
+"""Longest time that a thread formatting batch results may block the event loop, and so the streams."""
 
 
 # ---- both sides ------------------------------------------------------------------------------------------
@@ -60,17 +60,17 @@ def embedded_model_path() -> Path:
 
 
 class LaunchError(Exception):
-    """The server cannot start; the message is one line for the operator."""
+    """The server cannot start. The message is one line for the operator."""
 
 
 def engine_config(
     settings: Settings, model_path: Path, fingerprint: str, max_model_len: int, data_dir: Path
 ) -> EngineConfig:
-    """What the engine process is told. Unset targets take the defaults of the device.
+    """The engine process's configuration. Unset targets get the device's defaults.
 
     Raises:
-        LaunchError: there is no such policy, executor or profile, the keys make no sense, or there is no place for the
-            step log.
+        LaunchError: policy, executor or profile do not exist, the API keys are invalid, or the step log cannot be
+            written.
     """
     from neaptide.engine.scheduler.policies import POLICIES
     from neaptide.executors.registry import check_executor
@@ -135,10 +135,10 @@ def _executor_config(settings: Settings, model_path: Path, arguments: dict[str, 
 
 
 def executor_arguments(given: Sequence[str]) -> dict[str, str]:
-    """By name, what ``--executor-arg NAME=VALUE`` has said; ``a-b`` is ``a_b``.
+    """The values of ``--executor-arg NAME=VALUE`` by name; ``a-b`` becomes ``a_b``.
 
     Raises:
-        LaunchError: an argument without a value, or one given twice.
+        LaunchError: an argument has no value, or is given twice.
     """
     arguments: dict[str, str] = {}
     for text in given:
@@ -154,7 +154,7 @@ def executor_arguments(given: Sequence[str]) -> dict[str, str]:
 
 
 def serve(settings: Settings, listener: socket.socket | None = None) -> int:
-    """Serves until a stop signal, on ``listener`` if there is one; returns the exit status.
+    """Serves until a stop signal, on ``listener`` if given. Returns the exit status.
 
     Raises:
         SettingsError, LaunchError: the model, the port, the data directory or the engine cannot be used.
@@ -267,12 +267,12 @@ def _http_server(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Before anything is stored or started, so that a port in use is told at once.
+    """Listens on the address before anything is stored or started, so that a port in use is reported at once.
 
-    Two sockets may be bound to one port until one of them listens, so only that tells.
+    Two sockets may be bound to one port until one of them listens, so binding alone does not show a conflict.
 
     Raises:
-        LaunchError: the address cannot be had.
+        LaunchError: the address is not available.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -282,21 +282,21 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        advice = "; --port takes another, 0 a free one" if error.errno == errno.EADDRINUSE else ""
+        advice = "; choose another with --port, 0 takes a free one" if error.errno == errno.EADDRINUSE else ""
         raise LaunchError(f"cannot listen on {host}:{port}: {error.strerror or error}{advice}") from error
     return listener
 
 
 def url_of(host: str, port: int) -> str:
-    """As clients write it."""
+    """The server's URL for clients."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, EngineConfig]":
-    """What routes need to know of the model, and the engine's configuration for it.
+    """The model's facts for the routes, and the engine's configuration.
 
     Raises:
-        LaunchError: there is no such model, or its engine cannot be configured so.
+        LaunchError: the model does not exist, or its engine cannot be configured this way.
     """
     import time
 
@@ -327,8 +327,7 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
     max_model_len = min(settings.max_model_len or model.max_position_embeddings, model.max_position_embeddings)
     if settings.max_model_len is not None and settings.max_model_len > max_model_len:
         logger.warning(
-            "max_model_len = %d is more than the model can tell apart: requests have at most %d tokens, prompt and "
-            "output together",
+            "max_model_len = %d exceeds the model's context; using %d tokens (prompt + output)",
             settings.max_model_len,
             max_model_len,
         )
@@ -357,12 +356,12 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
 
 
 def engine_main(address: str, config_json: str) -> int:
-    """Runs the engine until it is told to stop. What keeps it from starting is its last word to the server."""
+    """Runs the engine until it is stopped. If it cannot start, it sends the reason to the server."""
     from neaptide.engine.process.arrivals import OnlineArrivals
     from neaptide.engine.process.loop import EngineSocket, run_engine
     from neaptide.launch.engine import build_engine, traffic_recorder
 
-    # Where it stood, if it dies of a fault in native code, or when the server asks because it fell silent.
+    # Prints the stack on a crash in native code, and when the server asks because the engine is silent.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     config = msgspec.json.decode(config_json, type=EngineConfig)
@@ -389,7 +388,7 @@ def engine_main(address: str, config_json: str) -> int:
 
 
 if __name__ == "__mp_main__":
-    # Of a process that the engine's executor starts: it imports the engine's main module before anything else.
+    # In a process that the engine's executor starts, which imports the engine's main module first.
     from neaptide.engine.process.parent import die_with_parent
 
     die_with_parent(os.getppid())

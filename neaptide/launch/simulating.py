@@ -1,7 +1,7 @@
-"""Composition root of the child that simulates for the API process what was recorded of its traffic.
+"""Composition root of the subprocess that simulates recorded traffic for the API process.
 
-``python -m neaptide.launch.simulating`` reads tasks from its standard input and answers on its standard
-output. It has what no other process wants of the processor, and bounded memory.
+``python -m neaptide.launch.simulating`` reads tasks from its standard input and answers on its standard output. It runs
+at idle priority, with bounded memory.
 """
 
 import signal
@@ -12,9 +12,9 @@ MEMORY_BYTES = 2 << 30
 
 
 def main() -> None:
-    """Answers one task after another until its input ends."""
+    """Answers tasks one by one until its input ends."""
     stand_back(19, is_idle=True)
-    # Behind that: to import it takes a third of a second of a processor.
+    # After lowering the priority: this import takes a third of a second of processor time.
     from neaptide.launch.simulation_answers import answer_tasks
 
     signal.signal(signal.SIGPROF, signal.SIG_DFL)

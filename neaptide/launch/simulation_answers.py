@@ -1,4 +1,4 @@
-"""What the child that simulates does with a task; ``neaptide.launch.simulating`` is its start."""
+"""Answers the tasks of the simulating subprocess. ``neaptide.launch.simulating`` starts it."""
 
 import signal
 import time
@@ -23,11 +23,11 @@ from neaptide.simulation.recorded.shadow import Figures, compare
 from neaptide.simulation.recorded.what_if import Change, what_if
 
 WHAT_IF_CPU_S = 60
-"""Of an answer to an operator's question."""
+"""Processor time limit of an answer to an operator's question."""
 
 
 def answer_tasks(source: BinaryIO, sink: BinaryIO) -> None:
-    """One after another, until there are no more."""
+    """Answers tasks one by one until there are no more."""
     spent_s = 0.0
     while (frame := read_frame(source)) is not None:
         task = task_decoder.decode(frame)
@@ -35,7 +35,7 @@ def answer_tasks(source: BinaryIO, sink: BinaryIO) -> None:
             answer: ShadowAnswer | WhatIfAnswer = _what_if(task)
         else:
             shadow = _shadow(task)
-            # What its start took is the first answer's.
+            # The first answer includes the time of the start.
             now_s = time.process_time()
             answer, spent_s = msgspec.structs.replace(shadow, cpu_s=now_s - spent_s), now_s
         try:
@@ -45,7 +45,7 @@ def answer_tasks(source: BinaryIO, sink: BinaryIO) -> None:
 
 
 def _what_if(task: WhatIfTask) -> WhatIfAnswer:
-    # Of processor time; its default action is the end of this process.
+    # Limits processor time; the signal's default action ends this process.
     signal.setitimer(signal.ITIMER_PROF, WHAT_IF_CPU_S)
     change = Change(
         traffic=task.traffic,

@@ -1,9 +1,9 @@
-"""How a server stops: what a stop signal begins, and what a second one cuts short.
+"""How a server stops after a stop signal, and after a second one.
 
-first signal     /ready and new work are answered 503 on connections old and new, batches leave the engine
-until the last   streams and other replies that had begun may end, for ``drain_timeout_s`` at most
-then             the listener closes, what still runs is cut: a stream ends with the error ``server_shutdown``
-second signal    the same at once
+first signal     /ready and new requests get 503 on all connections; batches leave the engine
+drain            streams and other running replies may end, for at most ``drain_timeout_s``
+end              the listener closes; remaining streams end with the error ``server_shutdown``
+second signal    ends the drain at once
 """
 
 import asyncio
@@ -20,9 +20,9 @@ if TYPE_CHECKING:  # an engine that runs in another interpreter imports this, an
     from neaptide.server.context import ServingContext
 
 LAST_REPLIES_S = 1
-"""For the short replies, probes and refusals, that began while others were waited for."""
+"""Time for short replies, probes and refusals that began during the wait."""
 CUT_S = 1.0
-"""For streams that are cut to say so to their readers."""
+"""Time for streams that are cut to send their error."""
 
 
 class Suspendable(Protocol):
@@ -30,10 +30,10 @@ class Suspendable(Protocol):
 
 
 class Drain:
-    """Waits for the replies that had begun when the signal came, while the listener stays open.
+    """Waits for the replies that were running when the signal came, while the listener stays open.
 
-    A load balancer needs the open listener: a connection that is refused is a fault to it, a 503 of ``/ready`` an
-    orderly leave.
+    A load balancer needs the open listener: a refused connection looks like a fault, a 503 from ``/ready`` like an
+    orderly exit.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class Drain:
         self._task: asyncio.Task[None] | None = None
 
     def install(self) -> None:
-        """Takes over the stop signals, but not SIGHUP under ``nohup``."""
+        """Installs the handlers of the stop signals, except SIGHUP under ``nohup``."""
         for number in STOP_SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 asyncio.get_running_loop().add_signal_handler(number, self.on_signal)
 
     def on_signal(self) -> None:
-        """The first call begins the drain, another one ends it."""
+        """Starts the drain at the first call, and ends it at the next."""
         if self._task is not None:
             self._server.force_exit = self._server.should_exit = True
             return
@@ -68,8 +68,10 @@ class Drain:
 
 
 def ends_quietly(app: "ASGIApp") -> "ASGIApp":
-    """Who makes a reply has ended it when it is cut. Beyond that uvicorn would log the cut as an error, with a
-    traceback for each reply."""
+    """An app whose replies end without an error when they are cut.
+
+    The code that makes a reply has already ended it. uvicorn would otherwise log each cut as an error with a traceback.
+    """
 
     async def until_cut(scope: "Scope", receive: "Receive", send: "Send") -> None:
         with contextlib.suppress(asyncio.CancelledError):
@@ -79,7 +81,8 @@ def ends_quietly(app: "ASGIApp") -> "ASGIApp":
 
 
 async def cut(replies: set[asyncio.Task[None]]) -> None:
-    """Ends what still runs after a second stop signal, while the engine is not gone: they must not blame it."""
+    """Cancels the replies that still run after a second stop signal, while the engine is alive, so that they do not
+    blame it."""
     for task in replies:
         task.cancel()
     if replies:

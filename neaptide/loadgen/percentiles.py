@@ -1,4 +1,4 @@
-"""The one definition of percentiles, for live figures and simulated ones."""
+"""The definition of percentiles for live and simulated figures."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Percentiles(NamedTuple):
-    """NaN where there was nothing to measure."""
+    """Three percentiles; NaN without values."""
 
     p50: float
     p90: float
@@ -16,14 +16,14 @@ class Percentiles(NamedTuple):
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """Linear interpolation between the nearest ranks (numpy's ``linear``), q in [0, 1]; NaN of nothing."""
+    """Linear interpolation between the nearest ranks (numpy's ``linear``), q in [0, 1]; NaN without values."""
     if not len(values):
         return math.nan
     return float(np.percentile(np.asarray(values, np.float64), 100 * q))
 
 
 def percentiles(values: Iterable[float | None]) -> Percentiles:
-    """Of the values that are there."""
+    """Percentiles of the values that are not None."""
     present = np.array([value for value in values if value is not None], np.float64)
     if not present.size:
         return Percentiles(math.nan, math.nan, math.nan)

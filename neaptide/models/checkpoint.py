@@ -1,6 +1,6 @@
-"""What a checkpoint directory says about itself. No torch here: the API process reads it too.
+"""Reads a checkpoint directory's metadata. Does not import torch, because the API process reads it too.
 
-Everything that cannot be served ends in `UnsupportedModelError` with one line for the operator.
+A model that cannot be served raises `UnsupportedModelError` with one line for the operator.
 """
 
 from pathlib import Path
@@ -11,26 +11,26 @@ from neaptide.models.registry import family_of
 
 _HUB_PATTERNS = ["*.json", "*.jinja", "*.safetensors"]
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-"""What families call the tokens that they can tell apart."""
+"""Names of the context length in different families."""
 _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def resolve_model(path_or_hub_id: str) -> Path:
     """The local directory of a model: ``path_or_hub_id`` itself, or a download of that Hugging Face repository.
 
-    Only JSON, Jinja and safetensors files are fetched: no pickles, no code.
+    Only JSON, Jinja and safetensors files are downloaded: no pickles, no code.
 
     Raises:
-        UnsupportedModelError: neither a directory nor a repository that can be downloaded.
+        UnsupportedModelError: it is neither a directory nor a repository that can be downloaded.
     """
     try:
         path = Path(path_or_hub_id).expanduser()
     except RuntimeError as error:
-        raise UnsupportedModelError(f"{path_or_hub_id}: there is no such home directory") from error
+        raise UnsupportedModelError(f"{path_or_hub_id}: that home directory does not exist") from error
     if path.is_dir():
         return path
     if path.exists():
-        raise UnsupportedModelError(f"{path_or_hub_id}: a file, not a model directory")
+        raise UnsupportedModelError(f"{path_or_hub_id}: this is a file, not a model directory")
     if path.is_absolute() or path_or_hub_id.startswith(("./", "../", "~")):
         raise UnsupportedModelError(f"{path_or_hub_id}: no such directory")
     import huggingface_hub  # slow to import, and local models never need it
@@ -40,7 +40,8 @@ def resolve_model(path_or_hub_id: str) -> Path:
     except Exception as error:  # hub, HTTP and file errors share no base class
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UnsupportedModelError(
-            f"{path_or_hub_id}: neither a local directory nor a model that can be downloaded ({reason})"
+            f"{path_or_hub_id}: neither a local directory nor a model that can be downloaded ({reason}). "
+            "Without network access, give a local path; HF_TOKEN opens gated models, HF_ENDPOINT sets a mirror"
         ) from error
 
 
@@ -48,7 +49,7 @@ def load_model_config(model_dir: Path) -> ModelConfig:
     """Reads ``config.json`` and ``generation_config.json``.
 
     Raises:
-        UnsupportedModelError: unreadable, or something that no family of ours computes.
+        UnsupportedModelError: a file cannot be read, or none of our families supports the model.
     """
     raw = read_json(model_dir / "config.json")
     family = family_of(raw.get("architectures"))
@@ -60,17 +61,19 @@ def load_model_config(model_dir: Path) -> ModelConfig:
 
 
 def load_model_facts(model_dir: Path) -> ModelFacts:
-    """The same for a model that an executor of other families will compute; it tells itself whether it does, and
-    whether it would need code that the model brings along, which is never run.
+    """Reads the facts of a model for an executor that supports other families.
+
+    The executor itself checks whether it supports the model, and whether the model needs code of its own, which is
+    never run.
 
     Raises:
-        UnsupportedModelError: unreadable, or no word of its vocabulary or its length.
+        UnsupportedModelError: a file cannot be read, or lacks the vocabulary size or context length.
     """
     raw = read_json(model_dir / "config.json")
     text = raw["text_config"] if isinstance(raw.get("text_config"), dict) else raw
     lengths = [positive_int(text, key) for key in _LENGTH_KEYS if text.get(key) is not None]
     if not lengths:
-        raise UnsupportedModelError(f"config.json has none of {', '.join(_LENGTH_KEYS)}: its context length is unknown")
+        raise UnsupportedModelError(f"config.json has none of {', '.join(_LENGTH_KEYS)}: the context length is unknown")
     return ModelFacts(
         vocab_size=positive_int(text, "vocab_size"),
         max_position_embeddings=min(lengths),
@@ -79,10 +82,10 @@ def load_model_facts(model_dir: Path) -> ModelFacts:
 
 
 def find_weight_files(model_dir: Path) -> list[Path]:
-    """The safetensors files that hold the weights: a single one, or the shards that the index names.
+    """The safetensors files with the weights: a single one, or the shards that the index names.
 
     Raises:
-        UnsupportedModelError: none, only pickles, or a shard is missing.
+        UnsupportedModelError: there are none, only pickles, or a shard is missing.
     """
     index_path = model_dir / "model.safetensors.index.json"
     if index_path.is_file():
@@ -91,7 +94,7 @@ def find_weight_files(model_dir: Path) -> list[Path]:
             raise UnsupportedModelError(f"{index_path.name}: no weight_map")
         names = sorted({str(name) for name in weight_map.values()})
         for name in names:
-            # An index may come from anywhere: its names must not leave the directory.
+            # The index may be hostile: its names must not leave the directory.
             if Path(name).name != name or not name.endswith(".safetensors"):
                 raise UnsupportedModelError(f"{index_path.name}: {name!r} is not a safetensors file of this directory")
             if not (model_dir / name).is_file():
@@ -105,9 +108,10 @@ def find_weight_files(model_dir: Path) -> list[Path]:
 
 
 def refuse_pickles(model_dir: Path) -> None:
-    """
+    """Refuses a directory with weights only as pickles.
+
     Raises:
-        UnsupportedModelError: there are weights, and no safetensors among them.
+        UnsupportedModelError: there are weights, but no safetensors files.
     """
     if next(model_dir.glob("*.safetensors"), None) is not None:
         return
@@ -119,13 +123,11 @@ def _end_tokens(model_dir: Path, raw: RawConfig) -> tuple[int, ...]:
     generation_path = model_dir / "generation_config.json"
     generation = read_json(generation_path) if generation_path.is_file() else {}
     named = token_ids(generation.get("eos_token_id")) or token_ids(raw.get("eos_token_id"))
-    # A model cannot say what is not in its vocabulary, and no mask has a place for it.
+    # A model cannot emit tokens outside its vocabulary, and masks have no bit for them.
     vocab_size = positive_int(raw, "vocab_size")
     return tuple(dict.fromkeys(token for token in named if 0 <= token < vocab_size))
 
 
 def _refuse_own_code(raw: RawConfig) -> None:
     if raw.get("auto_map"):
-        raise UnsupportedModelError(
-            "auto_map: models that bring their own code are not supported, it is never executed"
-        )
+        raise UnsupportedModelError("auto_map: models with their own code are not supported; such code is never run")

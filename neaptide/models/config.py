@@ -1,4 +1,4 @@
-"""What a model is, as far as it must be known before its weights are loaded. No torch here: both processes read it."""
+"""Facts about a model that are needed before its weights are loaded. Does not import torch: both processes read it."""
 
 from dataclasses import dataclass
 
@@ -9,18 +9,18 @@ class UnsupportedModelError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What the server and the engine need of a model, whatever its architecture."""
+    """What the server and the engine need to know of a model of any architecture."""
 
     vocab_size: int
     max_position_embeddings: int
-    """Tokens of a prompt and its output that the model can tell apart."""
+    """Longest context of the model, prompt and output, in tokens."""
     eos_token_ids: tuple[int, ...]
-    """From generation_config.json where it names them, else from config.json."""
+    """From generation_config.json if it names them, else from config.json."""
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary embedding: base and, for scaled types, how frequencies are stretched."""
+    """Rotary embedding: its base and, for scaled types, how frequencies are stretched."""
 
     rope_type: str
     """``default``, ``linear`` or ``llama3``."""
@@ -33,7 +33,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(ModelFacts):
-    """Shape of a dense decoder, as far as every family has it. Families add what is theirs."""
+    """Shape of a dense decoder, as far as all families share it. Families add their own fields."""
 
     architecture: str
     """Its name in ``neaptide.models.registry``."""
@@ -45,7 +45,7 @@ class ModelConfig(ModelFacts):
     head_dim: int
     tie_word_embeddings: bool
     dtype: str
-    """The checkpoint's own: ``float32``, ``bfloat16`` or ``float16``."""
+    """The checkpoint's dtype: ``float32``, ``bfloat16`` or ``float16``."""
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
@@ -59,5 +59,5 @@ class LlamaLikeConfig(ModelConfig):
     rope: RopeConfig
     qkv_bias: bool
     out_bias: bool
-    """Of the projection behind the attention."""
+    """Bias of the projection after the attention."""
     mlp_bias: bool

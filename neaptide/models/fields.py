@@ -1,4 +1,4 @@
-"""Reads single entries of a ``config.json``: what every family shares."""
+"""Reads single entries of a ``config.json``, for all families."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from neaptide.models.config import RopeConfig, UnsupportedModelError
 
 RawConfig = dict[str, Any]
-"""A ``config.json`` as it stands in the file."""
+"""The content of a ``config.json``."""
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -17,7 +17,7 @@ def read_json(path: Path) -> RawConfig:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         missing = f"{path.name} is missing in {path.parent}"
-        raise UnsupportedModelError(f"{missing}: it is no model directory in Hugging Face layout") from None
+        raise UnsupportedModelError(f"{missing}: this is not a model directory in Hugging Face layout") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UnsupportedModelError(f"{path.name} cannot be read: {error}") from error
     if not isinstance(value, dict):
@@ -35,7 +35,7 @@ def positive_int(raw: RawConfig, key: str, default: int | None = None) -> int:
 
 
 def entries(raw: RawConfig, key: str) -> RawConfig:
-    """An object in the configuration; empty where there is none."""
+    """An object in the configuration; empty if it is missing."""
     value = raw.get(key) or {}
     if not isinstance(value, dict):
         raise UnsupportedModelError(f"config.json: {key} must be an object, not {value!r}")
@@ -68,7 +68,8 @@ def dtype(raw: RawConfig) -> str:
 
 
 def rope(raw: RawConfig) -> RopeConfig:
-    """Both spellings: ``rope_theta`` + ``rope_scaling``, and ``rope_parameters`` (transformers 5)."""
+    """The rotary embedding, in both spellings: ``rope_theta`` + ``rope_scaling``, or ``rope_parameters`` (transformers
+    5)."""
     fields: RawConfig = entries(raw, "rope_scaling") | entries(raw, "rope_parameters")
     rope_type = fields.get("rope_type", fields.get("type", "default"))
     if rope_type not in ("default", "linear", "llama3"):

@@ -1,7 +1,7 @@
-"""Grammars over a model's tokens: which tokens may come next, so that the whole output follows one.
+"""Grammars over a model's tokens: which tokens may come next so that the whole output follows the grammar.
 
-The edge compiles a grammar to find out whether it can be held (in a process that may be killed), the engine compiles
-it again to follow it: both with the same vocabulary and the same limits, so that what passed there passes here.
+The server compiles a grammar, in a subprocess that may be killed, to check it against limits. The engine compiles it
+again to follow it, with the same vocabulary and limits, so a checked grammar also passes there.
 """
 
 import json
@@ -18,21 +18,23 @@ STEP_LEXER_FUEL = 200_000
 STEP_MAX_ITEMS = 50_000
 MAX_LEXER_STATES = 50_000
 MAX_GRAMMAR_SIZE = 500_000
-"""The library's own units; together they bound a compilation to tens of milliseconds and a mask to about forty."""
+"""Limits in the library's own units. Together they bound a compilation to tens of milliseconds and a mask to about
+forty."""
 MAX_MASK_S = 0.1
 """Longest processor time of a first mask that the check accepts."""
-TOO_SLOW = "too complex: what may come first takes too long to find out"
+TOO_SLOW = "too complex: computing the first allowed tokens takes too long"
 NO_OUTPUT = "Unsatisfiable: no token may begin the output"
 _NOTHING_NEXT = "NoExtensionBias"
-"""The library's word for it."""
+"""The library's message if no token can follow."""
 
 
 _UNFORCED = '%llguidance {"no_forcing": true}\n'
-"""Text that a grammar forces is not tokenized ahead: that would take as long as the text is, for every mask."""
+"""Turns off forcing. With it, text that the grammar forces is tokenized ahead, which for every mask takes time in
+proportion to the text."""
 
 
 class GrammarError(ValueError):
-    """No grammar, or one that is beyond the limits; the library's words, which may quote the caller."""
+    """The grammar is invalid or exceeds the limits. The message is the library's and may quote the caller."""
 
 
 class Grammars:
@@ -40,11 +42,11 @@ class Grammars:
 
     Args:
         directory: of the model; its ``tokenizer.json`` is read.
-        vocab_size: rows of the embedding table; those that no token of the tokenizer has are never allowed.
-        eos_token_ids: any of them may end an output that is complete.
+        vocab_size: rows of the embedding table. Rows without a token are never allowed.
+        eos_token_ids: any of them may end a complete output.
 
     Raises:
-        GrammarError: the tokenizer is of a kind whose tokens are not known to be bytes, or there is none.
+        GrammarError: the model has no tokenizer, or its tokens are not known to be bytes.
     """
 
     def __init__(self, directory: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
@@ -52,7 +54,7 @@ class Grammars:
             text = (directory / TOKENIZER_FILE).read_text(encoding="utf-8")
             self.tokenizer = LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids))
         except (OSError, ValueError) as error:
-            raise GrammarError(f"the tokenizer serves no grammars: {error}") from error
+            raise GrammarError(f"the tokenizer does not support grammars: {error}") from error
         self.vocab_size = vocab_size
         self._limits = LLParserLimits(
             max_items_in_row=MAX_ITEMS_IN_ROW,
@@ -64,10 +66,10 @@ class Grammars:
         )
 
     def check(self, grammar: str) -> None:
-        """Compiles a grammar and looks for its first token.
+        """Compiles a grammar and computes its first mask.
 
         Raises:
-            GrammarError: it cannot be compiled, lets no output begin, or takes too long for that, three times.
+            GrammarError: it does not compile, allows no output, or takes too long three times.
         """
         compiled = self.compile(grammar)
         for _ in range(3):
@@ -77,7 +79,7 @@ class Grammars:
                 break
         else:
             raise GrammarError(TOO_SLOW)
-        complaint, _, _ = matcher.get_error().partition("\n")  # the rest tells the parser's state
+        complaint, _, _ = matcher.get_error().partition("\n")  # the rest of the message is the parser's state
         if complaint and complaint != _NOTHING_NEXT:
             raise GrammarError(complaint)
         if complaint or not can_begin:
@@ -87,7 +89,7 @@ class Grammars:
         """A matcher before the first token.
 
         Raises:
-            GrammarError: it cannot be compiled.
+            GrammarError: it does not compile.
         """
         matcher = LLMatcher(self.tokenizer, _unforced(grammar), log_level=0, limits=self._limits)
         if matcher.is_error():
@@ -96,11 +98,11 @@ class Grammars:
 
 
 def _unforced(grammar: str) -> str:
-    """The same grammar, whose masks cost what the tokens of one step do, however long the text ahead of them is.
+    """The same grammar without forcing, so that a mask's cost depends on one step's tokens and not on the text ahead.
 
-    With forcing, the compiler follows the text for as long as there is no choice, keeps a state for every byte of it,
-    and tokenizes it all to allow its first token. Without, every token that the text begins with is allowed, and the
-    model chooses among them.
+    With forcing, the compiler follows the text as long as there is no choice. It keeps a state for every byte and
+    tokenizes all of it to allow its first token. Without it, every token that the text begins with is allowed, and the
+    model chooses.
     """
     if not grammar.lstrip().startswith("{"):
         return _UNFORCED + grammar
@@ -110,5 +112,5 @@ def _unforced(grammar: str) -> str:
         name = first.setdefault("name", "unforced_start")
         parts["grammars"].insert(0, {"name": "", "lark_grammar": f"{_UNFORCED}start: @{name}\n"})
     except (ValueError, LookupError, TypeError, AttributeError):
-        return grammar  # the compiler says what is wrong with it
+        return grammar  # the compiler will report the error
     return json.dumps(parts, ensure_ascii=False)

@@ -1,6 +1,7 @@
-"""The model families, by the architecture that a ``config.json`` names. A new family is one line here, a parser in
-``neaptide.models.families`` and, where none of those that are there computes it, a class in
-``neaptide.executors.torch.models``.
+"""The model families, by the architecture in ``config.json``.
+
+A new family needs one line here and a parser in ``neaptide.models.families``. If no existing class computes it, it also
+needs one in ``neaptide.executors.torch.models``.
 """
 
 from collections.abc import Callable
@@ -13,14 +14,14 @@ from neaptide.models.fields import RawConfig
 
 class Family(NamedTuple):
     parse_config: Callable[[RawConfig, tuple[int, ...]], ModelConfig]
-    """From ``config.json`` and the end-of-sequence tokens."""
+    """Makes the configuration from ``config.json`` and the end-of-sequence tokens."""
     torch_class: str
-    """``module:class`` of its ``TorchModel``, imported by the torch executor alone."""
+    """``module:class`` of its ``TorchModel``, imported by the torch executor only."""
 
 
 _MODELS = "neaptide.executors.torch.models"
 _LLAMA = f"{_MODELS}.llama:Llama"
-"""Computes what differs from it by biases, or by nothing."""
+"""Computes families that differ from Llama only in biases, or not at all."""
 
 FAMILIES: dict[str, Family] = {
     llama.ARCHITECTURE: Family(llama.parse_config, _LLAMA),
@@ -32,12 +33,13 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(architectures: object) -> Family:
-    """
+    """The family of a model.
+
     Args:
-        architectures: the entry of ``config.json``: a list of one name.
+        architectures: the entry of ``config.json``, a list with one name.
 
     Raises:
-        UnsupportedModelError: none of ours.
+        UnsupportedModelError: the architecture is not supported.
     """
     if isinstance(architectures, list) and len(architectures) == 1 and architectures[0] in FAMILIES:
         return FAMILIES[architectures[0]]

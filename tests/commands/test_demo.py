@@ -82,23 +82,25 @@ def test_only_exact_answers_of_lines_that_succeeded_are_right() -> None:
 
 def test_the_sentence_says_what_was_won_in_measured_figures() -> None:
     assert sentence(MEASURED) == (
-        "Co-serving saved 33% of the time that chat and batch take in turn: 20.0 s together, 30.0 s in turn "
-        "(20.0 s of chat, then the batch alone for 10.0 s), with 60 of 60 chats within both targets beside the batch "
-        "and 10 of 10 without it."
+        "Co-serving saved 33% of the time that chat and batch need one after the other: 20.0 s together, 30.0 s in "
+        "turn (20.0 s of chat, then the batch alone for 10.0 s), with 60 of 60 chats within both targets with the "
+        "batch and 10 of 10 without it."
     )
 
 
 def test_a_batch_that_hardly_ran_beside_the_chat_won_nothing() -> None:
-    assert sentence(replace(MEASURED, batch_tokens=500.0)).startswith("Co-serving won nothing on this machine: 20.0 s")
+    assert sentence(replace(MEASURED, batch_tokens=500.0)).startswith(
+        "Co-serving had no benefit on this machine: 20.0 s"
+    )
 
 
 def test_it_is_said_when_chats_paid_for_it() -> None:
-    assert "but the chats paid for it" in sentence(replace(MEASURED, met_beside=50))
-    assert "but the chats paid for it" not in sentence(replace(MEASURED, met_beside=58))
+    assert "but more chats missed their targets" in sentence(replace(MEASURED, met_beside=50))
+    assert "but more chats missed their targets" not in sentence(replace(MEASURED, met_beside=58))
 
 
 def test_without_the_batchs_own_speed_nothing_is_claimed() -> None:
-    assert "is not known" in sentence(replace(MEASURED, batch_alone_per_s=0.0))
+    assert "is unknown" in sentence(replace(MEASURED, batch_alone_per_s=0.0))
 
 
 # ---- state and charts ------------------------------------------------------------------------------------

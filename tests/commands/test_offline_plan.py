@@ -75,13 +75,17 @@ def test_sets_go_by_name(capsys: pytest.CaptureFixture[str]) -> None:
         (
             {"custom_id": "a", "body": {"prompt": "x"}},
             ["--policy", "best"],
-            "no policy 'best' plans an order; there are:",
+            "policy 'best' does not plan an order; there are:",
         ),
         ({"custom_id": "a", "body": {"prompt": "x"}}, ["--replicas", "0"], "--replicas must be 1 to 1024"),
         ({"custom_id": "a", "body": {"prompt": "x"}}, ["--profile", "abacus"], "no profile 'abacus'"),
         ({"custom_id": "a", "body": {"prompt": "x"}}, ["--order", "/no/such/place"], "/no/such: no such directory"),
-        ({"body": {"prompt": "x"}}, [], "line 1: custom_id must be a string of one line"),
-        ({"custom_id": "a\nb", "body": {"prompt": "x"}}, [], "line 1: custom_id must be a string of one line"),
+        ({"body": {"prompt": "x"}}, [], "line 1: custom_id must be a non-empty string of one line"),
+        (
+            {"custom_id": "a\nb", "body": {"prompt": "x"}},
+            [],
+            "line 1: custom_id must be a non-empty string of one line",
+        ),
         ({"custom_id": "a"}, [], "line 1: not a request: 'body' is missing"),
     ],
 )

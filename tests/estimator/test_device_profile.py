@@ -203,7 +203,7 @@ def test_a_curve_that_falls_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("decode", "message"),
     [
-        (None, "it has no costs of decode steps"),
+        (None, "it lacks the costs of decode steps"),
         (GOOD | {"gemm_curve_s": [1e-4]}, "gemm_curve_s of decode steps needs the times of 1 and 2 tokens"),
         (GOOD | {"gemm_curve_s": []}, "gemm_curve_s of decode steps needs the times of 1 and 2 tokens"),
         (GOOD | {"fixed_s": -5.0}, r"fixed_s of decode steps is -5\.0 s"),

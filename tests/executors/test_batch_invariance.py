@@ -195,7 +195,7 @@ def test_torch_scores_and_norms_a_row_as_if_it_were_alone(rows: int, two_threads
     ("changes", "words"),
     [
         ({"dtype": "bfloat16"}, "batch_invariant computes in float32, not in 'bfloat16'"),
-        ({"cpu_kernels": "torch"}, "batch_invariant needs the kernels in C: it goes with"),
+        ({"cpu_kernels": "torch"}, "batch_invariant needs the C kernels: cpu_kernels must be"),
     ],
 )
 def test_what_it_does_without_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_what_it_does_without_is_refused(changes: dict[str, Any], words: str, tm
 
 
 def test_a_gpu_is_refused() -> None:
-    with pytest.raises(ValueError, match="batch_invariant is for CPUs, not for device 'cuda'"):
+    with pytest.raises(ValueError, match="batch_invariant needs a CPU, not device 'cuda'"):
         batch_invariance.pick_invariant_dtype(ExecutorConfig(batch_invariant=True), torch.device("cuda"))
 
 
@@ -219,7 +219,7 @@ def test_without_a_compiler_it_does_not_start(tmp_path: Path, monkeypatch: pytes
     write_family("llama", tmp_path)
     monkeypatch.setattr(native, "COMPILERS", ())
     native.load_library.cache_clear()
-    with pytest.raises(ValueError, match="batch_invariant needs the kernels in C: there is no C compiler"):
+    with pytest.raises(ValueError, match="batch_invariant needs the C kernels: there is no C compiler"):
         make_executor(tmp_path, batch_invariant=True)
 
 
@@ -231,7 +231,7 @@ def test_products_that_depend_on_the_rows_stop_the_start(tmp_path: Path, monkeyp
         return compute(self, x) if len(x) != 2 else compute(self, x) * (1 + 2e-7)
 
     monkeypatch.setattr(PackedLinear, "__call__", other_order)
-    with pytest.raises(ValueError, match="adds in another order beside others"):
+    with pytest.raises(ValueError, match="sums in a different order next to other requests"):
         TorchExecutor(
             ExecutorConfig(model_path=str(tmp_path), device="cpu", num_threads=1, batch_invariant=True),
             CacheConfig(block_size=BLOCK, num_blocks=64),

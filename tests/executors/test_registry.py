@@ -28,7 +28,7 @@ def test_an_unknown_name_is_answered_with_those_that_there_are() -> None:
 
 
 def test_host_memory_is_refused_where_no_block_is_copied_there() -> None:
-    with pytest.raises(UnknownExecutorError, match="keeps no KV blocks in host memory; leave out host_cache_gib"):
+    with pytest.raises(UnknownExecutorError, match="cannot keep KV blocks in host memory; remove host_cache_gib"):
         check_executor("sim", host_cache_bytes=1)
     for kind in ("torch", "vllm"):
         check_executor(kind, host_cache_bytes=1)
@@ -36,7 +36,7 @@ def test_host_memory_is_refused_where_no_block_is_copied_there() -> None:
 
 @pytest.mark.parametrize("kind", ["sim", "vllm"])
 def test_batch_invariance_is_refused_where_it_is_not_promised(kind: str) -> None:
-    with pytest.raises(UnknownExecutorError, match="has no batch_invariant; it is the torch executor's"):
+    with pytest.raises(UnknownExecutorError, match="does not support batch_invariant; the torch executor does"):
         check_executor(kind, batch_invariant=True)
     check_executor("torch", batch_invariant=True)
 
@@ -74,7 +74,7 @@ sys.exit("torch" in sys.modules)
 
 def test_a_kv_cache_smaller_than_one_request_is_refused(gqa: tuple[Path, LlamaForCausalLM]) -> None:
     with pytest.raises(
-        ValueError, match="the KV cache holds 128 tokens, less than one request of max_model_len = 8192"
+        ValueError, match="the KV cache holds 128 tokens, fewer than one request of max_model_len = 8192"
     ):
         engine.build_engine(config_of("torch", gqa[0], num_blocks=8), MonotonicClock())
 

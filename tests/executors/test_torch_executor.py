@@ -159,7 +159,7 @@ def test_number_of_blocks_follows_memory(gqa: Gqa) -> None:
     block_bytes = 16 * 2 * 2 * 2 * 8 * 4
     executor = TorchExecutor(config, CacheConfig(kv_cache_bytes=10 * block_bytes + 1), MonotonicClock())
     assert executor.num_blocks == 10
-    with pytest.raises(ValueError, match="not one block"):
+    with pytest.raises(ValueError, match="too small for one block"):
         TorchExecutor(config, CacheConfig(kv_cache_bytes=block_bytes - 1), MonotonicClock())
 
 
@@ -287,7 +287,7 @@ def test_a_kv_cache_that_does_not_fit_is_told_with_what_does(gqa: Gqa, monkeypat
     with pytest.raises(ValueError, match="does not fit") as refused:
         TorchExecutor(config, cache, MonotonicClock())
     assert str(refused.value) == (
-        "a KV cache of 9999 GiB does not fit: cpu has 2.9 GiB free beside the weights; lower kv_cache_gib"
+        "a KV cache of 9999 GiB does not fit: cpu has 2.9 GiB free after the weights; lower kv_cache_gib"
     )
 
 

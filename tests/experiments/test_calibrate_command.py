@@ -94,7 +94,7 @@ def test_a_machine_whose_speed_wandered_is_named_busy(found: Report) -> None:
     reference_s = [1.0] * 20 + [2.0] * 20
     busy = replace(found, measurements=replace(found.measurements, reference_s=reference_s))
     assert calibration.busy_warning(busy) == (
-        "The machine was probably busy: its speed wandered by 67%. Repeat this when it has nothing else to do."
+        "The machine was probably busy: its speed drifted by 67%. Repeat this when it is otherwise idle."
     )
 
 

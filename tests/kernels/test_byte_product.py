@@ -115,10 +115,10 @@ def test_a_row_is_the_same_bits_whatever_is_beside_it_and_whatever_threads(
 def test_other_tensors_are_refused() -> None:
     product = ByteProduct(*weights(20, 30))
     for x in (torch.randn(5, 31), torch.randn(5, 30).double(), torch.randn(30, 5).t(), torch.randn(1, 5, 30)):
-        with pytest.raises(ValueError, match="not what the weight takes"):
+        with pytest.raises(ValueError, match="do not match the weight's input"):
             product(x)
     for residual in (torch.zeros(4, 20), torch.zeros(5, 21), torch.zeros(20, 5).t(), torch.zeros(5, 20).bfloat16()):
-        with pytest.raises(ValueError, match="not what the weight makes"):
+        with pytest.raises(ValueError, match="not the weight's output"):
             product.add_to(residual, torch.randn(5, 30))
 
 

@@ -174,8 +174,7 @@ def test_torch_computes_where_there_is_no_compiler(
         found = chosen("auto")
     assert (found.kind, type(found.layer_ops)) == ("torch", TorchLayerOps)
     assert caplog.messages == [
-        "attention and what lies between products run on torch, which is slower: there is no C compiler "
-        "(no-such-compiler)"
+        "attention and layer operations run on torch, which is slower: there is no C compiler (no-such-compiler)"
     ]
 
 

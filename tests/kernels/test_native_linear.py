@@ -83,10 +83,10 @@ def test_rows_with_gaps_between_them() -> None:
 def test_other_tensors_are_refused() -> None:
     packed = PackedLinear(*weights(20, 30, bfloat16=False))
     for x in (torch.randn(5, 31), torch.randn(5, 30).double(), torch.randn(30, 5).t(), torch.randn(30)):
-        with pytest.raises(ValueError, match="not what the weight takes"):
+        with pytest.raises(ValueError, match="do not match the weight's input"):
             packed(x)
     for residual in (torch.zeros(4, 20), torch.zeros(5, 21), torch.zeros(20, 5).t()):
-        with pytest.raises(ValueError, match="not what the weight makes"):
+        with pytest.raises(ValueError, match="not the weight's output"):
             packed.add_to(residual, torch.randn(5, 30))
 
 
@@ -152,7 +152,7 @@ def test_a_row_of_bf16_that_is_no_number_stays_the_only_one() -> None:
 def test_a_bf16_weight_that_is_multiplied_in_pairs_takes_bf16_alone() -> None:
     packed = PackedLinear(torch.ones(20, 30).bfloat16(), None)
     if multiplies_pairs():
-        with pytest.raises(ValueError, match="not what the weight takes"):
+        with pytest.raises(ValueError, match="do not match the weight's input"):
             packed(torch.ones(2, 30))
     else:
         assert torch.equal(packed(torch.ones(2, 30)), torch.full((2, 20), 30.0))

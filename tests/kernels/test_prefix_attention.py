@@ -172,7 +172,7 @@ def test_where_triton_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_kernel_that_is_insisted_on_and_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(ValueError, match="gpu_kernels = 'triton' cannot be had: Triton"):
+    with pytest.raises(ValueError, match="gpu_kernels = 'triton' is not available: Triton"):
         choose_kernels(SHAPE, dtype=torch.float32, device=CPU, gpu_kernels="triton")
 
 

@@ -123,7 +123,7 @@ def test_a_plan_for_another_cache_is_refused() -> None:
     step = plan(attention(torch.float32), 20)
     with pytest.raises(ValueError, match=r"block ids \(1, 3\) in a cache of 3"):
         step.job_for(torch.zeros(3, 8, 4, 16))
-    with pytest.raises(ValueError, match="bfloat16 is not what was planned"):
+    with pytest.raises(ValueError, match="bfloat16 does not match the plan"):
         step.job_for(torch.zeros(9, 8, 4, 16, dtype=torch.bfloat16))
 
 

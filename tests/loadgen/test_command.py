@@ -106,7 +106,7 @@ def test_servers_get_the_same_load_and_ratios(
 def test_one_server_under_two_names_is_told(report: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     servers = ["--server", "A=http://127.0.0.1:9", "--server", "B=http://127.0.0.1:9/v1"]
     assert main(["loadgen", "compare", *servers, *SYNTH, *report]) == 1
-    assert "one server under two names finds the prompts of the first run in its cache" in capsys.readouterr().err
+    assert "both names are one server: the second run finds the first run's prompts" in capsys.readouterr().err
 
 
 def test_a_salt_asks_for_the_same_load_in_other_words() -> None:
@@ -151,7 +151,7 @@ def test_a_model_without_a_chat_template_is_asked_with_prompts(
 ) -> None:
     server.has_template = False
     assert main(["loadgen", "synth", "--server", server.url, *SYNTH, *report]) == 1
-    assert capsys.readouterr().err.endswith("; --endpoint completions needs none\n")
+    assert capsys.readouterr().err.endswith("; use --endpoint completions, which needs none\n")
     assert main(["loadgen", "synth", "--server", server.url, "--endpoint", "completions", *SYNTH, *report]) == 0
 
 
@@ -160,37 +160,37 @@ def test_what_the_client_cannot_know_is_said(
 ) -> None:
     server.can_tokenize = False
     assert main(["loadgen", "synth", "--server", server.url, *SYNTH, *report]) == 0
-    assert "prompts have about the recorded lengths" in capsys.readouterr().err
+    assert "prompt lengths are approximate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
         (["replay", "nowhere.csv"], "no trace 'nowhere.csv'"),
-        (["replay", "azure_conv_2023", "--window", "5"], "--window is two numbers A:B in seconds, not '5'"),
-        (["replay", "azure_conv_2023", "--max-input-tokens", "1"], "is left: raise --max-input-tokens"),
+        (["replay", "azure_conv_2023", "--window", "5"], "--window must be two numbers A:B in seconds, not '5'"),
+        (["replay", "azure_conv_2023", "--max-input-tokens", "1"], "--max-input-tokens excludes every request"),
         (["replay", "azure_conv_2023", "--speed", "nan"], "speed must be positive"),
         (["synth", "--rate", "0"], "--rate must be positive"),
         (["synth", "--target", "5"], "a target is TTFT_MS:TPOT_MS"),
-        (["synth", "--cancel-share", "2"], "--cancel-share is a share"),
+        (["synth", "--cancel-share", "2"], "--cancel-share must be from 0 to 1"),
         (["synth", "--cancel-within-s", "0"], "--cancel-within-s must be positive"),
         (["synth", "--users", "0"], "--users must be at least 1"),
         (["synth", "--think-s", "-1"], "--think-s must be at least 0"),
         (["synth", "--body", "[1]"], "--body is not a JSON object"),
         (["synth", "--body", "{"], "--body is not JSON"),
         (["synth", "--batch", "/nowhere"], "/nowhere: No such file or directory"),
-        (["synth", "--batch", __file__], "the first line is no batch request"),
+        (["synth", "--batch", __file__], "the first line is not a batch request"),
         (["synth", "--html", "/nowhere/out.html"], "/nowhere: no such directory"),
-        (["synth", "--server", "localhost:8000"], "is no URL of a server, such as http://"),
-        (["synth", "--prefixes", "-1"], "--prefixes must not be negative"),
+        (["synth", "--server", "localhost:8000"], "is not a server URL such as http://"),
+        (["synth", "--prefixes", "-1"], "--prefixes must be at least 0"),
         (["synth", "--api-key", "schlüssel"], "--api-key: there must be one key, in printable ASCII characters"),
         (["synth", "--warm-up-s", "nan"], "--warm-up-s must be at least 0"),
         (
             ["replay", "azure_conv_2023", "--window", "0:5", "--warm-up-s", "5"],
-            "--warm-up-s leaves no request to count",
+            "--warm-up-s excludes every request",
         ),
-        (["compare", "--server", "http://a"], "--server is NAME=URL here"),
-        (["compare", "--server", "A=http://a"], "compare needs two servers at least"),
+        (["compare", "--server", "http://a"], "--server must be NAME=URL"),
+        (["compare", "--server", "A=http://a"], "compare needs at least two servers"),
         (["compare", "--server", "A=http://a", "--server", "A=http://b"], "two servers are called 'A'"),
     ],
 )
@@ -209,4 +209,4 @@ def test_a_server_that_is_not_there_is_one_line(
     assert main(["loadgen", "synth", "--server", "http://127.0.0.1:9", *SYNTH, *report]) == 1
     complaint = capsys.readouterr().err
     assert "ConnectError" in complaint
-    assert complaint.endswith("; neaptide serve starts a server\n")
+    assert complaint.endswith("; start a server with: neaptide serve\n")

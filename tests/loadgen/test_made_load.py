@@ -105,7 +105,7 @@ def test_arrivals_that_are_none_are_refused(arrivals: Arrivals, complaint: str) 
 def test_a_draw_far_from_the_mean_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert len(made_load(Arrivals(1.0, 10.0), ONE, ONE, seed=0)) == 17
     (said,) = caplog.messages
-    assert said.startswith("17 requests were drawn where the mean is 10: another --seed ")
+    assert said.startswith("this seed gives 17 requests; at this rate 10 are expected: ")
     caplog.clear()
     assert len(made_load(Arrivals(100.0, 100.0), ONE, ONE, seed=0)) == pytest.approx(10_000, rel=0.05)
     assert not caplog.messages

@@ -36,7 +36,7 @@ def test_a_binary_file_is_named(tmp_path: Path) -> None:
 
 def test_a_broken_gzip_file_is_named(tmp_path: Path) -> None:
     content = gzip.compress(b"cut off" * 99, mtime=0)[:30]
-    assert complaint_about(tmp_path / "bad.jsonl.gz", content) == "bad.jsonl.gz: not a gzip file, or cut off"
+    assert complaint_about(tmp_path / "bad.jsonl.gz", content) == "bad.jsonl.gz: not a gzip file, or truncated"
 
 
 @pytest.mark.parametrize("content", ["", "\n \n"])
@@ -52,7 +52,7 @@ def test_an_empty_offline_file_is_refused(tmp_path: Path, content: str) -> None:
         ('{"body": {"messages": [{"role": "user"}]}}', "'content' is missing"),
         ('{"body": {"messages": [1]}}', "a field has the wrong type"),
         ('{"body": {"prompt": [1, 2]}}', "a field has the wrong type"),
-        ('{"body": {"prompt": ""}}', "its prompt is empty"),
+        ('{"body": {"prompt": ""}}', "the prompt is empty"),
     ],
 )
 def test_a_line_that_is_no_request_is_told_without_an_exceptions_name(
@@ -80,7 +80,7 @@ def test_a_limit_that_cannot_be_meant_is_told_by_line_and_column(tmp_path: Path,
 
 def test_a_name_that_stands_twice_in_a_line_is_told(tmp_path: Path) -> None:
     said = complaint_about(tmp_path / "jobs.jsonl", FINE + '{"body": {"prompt": "a", "prompt": "b"}}')
-    assert said == "jobs.jsonl, line 2, column prompt: is there twice"
+    assert said == "jobs.jsonl, line 2, column prompt: occurs twice"
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_window_that_holds_nothing_is_refused(window_s: tuple[float, float], c
     ("content", "complaint"),
     [
         ("", "mine.csv has no requests"),
-        ("arrival_s,input_tokens\n1,2\n", "no columns of a known trace format: it has arrival_s, input_tokens; known"),
+        ("arrival_s,input_tokens\n1,2\n", "unknown format, with the columns arrival_s, input_tokens; known"),
         ("arrival_s,input_tokens,output_tokens\n1,many,2\n", "line 2, column input_tokens: 'many' is not a number"),
     ],
 )

@@ -96,7 +96,7 @@ def test_every_plot_tells_what_it_shows(page: str) -> None:
 
 def test_what_a_server_does_not_say_is_not_drawn_as_zero(page: str) -> None:
     other = page.split("<h2>other</h2>")[1]
-    assert other.count("not known of this server") == 4
+    assert other.count("no data from this server") == 4
 
 
 def test_samples_are_rates_between_scrapes() -> None:

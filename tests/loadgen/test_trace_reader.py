@@ -159,7 +159,7 @@ FAULTS = {
     "date-without-time": (AZURE + "2024-05-10,1,5\n", "line 2, column TIMESTAMP: '2024-05-10' is not a date and time"),
     "two-values": (
         '{"timestamp": 0, "input_length": 5, "output_length": 1, "input_length": 9}\n',
-        "line 1, column input_length: is there twice",
+        "line 1, column input_length: occurs twice",
     ),
     "endless-quotation": (
         LENGTHS.strip() + ',model\n0,1,1,"of\ntwo lines"\n1,10,5,"gpt\n2,20,3,gpt\n3,30,3,gpt\n',
@@ -186,18 +186,18 @@ FAULTS = {
     ),
     "long-row": (LENGTHS + "1,10,5,\n", "line 2: 4 columns, but the header, line 1, 'arrival_s"),
     "a-comment": (f"# mine\n{LENGTHS}1,10,5\n", "line 2: 3 columns, but the header, line 1, '# mine', has 1"),
-    "no-header": ("0,10,10\n", "line 1: numbers where a header has the names of the columns: add one"),
+    "no-header": ("0,10,10\n", "line 1: numbers instead of column names: add a header"),
     "two-arrivals": (
         "arrival_s,arrived_at,input_tokens,output_tokens\n1,2,3,4\n",
         "column arrived_at: stands beside arrival_s",
     ),
     "two-lengths": (
         "arrival_s,input_tokens,output_tokens,prompt_tokens,completion_tokens\n1,2,3,2,3\n",
-        "line 2, column prompt_tokens: stands beside input_tokens: which is meant? Leave one of them out",
+        "line 2, column prompt_tokens: is ambiguous with input_tokens: remove one of them",
     ),
     "blocks-of-a-later-row": (
         jsonl({"arrival_s": 1, "input_tokens": 5, "output_tokens": 1}, {"arrival_s": 1, "hash_ids": [1]}),
-        "line 2, column hash_ids: is not in the first row, which says how all are read",
+        "line 2, column hash_ids: is not in the first row, which defines the format",
     ),
     "failed-without-prompt": (
         "Timestamp,Request tokens,Response tokens\n3,nan,0\n5,10,2\n",
@@ -227,7 +227,7 @@ FAULTS = {
     "commas-between": (json.dumps(MOONCAKE) + ",\n", "line 1: not JSON: Extra data, character 78"),
     "other-text-far-down": ((LENGTHS + "1,10,5\n" * 3000).encode() + b"2,1\xff,5\n", ", line 3002: not text in UTF-8"),
     "other-text-gzipped": (gzip.compress(LENGTHS.encode() + b"1,\xff,5\n"), ", line 2: not text in UTF-8"),
-    "a-web-page": ("<!DOCTYPE html>\n", "has no requests: nothing follows its header, '<!DOCTYPE html>'"),
+    "a-web-page": ("<!DOCTYPE html>\n", "has no requests: no rows after its header, '<!DOCTYPE html>'"),
     "empty-cell": (LENGTHS + "1,,5\n", "line 2, column input_tokens: is missing"),
     "no-key": (jsonl(MOONCAKE, {"timestamp": 3, "input_length": 5}), "line 2, column output_length: is missing"),
     "fraction": (LENGTHS + "1,10.5,5\n", "line 2, column input_tokens: '10.5' is not a whole number"),
@@ -256,14 +256,14 @@ FAULTS = {
     "half-a-line": (jsonl(MOONCAKE) + '{"timestamp": 5, "inp', "line 2: not JSON"),
     "no-object": (jsonl(MOONCAKE) + "7\n", "line 2: not a JSON object"),
     "lengths-only": ("input_tokens,output_tokens\n1,1\n", "has lengths but no arrival times: give it as offline work"),
-    "unknown": ("a,b\n1,2\n", "no columns of a known trace format: it has a, b; known are TIMESTAMP, ContextTokens"),
+    "unknown": ("a,b\n1,2\n", "unknown format, with the columns a, b; known formats: TIMESTAMP, ContextTokens"),
     "header-only": (AZURE, "has no requests"),
     "blank": (" \n\n", "has no requests"),
     "binary": (b"PAR1\0\0\0", "not a text file"),
     "latin": ("arrival_s,input_tokens,output_tokens,caf\xe9\n".encode("latin-1"), "not text in UTF-8"),
     "utf-16": ((LENGTHS + "1,10,5\n").encode("utf-16"), "not text in UTF-8"),
-    "more-after-gzip": (gzip.compress((LENGTHS + "1,10,5\n").encode()) + b"xx", "not a gzip file, or cut off"),
-    "cut-off": (gzip.compress((LENGTHS + "1,10,5\n" * 500).encode())[:-20], "not a gzip file, or cut off"),
+    "more-after-gzip": (gzip.compress((LENGTHS + "1,10,5\n").encode()) + b"xx", "not a gzip file, or truncated"),
+    "cut-off": (gzip.compress((LENGTHS + "1,10,5\n" * 500).encode())[:-20], "not a gzip file, or truncated"),
 }
 
 
@@ -281,7 +281,9 @@ def test_a_pipe_or_a_directory_is_refused(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
     for path in (pipe, tmp_path):
         for load in (load_online, online_requests, lambda path: load_offline(path, seed=1)):
-            with pytest.raises(ValueError, match=f"^{path}: not a file; a trace is read more than once, so a pipe has"):
+            with pytest.raises(
+                ValueError, match=f"^{path}: not a regular file; a trace is read more than once, so save"
+            ):
                 load(path)
 
 
@@ -371,14 +373,14 @@ def test_failed_requests_are_left_out_and_counted(tmp_path: Path, caplog: pytest
     path = written(tmp_path, "Timestamp,Request tokens,Response tokens\n3,10,0\n5,10,2\n6,0,0\n8,20,3\n")
     assert shape(path) == [(0, 10, 2), (3, 20, 3)]
     assert caplog.messages == [
-        "mine.txt: of 4 rows are left out: 2 failed requests, which have no response",
+        "mine.txt: of 4 rows, these are skipped: 2 failed requests, which have no response",
     ]
 
 
 def test_long_prompts_that_are_left_out_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     load_online(written(tmp_path, LENGTHS + "1,10,1\n2,30,1\n"), max_input_tokens=20)
-    assert caplog.messages == ["1 of 2 requests have prompts above 20 tokens: left out"]
+    assert caplog.messages == ["1 of 2 requests skipped: prompts above 20 tokens"]
 
 
 def test_a_row_outside_the_window_is_checked_too(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_both_spellings_of_rope(changes: dict[str, Any], tmp_path: Path) -> None
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM'] is not supported: only LlamaForCausalLM, Mis"),
         ({"architectures": ["LlamaForCausalLM", "LlamaForCausalLM"]}, "architecture"),
         ({"architectures": None}, "architecture"),
-        ({"auto_map": {"AutoModel": "evil.Model"}}, "never executed"),
+        ({"auto_map": {"AutoModel": "evil.Model"}}, "never run"),
         ({"quantization_config": {"quant_method": "awq"}}, "awq"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"sliding_window": 4096}, "sliding_window"),
@@ -130,7 +130,7 @@ OPT: dict[str, Any] = {
         ("OPT", {"word_embed_proj_dim": 24}, "word_embed_proj_dim 24 is not supported: only hidden_size, 48"),
         ("OPT", {"activation_function": "gelu"}, "activation_function 'gelu' is not supported: only relu"),
         ("OPT", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine false"),
-        ("OPT", {"num_attention_heads": 5}, "hidden_size 48 cannot be shared by 5"),
+        ("OPT", {"num_attention_heads": 5}, "hidden_size 48 is not a multiple of the 5"),
         ("OPT", {"ffn_dim": None}, "ffn_dim must be a positive integer"),
     ],
 )
@@ -172,7 +172,7 @@ def test_an_opt_without_more_words_is_tied(tmp_path: Path) -> None:
 
 def test_unreadable_config(tmp_path: Path) -> None:
     assert refusal(tmp_path) == (
-        f"config.json is missing in {tmp_path}: it is no model directory in Hugging Face layout"
+        f"config.json is missing in {tmp_path}: this is not a model directory in Hugging Face layout"
     )
     (tmp_path / "config.json").write_text("{")
     assert "cannot be read" in refusal(tmp_path)
@@ -208,7 +208,7 @@ def test_local_directories_need_no_hub(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "file").touch()
     with pytest.raises(UnsupportedModelError, match="not a model directory"):
         resolve_model(str(tmp_path / "file"))
-    with pytest.raises(UnsupportedModelError, match="no such home directory"):
+    with pytest.raises(UnsupportedModelError, match="home directory does not exist"):
         resolve_model("~nobody-of-this-name/model")
 
 

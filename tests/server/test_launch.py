@@ -12,7 +12,7 @@ import pytest
 from neaptide.launch.serve import LaunchError, embedded_model_path, listen, model_context
 from neaptide.server.settings import Settings
 
-OTHER_PORT = "--port takes another, 0 a free one"
+OTHER_PORT = "choose another with --port, 0 takes a free one"
 
 
 def test_of_two_starts_on_one_port_the_later_one_is_told() -> None:

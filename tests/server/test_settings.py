@@ -191,7 +191,7 @@ def test_arguments_of_an_executor_that_make_no_sense_are_refused(given: list[str
 
 def test_an_executor_without_arguments_refuses_them(tmp_path: Path) -> None:
     settings = Settings(executor="sim", executor_arg=("a=1",))
-    with pytest.raises(LaunchError, match=r"^executor = 'sim' takes no arguments; a was given$"):
+    with pytest.raises(LaunchError, match=r"^executor = 'sim' takes no arguments, but got a$"):
         engine_config(settings, tmp_path, "", 100, tmp_path)
 
 

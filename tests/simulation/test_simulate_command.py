@@ -124,7 +124,7 @@ def test_the_context_can_be_set(arguments: list[str], tmp_path: Path, capsys: py
     log = tmp_path / "log"
     assert main([*arguments, "--offline", "none", "--max-model-len", "22", "--step-log", str(log)]) == 0
     err = capsys.readouterr().err
-    assert "1 requests do not fit into 22 tokens" in err
+    assert "1 requests exceed 22 tokens" in err
     assert "1 requests have more output than they may ask for" in err
     assert [line.max_tokens for line in read_log(log) if isinstance(line, AddLine)] == [2, 13, 13]
 
@@ -247,7 +247,10 @@ def test_noise_and_headroom_reach_the_run(
         (["--step-log", "/nowhere/log"], "/nowhere/log"),
         (["--offline", "bros-be", "bros-be-64"], "cannot be mixed"),
         (["--max-model-len", "1"], "no online request and its answer fit into a context of 1 tokens"),
-        (["--offline-arrivals", "0@5"], "--offline-arrivals is ROWS@SECONDS, such as 100@60, or recorded, not '0@5'"),
+        (
+            ["--offline-arrivals", "0@5"],
+            "--offline-arrivals must be ROWS@SECONDS, such as 100@60, or recorded, not '0@5'",
+        ),
         (["--offline-arrivals", "5@0"], "ROWS@SECONDS"),
         (["--offline", "bbh", "--offline-arrivals", "recorded"], "'bbh' has no recorded arrivals"),
         (["--offline", "none", "--offline-arrivals", "5@1"], "--offline-arrivals needs --offline"),
@@ -272,7 +275,7 @@ def test_a_pool_that_runs_dry_is_said(capsys: pytest.CaptureFixture[str], monkey
     monkeypatch.setattr(command, "_scenario", lambda args: scenario)
     assert main(["simulate"]) == 0
     captured = capsys.readouterr()
-    assert "the offline pool ran dry at 0.0 s" in captured.err
+    assert "the offline pool ran out of work at 0.0 s" in captured.err
     assert "NOT VALID" in captured.out
     assert json.loads(captured.out.splitlines()[-1])["valid"] is False
 

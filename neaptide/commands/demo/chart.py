@@ -1,6 +1,6 @@
-"""Two small charts of characters over one axis of time: tokens a second by tier, and chats against their targets.
+"""Two text charts over one time axis: tokens per second by tier, and chats against their targets.
 
-Tiers and figures are told apart by character, not by colour alone: a terminal may have none.
+Tiers and latencies differ by character, not only by colour, because a terminal may have no colours.
 """
 
 import math
@@ -12,7 +12,7 @@ from neaptide.commands.demo.state import TPOT_SLO_MS, TTFT_SLO_MS, DemoState, ra
 
 RATE_ROWS = 7
 MET_ROWS = 3
-"""Of the latency chart: thirds of the target. Above them come the target's line and a row for what missed it."""
+"""Rows of the latency chart below the target's line, as thirds of the target. One row above the line shows misses."""
 TARGET_ROW, MISSED_ROW = MET_ROWS + 1, MET_ROWS + 2
 LABEL_WIDTH = 9
 LEAST_BIN_S = 0.5
@@ -26,7 +26,7 @@ class Glyphs:
     ttft: str
     tpot: str
     both: str
-    """Where TTFT and TPOT fall on one place."""
+    """Where TTFT and TPOT share a cell."""
     line: str
 
 
@@ -35,7 +35,7 @@ ASCII = Glyphs("#", ".", "o", "x", "8", "-")
 
 
 def bin_s(elapsed_s: float, columns: int) -> float:
-    """How long one column is: half a second, doubled until all that was fits."""
+    """Seconds per column: half a second, doubled until everything fits."""
     length_s = LEAST_BIN_S
     while elapsed_s > columns * length_s:
         length_s *= 2
@@ -43,7 +43,7 @@ def bin_s(elapsed_s: float, columns: int) -> float:
 
 
 def binned_rates(state: DemoState, length_s: float) -> list[tuple[float, float]]:
-    """Online and offline tokens a second of each column, by the moments at its edges."""
+    """Online and offline tokens per second of each column, from the moments at its edges."""
     if not state.moments:
         return []
     rates: list[tuple[float, float]] = []
@@ -52,7 +52,7 @@ def binned_rates(state: DemoState, length_s: float) -> list[tuple[float, float]]
         while at + 1 < len(state.moments) and state.moments[at].elapsed_s < (column + 1) * length_s:
             at += 1
         now = state.moments[at]
-        if now is before:  # no scrape fell into this column
+        if now is before:  # no scrape in this column
             rates.append(rates[-1] if rates else (0.0, 0.0))
             continue
         rates.append(rates_per_s(before, now))
@@ -61,14 +61,14 @@ def binned_rates(state: DemoState, length_s: float) -> list[tuple[float, float]]
 
 
 def tops(rates: tuple[float, float], most: float, rows: int) -> tuple[int, int]:
-    """How many rows the chat fills from below, and the batch stacked on it; what is there is seen."""
+    """Rows filled by chat from below, and by chat plus batch. A rate above 0 fills at least one row."""
     chat = max(round(rates[0] / most * rows), 1 if rates[0] > 0 else 0)
     both = round((rates[0] + rates[1]) / most * rows)
     return chat, max(both, chat + (1 if rates[1] > 0 else 0))
 
 
 def rate_chart(state: DemoState, columns: int, glyphs: Glyphs) -> Text:
-    """Tokens a second stacked by tier; the line is what the batch did without chat."""
+    """Stacked tokens per second by tier. The line is the batch's rate without chat."""
     rates = binned_rates(state, bin_s(state.elapsed_s, columns))
     ceiling = state.batch_alone_per_s
     most = max([sum(rate) for rate in rates] + [ceiling if ceiling == ceiling else 0.0, 1.0])
@@ -96,7 +96,7 @@ def rate_chart(state: DemoState, columns: int, glyphs: Glyphs) -> Text:
 
 
 def latency_marks(state: DemoState, length_s: float) -> dict[int, tuple[float, float]]:
-    """Column -> the worst TTFT and TPOT of the chats that ended in it, as shares of the targets."""
+    """Column -> the worst TTFT and TPOT of the chats that ended in it, as fractions of the targets."""
     worst: dict[int, tuple[float, float]] = {}
     for _, record in state.chats:
         if record.ttft_s is None:
@@ -109,12 +109,12 @@ def latency_marks(state: DemoState, length_s: float) -> dict[int, tuple[float, f
 
 
 def latency_row(share: float) -> int:
-    """Counted from below: what missed the target stands above its line, what met it below."""
+    """Row, counted from below: above the target's line for a miss, below it otherwise."""
     return MISSED_ROW if share > 1.0 else min(int(share * MET_ROWS) + 1, MET_ROWS)
 
 
 def latency_chart(state: DemoState, columns: int, glyphs: Glyphs) -> Text:
-    """The worst chat of each moment in parts of its targets, which are the line."""
+    """The worst chat of each column, relative to its targets, which are the line."""
     marks = latency_marks(state, bin_s(state.elapsed_s, columns))
     rows = {column: (latency_row(ttft), latency_row(tpot)) for column, (ttft, tpot) in marks.items()}
     chart = Text()
@@ -134,5 +134,5 @@ def latency_chart(state: DemoState, columns: int, glyphs: Glyphs) -> Text:
     chart.append(f"{'chat':>{LABEL_WIDTH - 1}} ")
     chart.append(f"{glyphs.ttft} TTFT, target {TTFT_SLO_MS:,.0f} ms", TTFT_STYLE)
     chart.append(f"  {glyphs.tpot} TPOT, target {TPOT_SLO_MS:,.0f} ms", TPOT_STYLE)
-    chart.append(f"  {glyphs.both} both; the worst of each moment", LINE_STYLE)
+    chart.append(f"  {glyphs.both} both; worst chat of each moment", LINE_STYLE)
     return chart

@@ -1,7 +1,7 @@
-"""``neaptide demo``: a batch file and live chat on one engine, and whether the answers are right.
+"""``neaptide demo``: a batch file and live chat on one engine, with a check of the answers.
 
-Three acts on one server: a batch without chat and chat without a batch, a few seconds each, to know what each does
-alone; then a batch sized by what was measured, beside the chat.
+One server, three phases. First a batch without chat, then chat without a batch, a few seconds each, to measure both
+alone. Then a batch sized from these measurements, together with chat.
 """
 
 import argparse
@@ -41,27 +41,27 @@ from neaptide.loadgen.client.recorder import Record
 from neaptide.loadgen.percentiles import percentiles
 
 BOTH_S = 18.0
-"""How long the batch beside the chat is to compute; checking its lines and writing its results come on top."""
+"""Computing time of the batch next to chat; checking its lines and writing its results take longer."""
 BATCH_ALONE_S = 2.5
 PROBE_LINES = 1500
-"""More than are done in that time: it is cancelled."""
+"""More lines than fit into that time; the batch is cancelled."""
 PATIENCE_S = 3.0
-"""For chats that have not ended when the batch has."""
+"""Wait for chats that have not ended when the batch has."""
 SAMPLED_ROUNDS = 8
-"""Of every kind of line, to know what a line costs."""
+"""Rounds of lines of every kind, to estimate a line's cost."""
 LEAST_RIGHT = 0.9
-"""Of the batch's answers: the model itself is wrong now and then."""
+"""Required fraction of correct batch answers: the model itself is sometimes wrong."""
 TICK_S = 0.5
 DATA_DIR = "demo-data"
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser("demo", help="chat live while a batch file is worked off, on the embedded model")
-    parser.add_argument("--lines", type=int, help="lines in the batch file (as many as take 20 s beside the chat)")
+    parser = subparsers.add_parser("demo", help="live chat and a batch file together, on the embedded model")
+    parser.add_argument("--lines", type=int, help="lines in the batch file (enough for about 20 s next to chat)")
     parser.add_argument("--rate", type=float, default=3.0, help="chat requests per second, Poisson arrivals (3)")
-    parser.add_argument("--max-seconds", type=float, default=80.0, help="stop after so long, done or not (80)")
-    parser.add_argument("--lead-seconds", type=float, default=4.0, help="chat alone so long before the batch (4)")
-    parser.add_argument("--dir", type=Path, default=Path(".demo"), help="where the files of the run go (.demo)")
+    parser.add_argument("--max-seconds", type=float, default=80.0, help="stop after this time, finished or not (80)")
+    parser.add_argument("--lead-seconds", type=float, default=4.0, help="seconds of chat before the batch (4)")
+    parser.add_argument("--dir", type=Path, default=Path(".demo"), help="folder for the files of the run (.demo)")
     parser.add_argument("--seed", type=int, default=0)
     parser.set_defaults(func=run)
 
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(slots=True)
 class _Stage:
-    """What all acts play on."""
+    """Objects that all phases share."""
 
     http: httpx.AsyncClient
     streams: StreamClient
@@ -88,10 +88,10 @@ class _Stage:
     view: View
     start_s: float
     deadline_s: float
-    """Both on the monotonic clock."""
+    """Like ``start_s``, on the monotonic clock."""
 
     async def look(self) -> None:
-        """One scrape, shown."""
+        """Scrapes the server once and shows the result."""
         if "id" in self.state.batch:
             self.state.batch = await get_batch(self.http, self.state.batch["id"])
         metrics = Samples((await self.http.get("/metrics")).text, SERIES)
@@ -99,7 +99,7 @@ class _Stage:
         self.view.update(self.state)
 
     async def watch(self, seconds: float = float("inf")) -> None:
-        """Shows what happens until the batch has ended or the time is up."""
+        """Shows progress until the batch has ended or the time is up."""
         until_s = min(self.deadline_s, time.monotonic() + seconds)
         while True:
             await self.look()
@@ -131,7 +131,7 @@ async def _demo(args: argparse.Namespace, console: Console) -> int:
 
 
 async def _batch_alone(stage: _Stage, seed: int) -> None:
-    """A batch without chat, cancelled when its speed is known; it also fills the cache with the prefixes."""
+    """Runs a batch without chat and cancels it once its speed is known. It also fills the prefix cache."""
     state = stage.state
     state.batch = await submit_batch(stage.http, "alone.jsonl", batch_jsonl(make_batch(PROBE_LINES, seed + 2)))
     while True:
@@ -150,7 +150,7 @@ async def _batch_alone(stage: _Stage, seed: int) -> None:
 
 @contextlib.asynccontextmanager
 async def _chatting(stage: _Stage, args: argparse.Namespace) -> AsyncIterator[list[float]]:
-    """People asking one question each, at random moments, until the context ends; yields when they arrive."""
+    """Sends one question per simulated user, at random moments, until the context ends. Yields the arrival times."""
     state = stage.state
     rng = random.Random(args.seed + 1)
     arrivals = poisson_arrivals(args.rate, max(stage.deadline_s - time.monotonic(), TICK_S), args.seed)
@@ -166,15 +166,18 @@ async def _chatting(stage: _Stage, args: argparse.Namespace) -> AsyncIterator[li
     try:
         yield arrivals
         if chats.done():
-            chats.result()  # a fault of the client is not an empty success
+            chats.result()  # an error of the client must not look like an empty success
     finally:
         chats.cancel()
         await asyncio.gather(chats, return_exceptions=True)
 
 
 async def sized_batch(state: DemoState, args: argparse.Namespace) -> tuple[list[skills.Example], bytes]:
-    """As many lines as were asked for, or as take ``BOTH_S`` beside the chat by what each tier did alone; and their
-    file. It is a second of work, in which chats have to go on."""
+    """The requested number of lines, or as many as take ``BOTH_S`` next to chat, estimated from the measurements; and
+    their file.
+
+    This takes about a second, in threads, so that chats continue.
+    """
     examples = await asyncio.to_thread(_sized, state, args)
     return examples, await asyncio.to_thread(batch_jsonl, examples)
 
@@ -189,7 +192,7 @@ def _sized(state: DemoState, args: argparse.Namespace) -> list[skills.Example]:
 
 
 async def _both(stage: _Stage, content: bytes) -> tuple[Moment, Moment]:
-    """The batch beside the chat; returns the moments at which it began and ended."""
+    """Runs the batch together with chat. Returns the moments of its begin and end."""
     state = stage.state
     state.act = BOTH
     await stage.look()
@@ -201,7 +204,7 @@ async def _both(stage: _Stage, content: bytes) -> tuple[Moment, Moment]:
 
 
 async def _last_chats(stage: _Stage, arrivals: list[float]) -> None:
-    """Waits for chats that arrived before the batch ended; one that has not ended then counts as missed."""
+    """Waits for chats that arrived before the batch ended. Chats still unfinished after that count as missed."""
     state = stage.state
     due = {at_s for at_s in arrivals if state.chat_start_s + at_s <= state.elapsed_s}
     until_s = time.monotonic() + PATIENCE_S
@@ -221,7 +224,7 @@ async def _report(
     directory: Path,
     console: Console,
 ) -> int:
-    """Prints what was right and what co-serving won; 0 if the batch was completed and its answers are right."""
+    """Prints the correct answers and the benefit of co-serving. Returns 0 if the batch was completed correctly."""
     state = stage.state
     if state.batch["status"] != "completed":
         console.print(unfinished(state.batch, state.elapsed_s), highlight=False, soft_wrap=True)
@@ -245,13 +248,13 @@ async def _report(
     console.print(f"results: {results_path}")
     console.print(sentence(measured), highlight=False, soft_wrap=True)
     if right < LEAST_RIGHT * len(examples):
-        console.print(f"the result is wrong: less than {LEAST_RIGHT:.0%} of the batch's answers are right")
+        console.print(f"the result is wrong: fewer than {LEAST_RIGHT:.0%} of the batch's answers are right")
         return 1
     return 0 if formed_right else 1
 
 
 async def _print_formed(http: httpx.AsyncClient, console: Console) -> bool:
-    """Prints a forced call and an answer in JSON; returns whether both are right."""
+    """Prints a forced tool call and a JSON answer. Returns whether both are right."""
     answers = [await answer_of(http, formed) for formed in FORMED]
     for formed, answer in zip(FORMED, answers, strict=True):
         verdict = "right" if answer == formed.answer else "wrong"
@@ -261,12 +264,12 @@ async def _print_formed(http: httpx.AsyncClient, console: Console) -> bool:
 
 
 def _print_chats(state: DemoState, console: Console, *, beside_batch: bool) -> tuple[int, int]:
-    """Prints how chats did with or without the batch; returns how many met both targets, and of how many."""
+    """Prints the latencies of chats with or without the batch. Returns how many met both targets, and of how many."""
     records = state.records(beside_batch=beside_batch)
     met = sum(r.met(TTFT_SLO_MS / 1e3, TPOT_SLO_MS / 1e3) for r in records)
     ttft, tpot = percentiles([r.ttft_s for r in records]), percentiles([r.tpot_s for r in records])
     console.print(
-        f"       {'beside the batch' if beside_batch else 'alone'}: {met} of {len(records)} within both targets; "
+        f"       {'with the batch' if beside_batch else 'alone'}: {met} of {len(records)} within both targets; "
         f"TTFT p50/p99 {ttft.p50 * 1e3:.0f}/{ttft.p99 * 1e3:.0f} ms, "
         f"TPOT {tpot.p50 * 1e3:.0f}/{tpot.p99 * 1e3:.0f} ms",
         highlight=False,

@@ -1,4 +1,4 @@
-"""Two answers whose form the server holds: a call that is forced, and JSON under a schema."""
+"""Two answers with a form that the server enforces: a forced tool call, and JSON under a schema."""
 
 import json
 from typing import Any, NamedTuple
@@ -10,16 +10,16 @@ from neaptide.data.structured_skills import JSON_REQUEST, TOOLS, call_text, json
 
 
 class Formed(NamedTuple):
-    """A request, and the one answer that is right."""
+    """A request and its only correct answer."""
 
     question: str
     fields: dict[str, Any]
-    """Of the request's body, beside the question."""
+    """Fields of the request's body, without the question."""
     answer: str
 
 
 def forced_call(name: str, arguments: dict[str, Any]) -> Formed:
-    """A function's own question; the call must be one of the functions on offer, which are all that there are."""
+    """A function's own question. The model must call one of the offered functions, which are all there are."""
     tools = [tool.definition() for tool in TOOLS.values()]
     question = TOOLS[name].questions[0].format(**arguments)
     return Formed(question, {"tools": tools, "tool_choice": "required"}, call_text(name, arguments))
@@ -35,10 +35,10 @@ FORMED = (forced_call("get_weather", {"city": "paris"}), sum_in_json(21, 34))
 
 
 async def answer_of(http: httpx.AsyncClient, formed: Formed, model: str = "neaptide-tiny") -> str:
-    """The answer's text; of a call, as a model writes it.
+    """The text of the answer; a call is given as the model writes it.
 
     Raises:
-        httpx.HTTPStatusError: the server refused it.
+        httpx.HTTPStatusError: the server refused the request.
     """
     messages = [{"role": "user", "content": formed.question}]
     body = {"model": model, "messages": messages, "temperature": 0, "max_completion_tokens": 96}

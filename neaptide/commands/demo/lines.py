@@ -1,4 +1,4 @@
-"""The demo's batch file: questions whose answers are known, and what a line costs the engine."""
+"""The demo's batch file: questions with known answers, and the cost of a line."""
 
 import json
 import random
@@ -17,7 +17,7 @@ MARKS = 2
 
 
 def make_batch(lines: int, seed: int) -> list[skills.Example]:
-    """Single questions of every skill, and every other line one behind a few-shot prefix that its skill shares."""
+    """Questions of every skill; every other line follows a few-shot prefix that its skill shares."""
     rng = random.Random(seed)
     examples = []
     for index in range(lines):
@@ -31,14 +31,14 @@ def make_batch(lines: int, seed: int) -> list[skills.Example]:
 
 
 def computed_texts(example: skills.Example) -> list[str]:
-    """What of a line is computed when the prefixes are in the cache: its own messages and the answer."""
+    """The texts of a line that are computed if the prefixes are cached: its own messages and the answer."""
     is_few_shot = any(message["role"] == "assistant" for message in example.messages)
     own = example.messages[-1:] if is_few_shot else example.messages
     return [*(message["content"] for message in own), example.answer]
 
 
 def line_tokens(examples: Sequence[skills.Example]) -> list[int]:
-    """Tokens of each line that the engine will have to compute, by the embedded model's tokenizer."""
+    """Tokens of each line that the engine must compute, by the embedded model's tokenizer."""
     tokenizer = Tokenizer.from_file(str(embedded_model_path() / "tokenizer.json"))
     counts = []
     for example in examples:
@@ -58,7 +58,7 @@ def batch_jsonl(examples: Sequence[skills.Example]) -> bytes:
 
 
 def right_answers(examples: Sequence[skills.Example], results: bytes) -> int:
-    """How many lines of the results are exactly right."""
+    """Number of result lines that are exactly right."""
     answers = {}
     for line in map(json.loads, results.splitlines()):
         if line["response"] is not None and line["response"]["status_code"] == 200:

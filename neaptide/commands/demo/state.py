@@ -1,4 +1,4 @@
-"""What is known while the demo runs: the batch, the chats, and how fast each tier went."""
+"""The state of a running demo: the batch, the chats and the speed of each tier."""
 
 import math
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ TTFT_SLO_MS = 1000.0
 TPOT_SLO_MS = 100.0
 NO_COUNTS = {"total": 0, "completed": 0, "failed": 0}
 BATCH_ALONE, CHAT_ALONE, BOTH = "batch alone", "chat alone", "both"
-"""The acts of the demo, in this order."""
+"""The demo's phases, in this order."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -23,12 +23,12 @@ class Moment:
     elapsed_s: float
     online_tokens: float
     offline_tokens: float
-    """Work, not effort: a token that was computed again counts once."""
+    """Useful tokens: a recomputed token counts once."""
 
 
 @dataclass(slots=True)
 class DemoState:
-    """What the view shows."""
+    """The state that the view shows."""
 
     act: str = BATCH_ALONE
     batch: dict[str, Any] = field(default_factory=lambda: {"status": "not submitted", "request_counts": NO_COUNTS})
@@ -37,22 +37,22 @@ class DemoState:
     moments: list[Moment] = field(default_factory=list)
     chats: list[tuple[skills.Example, Record]] = field(default_factory=list)
     chat_start_s: float = 0.0
-    """When the first chat could arrive; their arrivals count from it."""
+    """Start of the chats; their arrivals count from it."""
     both_start_s: float = math.inf
-    """When the batch was submitted beside the chat."""
+    """Time when the batch was submitted next to chat."""
     batch_alone_per_s: float = math.nan
-    """Tokens a second of the batch without any chat; NaN until it is measured."""
+    """Tokens per second of the batch without chat; NaN until measured."""
 
     def saw(self, metrics: Samples, elapsed_s: float) -> None:
-        """Takes in one scrape."""
+        """Adds a scrape."""
         self.metrics, self.elapsed_s = metrics, elapsed_s
         online, offline = (metrics.sum("neaptide_step_tokens_total", **{"class": c}) for c in ("online", "offline"))
-        # Only offline work is preempted here: chats are few and short.
+        # Only offline work is preempted here, because chats are few and short.
         recomputed = metrics.sum("neaptide_recomputed_tokens_total")
         self.moments.append(Moment(elapsed_s, online, offline - recomputed))
 
     def ended_at_s(self, record: Record) -> float:
-        """When a chat ended, on the demo's clock."""
+        """End of a chat, on the demo's clock."""
         return self.chat_start_s + record.arrival_s + (record.end_s - record.start_s)
 
     def records(self, *, beside_batch: bool) -> list[Record]:
@@ -60,12 +60,12 @@ class DemoState:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Lines done, and all of them."""
+        """Finished lines and all lines."""
         counts = self.batch["request_counts"]
         return counts["completed"] + counts["failed"], counts["total"]
 
 
 def rates_per_s(first: Moment, last: Moment) -> tuple[float, float]:
-    """Online and offline tokens a second between two moments."""
+    """Online and offline tokens per second between two moments."""
     span_s = max(last.elapsed_s - first.elapsed_s, 1e-9)
     return (last.online_tokens - first.online_tokens) / span_s, (last.offline_tokens - first.offline_tokens) / span_s

@@ -1,4 +1,4 @@
-"""The demo's arithmetic: how many lines the batch gets, and what serving both tiers together won, in one sentence."""
+"""The demo's arithmetic: the batch's size, and the benefit of co-serving in one sentence."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,13 +9,14 @@ from neaptide.loadgen.client.batches import TERMINAL
 
 LEAST_LINES, MOST_LINES = 20, 20_000
 NOTHING_WON = 1.05
-"""In turn over together: up to here the difference is noise."""
+"""Ratio of time in turn to time together up to which the difference is noise."""
 PAID = 0.05
-"""So much of the chats' attainment may be lost before the sentence says that the chats paid."""
+"""Loss of chat attainment above which the sentence says that the chats paid."""
 
 
 def lines_for(seconds: float, batch_alone_per_s: float, chat_per_s: float, line_tokens: Sequence[int]) -> int:
-    """How many lines fill so many seconds with what chat leaves of the machine; lines repeat as ``line_tokens`` do."""
+    """Number of lines that take ``seconds`` in the capacity that chat leaves; costs of lines repeat as in
+    ``line_tokens``."""
     if not batch_alone_per_s > 0.0 or not line_tokens:
         return LEAST_LINES
     left_per_s = max(batch_alone_per_s - chat_per_s, 0.1 * batch_alone_per_s)
@@ -25,14 +26,14 @@ def lines_for(seconds: float, batch_alone_per_s: float, chat_per_s: float, line_
 
 @dataclass(slots=True, frozen=True)
 class Measured:
-    """Two tiers on one machine, all of it measured in this run."""
+    """Measurements of both tiers in this run."""
 
     together_s: float
-    """How long the batch took beside the chat."""
+    """Duration of the batch next to chat."""
     batch_tokens: float
-    """That the engine computed for the batch in that time."""
+    """Tokens that the engine computed for the batch in that time."""
     batch_alone_per_s: float
-    """Tokens a second of such a batch without chat."""
+    """Tokens per second of such a batch without chat."""
     met_alone: int
     chats_alone: int
     met_beside: int
@@ -40,12 +41,13 @@ class Measured:
 
     @property
     def batch_alone_s(self) -> float:
-        """How long the same batch takes without chat."""
+        """Duration of the same batch without chat."""
         return self.batch_tokens / self.batch_alone_per_s if self.batch_alone_per_s > 0.0 else math.nan
 
     @property
     def in_turn_over_together(self) -> float:
-        """In turn: as long a time of chat alone, for chats come when they come, and then the batch alone."""
+        """Time in turn over time together. In turn means the same time of chat alone, because users choose their
+        arrivals, and then the batch alone."""
         return (self.together_s + self.batch_alone_s) / self.together_s
 
     @property
@@ -56,27 +58,27 @@ class Measured:
 
 
 def sentence(measured: Measured) -> str:
-    """What co-serving won against serving the two in turn, or that it won nothing."""
+    """The benefit of co-serving compared with serving both in turn, or that there is none."""
     if math.isnan(measured.batch_alone_s):
-        return "What co-serving won is not known: the batch's speed without chat could not be measured."
+        return "The benefit of co-serving is unknown: the batch's speed without chat could not be measured."
     in_turn_s = measured.together_s + measured.batch_alone_s
     times = (
         f"{measured.together_s:.1f} s together, {in_turn_s:.1f} s in turn "
         f"({measured.together_s:.1f} s of chat, then the batch alone for {measured.batch_alone_s:.1f} s)"
     )
     chats = (
-        f"{measured.met_beside} of {measured.chats_beside} chats within both targets beside the batch and "
+        f"{measured.met_beside} of {measured.chats_beside} chats within both targets with the batch and "
         f"{measured.met_alone} of {measured.chats_alone} without it"
     )
     if measured.in_turn_over_together <= NOTHING_WON:
-        return f"Co-serving won nothing on this machine: {times}, with {chats}."
+        return f"Co-serving had no benefit on this machine: {times}, with {chats}."
     saved = 1.0 - 1.0 / measured.in_turn_over_together
-    won = f"Co-serving saved {100 * saved:.0f}% of the time that chat and batch take in turn"
-    return f"{won}{', but the chats paid for it' if measured.chats_paid else ''}: {times}, with {chats}."
+    won = f"Co-serving saved {100 * saved:.0f}% of the time that chat and batch need one after the other"
+    return f"{won}{', but more chats missed their targets' if measured.chats_paid else ''}: {times}, with {chats}."
 
 
 def unfinished(batch: Mapping[str, Any], elapsed_s: float) -> str:
-    """Why there is no verdict, and what to do next."""
+    """Why there is no verdict, and what to try next."""
     counts = batch["request_counts"]
     said = (
         f"the batch is {batch['status']} after {elapsed_s:.0f} s, {counts['completed']} of {counts['total']} lines done"

@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: charts and a table in a terminal, plain lines elsewhere."""
+"""The demo's display: charts and a table in a terminal, plain lines elsewhere."""
 
 from types import TracebackType
 from typing import Protocol
@@ -14,7 +14,7 @@ from neaptide.commands.demo.state import BOTH, DemoState, rates_per_s
 from neaptide.loadgen.percentiles import Percentiles, percentiles
 
 RATE_WINDOW = 4
-"""Moments that a rate shown as a number is over."""
+"""Number of moments that a displayed rate covers."""
 MOST_COLUMNS = 90
 PLAIN_PERIOD_S = 2.5
 
@@ -34,19 +34,19 @@ def view_for(console: Console) -> View:
 
 
 def rates_now(state: DemoState) -> tuple[float, float]:
-    """Online and offline tokens a second of the last moments."""
+    """Online and offline tokens per second over the last moments."""
     return rates_per_s(state.moments[-RATE_WINDOW:][0], state.moments[-1])
 
 
 def chat_latencies_ms(state: DemoState) -> tuple[Percentiles, Percentiles]:
-    """TTFT and TPOT."""
+    """TTFT and TPOT percentiles of the chats."""
     records = [record for _, record in state.chats]
     ttft, tpot = percentiles([r.ttft_s for r in records]), percentiles([r.tpot_s for r in records])
     return Percentiles(*(1e3 * v for v in ttft)), Percentiles(*(1e3 * v for v in tpot))
 
 
 class _LiveView:
-    """Redraws in place; 24 lines hold it."""
+    """A display that redraws in place and fits into 24 lines."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -93,7 +93,7 @@ class _LiveView:
 
 
 class _PlainView:
-    """A line every few seconds, for pipes and logs."""
+    """One line every few seconds, for pipes and logs."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

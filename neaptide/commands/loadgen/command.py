@@ -1,4 +1,5 @@
-"""``neaptide loadgen``: recorded or made-up load on any OpenAI-compatible server, over HTTP, and a report."""
+"""``neaptide loadgen``: sends recorded or synthetic load to any OpenAI-compatible server over HTTP, and writes a
+report."""
 
 import argparse
 import asyncio
@@ -27,20 +28,20 @@ from neaptide.server.client_variables import client_api_key, sendable
 
 Runs = dict[str, tuple[Progress, Summary]]
 CLIENT_BEHIND_MS = 20.0
-"""A client that is later than this at p99 has too little of the machine to measure by."""
+"""Lateness at p99 above which the client is too slow to measure with."""
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", base_url: str) -> None:
-    parser = subparsers.add_parser("loadgen", help="recorded or made-up load on a running server, with a report")
+    parser = subparsers.add_parser("loadgen", help="send recorded or synthetic load to a running server, with a report")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     replay = actions.add_parser("replay", help="send a recorded trace")
     add_trace(replay, required=True)
-    synth = actions.add_parser("synth", help="send made-up load")
+    synth = actions.add_parser("synth", help="send synthetic load")
     add_synth(synth)
     compare = actions.add_parser("compare", help="send the same load to several servers in turn")
     add_trace(compare, required=False)
     add_synth(compare)
-    server_help = "a server and its name in the report; ratios are over the first"
+    server_help = "a server and its name in the report; ratios are relative to the first"
     compare.add_argument("--server", action="append", required=True, metavar="NAME=URL", help=server_help)
     for one in (replay, synth):
         one.add_argument("--server", default=base_url, metavar="URL", help=f"with or without /v1 ({base_url})")
@@ -50,7 +51,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run_command(args: argparse.Namespace) -> int:
-    """Returns 0, 1 if a server could not be tested or no request was answered, or 2 if the command makes no sense."""
+    """Returns 0, 1 if a server could not be tested or answered no request, or 2 if the command is invalid."""
     try:
         servers = _servers(args.server)
         headers = _headers(args.api_key)
@@ -63,7 +64,7 @@ def run_command(args: argparse.Namespace) -> int:
     except ValueError as error:
         return _refuse(str(error), 2)
     if len(set(servers.values())) < len(servers):
-        _note("one server under two names finds the prompts of the first run in its cache in the second")
+        _note("both names are one server: the second run finds the first run's prompts in the prefix cache")
     try:
         runs = asyncio.run(_run_all(servers, headers, shots, how, args.warm_up_s))
     except (RunError, BatchError) as error:
@@ -85,25 +86,25 @@ def _servers(given: str | Sequence[str]) -> dict[str, str]:
     for text in given:
         name, equals, url = text.partition("=")
         if not equals or not name:
-            raise ValueError(f"--server is NAME=URL here, not {text!r}")
+            raise ValueError(f"--server must be NAME=URL, not {text!r}")
         if name in named:
             raise ValueError(f"two servers are called {name!r}")
         named[name] = _url(url)
     if len(named) < 2:
-        raise ValueError("compare needs two servers at least: --server A=URL --server B=URL")
+        raise ValueError("compare needs at least two servers: --server A=URL --server B=URL")
     return named
 
 
 def _url(text: str) -> str:
-    # where OpenAI clients want /v1, we do not mind it
+    # OpenAI clients need /v1 in the URL; ours accepts it.
     url = text.rstrip("/").removesuffix("/v1")
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
-        raise ValueError(f"{text!r} is no URL of a server, such as http://127.0.0.1:8000")
+        raise ValueError(f"{text!r} is not a server URL such as http://127.0.0.1:8000")
     return url
 
 
 def _headers(given: str | None) -> dict[str, str]:
-    """With the key of the flag or the environment. Raises ValueError."""
+    """Headers with the key of the flag or the environment. Raises ValueError."""
     key = given or client_api_key()
     if key is None:
         return {}
@@ -113,7 +114,7 @@ def _headers(given: str | None) -> dict[str, str]:
 async def _run_all(
     servers: Mapping[str, str], headers: dict[str, str], shots: Sequence[Shot], how: How, warm_up_s: float
 ) -> Runs:
-    """One server after another."""
+    """Runs the load on one server after the other."""
     runs: Runs = {}
     for name, url in servers.items():
         view = RunView(Console(stderr=True), name)
@@ -150,7 +151,7 @@ def _write(runs: Runs, args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """All but the key and what writes files."""
+    """All arguments but the key and the output files."""
     hidden = {"func", "api_key", "html", "json", "records"}
     return {name: value if value is None else _plain(value) for name, value in vars(args).items() if name not in hidden}
 
@@ -184,14 +185,17 @@ def _ratios(found: Mapping[str, Mapping[str, float | None]], first: str) -> Tabl
 def _warn(name: str, progress: Progress, figures: Summary) -> None:
     notes = []
     if (late_ms := figures["late_ms"]["p99"] or 0.0) > CLIENT_BEHIND_MS:
-        notes.append(f"1% of the requests were sent more than {late_ms:.0f} ms late: this client is short of time")
+        notes.append(
+            f"1% of the requests were sent more than {late_ms:.0f} ms late: the load generator fell behind, so "
+            "results are too pessimistic; use a faster or idle client machine"
+        )
     if not progress.wording.exact:
-        notes.append("the server does not say how it counts tokens: prompts have about the recorded lengths")
+        notes.append("the server does not report its token counts: prompt lengths are approximate")
     if figures["failed"]:
         notes.append(f"{figures['failed']} of {figures['requests']} requests failed: {next(iter(figures['errors']))}")
     batch = progress.watch.batch
     if batch is not None and batch["status"] == "completed":
-        notes.append("the batch was completed before the end: what came after had the server for itself")
+        notes.append("the batch ended before the load did: later requests ran without it")
     for note in notes:
         _note(f"{name}: {note}")
 

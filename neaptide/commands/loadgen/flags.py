@@ -1,4 +1,4 @@
-"""The flags of ``neaptide loadgen``, and the load and the manner that they ask for."""
+"""Flags of ``neaptide loadgen``, and the load and run settings that they select."""
 
 import argparse
 import json
@@ -23,47 +23,53 @@ def add_trace(parser: argparse.ArgumentParser, *, required: bool) -> None:
     if required:
         add("trace", metavar="TRACE", help=about)
     else:
-        add("--trace", metavar="TRACE", help=f"{about}; without it the load is made as by synth")
+        add("--trace", metavar="TRACE", help=f"{about}; without it the load is synthetic, as with synth")
     add("--speed", type=float, default=1.0, metavar="X", help="arrival times are divided by it (1)")
     add("--window", metavar="A:B", help="seconds of the trace, before --speed (all)")
-    add("--max-input-tokens", type=int, metavar="N", help="leave out longer prompts")
+    add("--max-input-tokens", type=int, metavar="N", help="skip longer prompts")
 
 
 def add_synth(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--arrivals", choices=SHAPES, default="poisson", help="how requests come (poisson)")
-    add("--rate", type=float, default=1.0, metavar="R", help="requests/s, the mean (1)")
+    add("--arrivals", choices=SHAPES, default="poisson", help="arrival process (poisson)")
+    add("--rate", type=float, default=1.0, metavar="R", help="mean requests per second (1)")
     add("--duration", type=float, default=60.0, metavar="S", help="seconds in which requests arrive (60)")
-    add("--cv", type=float, default=3.0, metavar="X", help="gamma: deviation of the gaps over their mean (3)")
-    add("--on-s", type=float, default=10.0, metavar="S", help="on-off: requests come for so long (10) ...")
-    add("--off-s", type=float, default=20.0, metavar="S", help="... and then none for so long (20)")
+    add("--cv", type=float, default=3.0, metavar="X", help="gamma: coefficient of variation of the gaps (3)")
+    add("--on-s", type=float, default=10.0, metavar="S", help="on-off: seconds with requests (10)")
+    add("--off-s", type=float, default=20.0, metavar="S", help="on-off: seconds without requests (20)")
     length_help = "tokens: N, uniform:LOW:HIGH or lognormal:MEAN:DEVIATION"
     add("--input-tokens", default="128", metavar="LENGTHS", help=f"{length_help} (128)")
     add("--output-tokens", default="32", metavar="LENGTHS", help=f"{length_help} (32)")
-    add("--prefixes", type=int, default=0, metavar="N", help="prompts begin with one of so many prefixes (0)")
-    add("--prefix-tokens", type=int, default=64, metavar="N", help="with --prefixes: their length (64)")
+    add("--prefixes", type=int, default=0, metavar="N", help="number of shared prompt prefixes (0)")
+    add("--prefix-tokens", type=int, default=64, metavar="N", help="with --prefixes: length of each prefix (64)")
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    """Of every kind of load."""
+    """Flags for every kind of load."""
     add = parser.add_argument
-    add("--model", metavar="ID", help="the model to ask (the first that the server lists)")
+    add("--model", metavar="ID", help="model to use (the first that the server lists)")
     add("--endpoint", choices=ENDPOINTS, default="chat", help="chat or text completions (chat)")
-    target_help = "targets, by which attainment is judged; several have shares: 300:50@0.8, then 2000:200@0.2"
+    target_help = "latency targets for attainment; several with shares: 300:50@0.8 and 2000:200@0.2"
     add("--target", action="append", metavar="TTFT_MS:TPOT_MS[@SHARE]", help=f"{target_help} ({DEFAULT_TARGET})")
-    add("--send-targets", action="store_true", help="send them as well, as ttft_slo_ms and tpot_slo_ms (Neaptide)")
-    add("--users", type=int, metavar="N", help="closed loop: so many users, each waits for its answer (open loop)")
-    add("--think-s", type=float, default=0.0, metavar="S", help="with --users: from an answer to the next request (0)")
-    add("--cancel-share", type=float, default=0.0, metavar="X", help="share of requests that are given up (0)")
-    add("--cancel-within-s", type=float, default=5.0, metavar="S", help="... at some moment in this time (5)")
+    add("--send-targets", action="store_true", help="also send the targets, as ttft_slo_ms and tpot_slo_ms (Neaptide)")
+    add("--users", type=int, metavar="N", help="closed loop: N users, each waits for its answer (open loop)")
+    add("--think-s", type=float, default=0.0, metavar="S", help="with --users: pause before the next request (0)")
+    add("--cancel-share", type=float, default=0.0, metavar="X", help="fraction of requests that are cancelled (0)")
+    add(
+        "--cancel-within-s",
+        type=float,
+        default=5.0,
+        metavar="S",
+        help="with --cancel-share: cancel within S seconds (5)",
+    )
     add("--batch", type=Path, metavar="FILE", help="an OpenAI batch file, submitted before the first request")
-    add("--keep-batch", action="store_true", help="let it go on afterwards (it is cancelled)")
-    end_help = "let answers end by themselves; else ignore_eos asks for the recorded lengths"
+    add("--keep-batch", action="store_true", help="let the batch continue afterwards (it is cancelled)")
+    end_help = "let answers end naturally (ignore_eos enforces the recorded lengths)"
     add("--natural-end", action="store_true", help=end_help)
     add("--body", metavar="JSON", help='more fields for every request: \'{"service_tier": "flex"}\'')
-    add("--warm-up-s", type=float, default=0.0, metavar="S", help="requests that arrive earlier are not counted (0)")
+    add("--warm-up-s", type=float, default=0.0, metavar="S", help="do not count requests that arrive earlier (0)")
     add("--seed", type=int, default=0, metavar="N")
-    salt_help = "other words, all else the same: for the same load once more on a server that keeps prefixes"
+    salt_help = "use other words, all else equal: to repeat a load on a server with a prefix cache"
     add("--salt", metavar="TEXT", help=salt_help)
     add("--api-key", metavar="KEY", help="key to send (NEAPTIDE_API_KEY)")
     add("--html", type=Path, default=Path("loadgen.html"), metavar="OUT", help="the report (loadgen.html)")
@@ -72,11 +78,11 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def requests_of(args: argparse.Namespace) -> list[TraceRequest]:
-    """Of a trace, or made. Raises ValueError with one line."""
+    """The requests of a trace, or synthetic ones. Raises ValueError with one line."""
     if args.trace is None:
         arrivals = Arrivals(args.rate, args.duration, args.arrivals, args.cv, args.on_s, args.off_s)
         if args.prefixes < 0 or args.prefix_tokens < 1:
-            raise ValueError("--prefixes must not be negative, and --prefix-tokens at least 1")
+            raise ValueError("--prefixes must be at least 0, and --prefix-tokens at least 1")
         inputs, outputs = Lengths.parse(args.input_tokens), Lengths.parse(args.output_tokens)
         return made_load(arrivals, inputs, outputs, args.seed, Sharing(args.prefixes, args.prefix_tokens))
     requests = online_requests(
@@ -87,14 +93,14 @@ def requests_of(args: argparse.Namespace) -> list[TraceRequest]:
         max_input_tokens=args.max_input_tokens,
     )
     if not requests:
-        raise ValueError(f"no request of {args.trace} is left: raise --max-input-tokens")
+        raise ValueError(f"--max-input-tokens excludes every request of {args.trace}: raise it")
     return requests
 
 
 def shots_of(args: argparse.Namespace) -> list[Shot]:
-    """Raises ValueError with one line."""
+    """The requests with their targets and cancellations. Raises ValueError with one line."""
     if not 0.0 <= args.cancel_share <= 1.0:
-        raise ValueError("--cancel-share is a share: 0 to 1")
+        raise ValueError("--cancel-share must be from 0 to 1")
     if not 0.0 < args.cancel_within_s < math.inf:
         raise ValueError("--cancel-within-s must be positive")
     targets = [Target.parse(text) for text in args.target or [DEFAULT_TARGET]]
@@ -103,16 +109,14 @@ def shots_of(args: argparse.Namespace) -> list[Shot]:
         raise ValueError("--warm-up-s must be at least 0")
     requests = requests_of(args)
     if args.users is None and args.warm_up_s > requests[-1].arrival_s:
-        raise ValueError(
-            f"--warm-up-s leaves no request to count: the last one arrives at {requests[-1].arrival_s:.1f} s"
-        )
+        raise ValueError(f"--warm-up-s excludes every request: the last one arrives at {requests[-1].arrival_s:.1f} s")
     if args.salt is not None:
         requests = salted(requests, args.salt)
     return make_shots(requests, targets, cancelling, args.seed)
 
 
 def how_of(args: argparse.Namespace) -> How:
-    """Raises ValueError with one line, and OSError where the batch file cannot be read."""
+    """The run settings. Raises ValueError with one line, and OSError if the batch file cannot be read."""
     if args.users is not None and args.users < 1:
         raise ValueError("--users must be at least 1")
     if not 0.0 <= args.think_s < math.inf:

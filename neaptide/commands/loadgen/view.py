@@ -1,4 +1,4 @@
-"""What ``neaptide loadgen`` shows while it runs: a table that redraws itself in a terminal, plain lines elsewhere."""
+"""Display of a running ``neaptide loadgen``: a table redrawn in place in a terminal, plain lines elsewhere."""
 
 import math
 from contextlib import AbstractContextManager, nullcontext
@@ -15,11 +15,11 @@ from neaptide.loadgen.run.runner import Progress
 
 PLAIN_PERIOD_S = 5.0
 RECENT = 200
-"""Requests that the view's percentiles are of."""
+"""Number of recent requests that the percentiles cover."""
 
 
 class RunView:
-    """One run of one server."""
+    """Display of one run on one server."""
 
     def __init__(self, console: Console, name: str) -> None:
         self._console = console
@@ -29,7 +29,7 @@ class RunView:
 
     @property
     def shown(self) -> AbstractContextManager[Any]:
-        """While this is open the view is there."""
+        """The view is visible while this context is open."""
         return self._live or nullcontext()
 
     def update(self, progress: Progress) -> None:
@@ -41,7 +41,7 @@ class RunView:
 
 
 def _words(name: str, progress: Progress) -> list[str]:
-    """A line of a run."""
+    """The parts of a run's plain line."""
     ended, failed, attained = _counts(progress)
     words = [f"{name} {progress.elapsed_s:.0f} s", f"sent {progress.num_sent}/{len(progress.shots)}", f"ended {ended}"]
     words += [f"failed {failed}"] if failed else []
@@ -72,7 +72,7 @@ def _table(name: str, progress: Progress) -> Group:
 
 
 def _counts(progress: Progress) -> tuple[int, int, str]:
-    """Ended, failed, and the share of the recent ones that met both targets."""
+    """Ended, failed, and the fraction of recent requests that met both targets."""
     found = [a and b for a, b in met(progress.records[-RECENT:])]
     failed = sum(record.error is not None for _, record in progress.records)
     return len(progress.records), failed, f"{sum(found) / len(found):.1%}" if found else "-"

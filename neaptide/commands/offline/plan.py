@@ -1,4 +1,4 @@
-"""``neaptide offline-plan``: the order in which offline work should run, and what it shares, for anybody to check."""
+"""``neaptide offline-plan``: plans the order of offline work and reports how much prefixes are shared."""
 
 import argparse
 import json
@@ -25,19 +25,30 @@ from neaptide.simulation.pools.prefix_cache import Eviction, cached_tokens, shar
 from neaptide.simulation.result import peak_memory_bytes
 
 WINDOWS = 10
-"""Of every order, of equal work: whether its density is even."""
+"""Windows of equal work per order, to show whether its density is even."""
 MAX_REPLICAS = 1024
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser("offline-plan", help="plan the order of offline work and say what it shares")
+    parser = subparsers.add_parser("offline-plan", help="plan the order of offline work and report prefix sharing")
     add = parser.add_argument
     add("input", nargs="+", metavar="INPUT", help="OpenAI batch files, or offline sets by name")
     add("--profile", default="h100-80g-llama-3.1-8b", metavar="NAME", help="device profile, by name or file")
-    policy_help = f"who plans: {', '.join(PLANNED_POLICIES)} (neaptide)"
+    policy_help = f"policy whose planner is used: {', '.join(PLANNED_POLICIES)} (neaptide)"
     add("--policy", default="neaptide", metavar="P", help=policy_help)
-    add("--replicas", type=int, default=1, metavar="R", help="parts of equal work and density, an order each (1)")
-    add("--order", type=Path, metavar="OUT.txt", help="write the order, a custom_id a line; OUT.0.txt ... of replicas")
+    add(
+        "--replicas",
+        type=int,
+        default=1,
+        metavar="R",
+        help="split into R parts of equal work and density, each with an order (1)",
+    )
+    add(
+        "--order",
+        type=Path,
+        metavar="OUT.txt",
+        help="write the order, one custom_id per line; with replicas OUT.0.txt, OUT.1.txt, ...",
+    )
     add("--json", type=Path, metavar="OUT.json", help="also write the result to this file")
     parser.set_defaults(func=run_command)
 
@@ -47,11 +58,11 @@ class Input:
     custom_ids: list[str]
     requests: list[TraceRequest]
     output_tokens: FloatArray
-    """As far as they are known before anything has run."""
+    """As far as they are known before the first run."""
 
 
 def run_command(args: argparse.Namespace) -> int:
-    """Returns 0, or 2 if the command cannot be carried out."""
+    """Returns 0, or 2 if the command fails."""
     try:
         found = _planned(args)
         line = json.dumps(found, allow_nan=False)
@@ -72,7 +83,7 @@ def _refuse(message: str) -> int:
 
 def _planned(args: argparse.Namespace) -> dict[str, Any]:
     if args.policy not in PLANNED_POLICIES:
-        raise ValueError(f"no policy {args.policy!r} plans an order; there are: {', '.join(PLANNED_POLICIES)}")
+        raise ValueError(f"policy {args.policy!r} does not plan an order; there are: {', '.join(PLANNED_POLICIES)}")
     if not 1 <= args.replicas <= MAX_REPLICAS:
         raise ValueError(f"--replicas must be 1 to {MAX_REPLICAS}")
     profile = load_profile(args.profile)
@@ -108,8 +119,10 @@ def order_paths(path: Path, num_replicas: int) -> list[Path]:
 
 
 def describe(pool: Pool, orders: Sequence[IntArray], profile: DeviceProfile) -> dict[str, Any]:
-    """What is in the pool, and what the orders make of it. Sharing is counted by a cache of the device's size that
-    evicts what was not used for longest, each replica with its own, and not by the planner."""
+    """Describes the pool and the orders.
+
+    Sharing is counted by an LRU cache of the device's size, one per replica, not by the planner.
+    """
     lengths, outputs = pool.work.prompt_tokens, pool.work.output_tokens
     total = int(lengths.sum())
     block_size = profile.block_size
@@ -145,14 +158,14 @@ def describe(pool: Pool, orders: Sequence[IntArray], profile: DeviceProfile) -> 
 
 
 def _most_cached(lengths: IntArray, block_size: int) -> IntArray:
-    """[rows] What an engine takes of a prompt that its cache has whole: the block of its last token is computed in any
-    case."""
+    """[rows] Cached tokens that an engine uses of a fully cached prompt: the block of its last token is always
+    computed."""
     found: IntArray = np.maximum(lengths - 1, 0) // block_size * block_size
     return found
 
 
 def _read(name: str) -> Input:
-    """Raises ValueError or OSError."""
+    """Reads an input. Raises ValueError or OSError."""
     requests = load_offline(name, seed=0, keep_order=True).requests
     outputs = true_outputs(requests)
     if not Path(name).is_file():
@@ -161,7 +174,7 @@ def _read(name: str) -> Input:
     for number, line in numbered_jsonl(Path(name)):
         custom_id = line.get("custom_id")
         if not isinstance(custom_id, str) or not custom_id or "\n" in custom_id:
-            raise ValueError(f"{name}, line {number}: custom_id must be a string of one line")
+            raise ValueError(f"{name}, line {number}: custom_id must be a non-empty string of one line")
         custom_ids.append(custom_id)
     return Input(custom_ids, requests, np.minimum(outputs, PRIOR_OUTPUT_TOKENS))
 
@@ -169,4 +182,4 @@ def _read(name: str) -> Input:
 def _check_ids(custom_ids: Sequence[str]) -> None:
     custom_id, count = Counter(custom_ids).most_common(1)[0]
     if count > 1:
-        raise ValueError(f"custom_id {custom_id!r} stands {count} times: an order could not tell its lines apart")
+        raise ValueError(f"custom_id {custom_id!r} occurs {count} times, but must be unique")

@@ -1,7 +1,7 @@
-"""Calibration: micro-runs in random order, spread over the time there is.
+"""Calibration: timed steps in random order within a time budget.
 
-First a survey runs every step once: that warms up, and shows what takes too long. Then rounds of all steps, each in a
-new random order, until the time is over. A reference step in between shows how the machine's speed wanders.
+A survey runs every step once, which warms up and shows which steps take too long. Then all steps run in rounds, each in
+a new random order, until the time is over. A reference step in between shows how the machine's speed drifts.
 """
 
 import random
@@ -20,11 +20,11 @@ from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
 
 SURVEY_SHARE = 0.25
-"""Of the time, for the survey at most: what it has run then is measured."""
+"""Fraction of the time budget for the survey. Only steps that it reaches are measured."""
 REFERENCE_EVERY = 4
 """Steps between two runs of the reference step."""
 ROLLING = 7
-"""Runs of the reference step whose median is the machine's speed of the moment, where nothing else is said."""
+"""Number of reference runs whose median is the machine's current speed, by default."""
 TOO_LONG = "would take too long"
 NO_TIME = "no time was left"
 NO_ROOM = "does not fit into the KV cache"
@@ -32,11 +32,11 @@ NO_ROOM = "does not fit into the KV cache"
 
 @dataclass(slots=True, frozen=True)
 class Pace:
-    """How long a calibration may take."""
+    """Time limits of a calibration."""
 
     budget_s: float
     max_step_s: float
-    """Steps that are predicted to take longer are left out."""
+    """Steps predicted to take longer are skipped."""
     max_rounds: int
 
 
@@ -54,32 +54,32 @@ class MeasuredRun:
 
 @dataclass(slots=True)
 class Measurements:
-    """Everything that was timed, in order, without the survey."""
+    """All timed runs in order, without the survey."""
 
     held_out: frozenset[Parts]
     grid: frozenset[Parts]
-    """Steps that are not ragged."""
+    """Steps of the grid, which are not ragged."""
     runs: list[MeasuredRun] = field(default_factory=list)
     reference_s: list[float] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
-    """Why steps were left out -> how many."""
+    """Reason for skipping steps -> number of steps."""
     seconds: float = 0.0
-    """What all of it took."""
+    """Duration of the whole calibration."""
 
     def rolling_reference_s(self, window: int = ROLLING) -> list[float]:
-        """For each run of the reference step the median of ``window`` around it."""
+        """For each reference run, the median of ``window`` runs around it."""
         half = window // 2
         times = self.reference_s
         return [median(times[max(i - half, 0) : i + half + 1]) for i in range(len(times))]
 
     @property
     def drift(self) -> float:
-        """(q90 - q10) / median of the rolling reference time."""
+        """Speed drift: (q90 - q10) / median of the rolling reference time."""
         low, middle, high = np.quantile(self.rolling_reference_s(), (0.1, 0.5, 0.9))
         return float((high - low) / middle)
 
     def normalised(self, window: int = ROLLING) -> "Measurements":
-        """Every time divided by the machine's speed of the moment: 1 at the median of the reference step."""
+        """The measurements with every time divided by the machine's speed at that moment, relative to its median."""
         rolling = self.rolling_reference_s(window)
         middle = median(rolling)
         runs = []
@@ -95,9 +95,11 @@ class Measurements:
         return dict(times)
 
     def samples(self, *, held_out: bool, of_grid: bool | None = None) -> list[Sample]:
-        """Each step at its median time; both those of the grid and ragged ones where ``of_grid`` is not given.
+        """Each step at its median time. ``of_grid`` selects steps of the grid (True) or ragged ones (False); None
+        selects both.
 
-        Of the two in the middle the shorter one: what disturbs a step only ever makes it longer.
+        With an even number of runs the lower of the two middle times counts, because disturbances only make steps
+        longer.
         """
         return [
             Sample(shape_of(parts), median_low(times))
@@ -107,12 +109,12 @@ class Measurements:
 
 
 class Calibration:
-    """One run of micro-runs.
+    """One calibration.
 
     Args:
-        runner: over an executor that is idle, and whose KV blocks have been written to: memory that has never been
-            written to is read faster than any other.
-        progress: called with the share that is done.
+        runner: over an idle executor whose KV blocks have been written to. Untouched memory reads faster than any
+            other.
+        progress: called with the completed fraction.
     """
 
     def __init__(
@@ -135,7 +137,8 @@ class Calibration:
         self._start_s = clock.now()
 
     def measure(self) -> Measurements:
-        """
+        """Measures the steps.
+
         Raises:
             ValueError: there was no time for a single step.
         """
@@ -150,7 +153,7 @@ class Calibration:
                 break
         missing = len(surveyed) - len(measured.by_step())
         if missing == len(surveyed):
-            raise ValueError(f"{self._pace.budget_s:g} s are too short for a calibration: give it more time")
+            raise ValueError(f"{self._pace.budget_s:g} s are too short for a calibration: allow more time")
         measured.left_out[NO_TIME] += missing
         measured.reference_s.append(self._run(REFERENCE))
         measured.seconds = self._elapsed_s
@@ -162,13 +165,13 @@ class Calibration:
         return self._clock.now() - self._start_s
 
     def _run(self, parts: Parts) -> float:
-        # No clock tells more than nanoseconds, and a file of such times is short and exact.
+        # Clocks are no finer than nanoseconds, and rounded times make a short and exact file.
         seconds = round(self._runner.run(parts), 9)
         self._guess.observe(shape_of(parts), seconds)
         return seconds
 
     def _survey(self, measured: Measurements) -> list[Parts]:
-        """Runs every step once; returns those that can be measured."""
+        """Runs every step once. Returns those that can be measured."""
         surveyed = []
         for parts in self._survey_order():
             if not self._runner.fits(parts):
@@ -184,7 +187,8 @@ class Calibration:
         return surveyed
 
     def _survey_order(self) -> list[Parts]:
-        """Random, but cheap steps early and regimes by turns: a slow machine should measure many of every kind."""
+        """Random order with cheap steps early and regimes in turn, so that a slow machine measures many steps of each
+        kind."""
         ranked = []
         for steps, each_turn in ((self._steps.training, 2), (self._steps.held_out, 1)):
             for regime in Regime:
@@ -195,7 +199,7 @@ class Calibration:
         return [parts for _, parts in sorted(ranked)]
 
     def _round(self, steps: list[Parts], measured: Measurements) -> bool:
-        """Measures every step once; False when the time was over before."""
+        """Measures every step once. Returns False if the time ran out."""
         for index, parts in enumerate(self._rng.sample(steps, len(steps))):
             if index % REFERENCE_EVERY == 0:
                 measured.reference_s.append(self._run(REFERENCE))

@@ -1,4 +1,4 @@
-"""Steps of a chosen shape on an idle executor, timed."""
+"""Times steps of a chosen shape on an idle executor."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from neaptide.engine.params import SamplingParams
 from neaptide.engine.steps.plan import BatchShape, NewRequest, ScheduledRequest, StepPlan
 
 Parts = tuple[tuple[int, int], ...]
-"""A step: for each request the tokens to compute and the context tokens before them."""
+"""A step: for each request, the tokens to compute and the context tokens before them."""
 
 _TOKEN_ID = 7
 _GREEDY = SamplingParams(temperature=0.0)
@@ -22,7 +22,7 @@ def shape_of(parts: Parts) -> BatchShape:
 
 
 class MicroRunner:
-    """Runs steps over blocks counted from 0. What the blocks hold is left as it is: only the time matters."""
+    """Runs steps over blocks counted from 0. The blocks' content does not matter, only the time."""
 
     def __init__(self, executor: Executor, clock: Clock, block_size: int) -> None:
         self._executor = executor
@@ -31,20 +31,20 @@ class MicroRunner:
         self._steps = 0
 
     def blocks_of(self, steps: Iterable[Parts]) -> int:
-        """Blocks of the largest of the steps."""
+        """Number of blocks of the largest step."""
         return max((sum(-(-sum(part) // self._block_size) for part in parts) for parts in steps), default=0)
 
     def fits(self, parts: Parts) -> bool:
-        """Whether the KV cache holds it."""
+        """Whether the KV cache can hold the step."""
         return self.blocks_of([parts]) <= self._executor.num_blocks
 
     def run(self, parts: Parts) -> float:
-        """Seconds of one step, submission to result, as the engine counts them.
+        """Seconds of one step from submission to result, as the engine measures them.
 
-        Requests with context are made known to the executor before, as they would be; new prompts come with the step.
+        Requests with context are announced to the executor first; new prompts come with the step.
 
         Raises:
-            ValueError: the KV cache does not hold it.
+            ValueError: the KV cache cannot hold the step.
         """
         if not self.fits(parts):
             raise ValueError(f"{len(parts)} requests do not fit into {self._executor.num_blocks} blocks")

@@ -1,4 +1,4 @@
-"""What a calibration says: our model fitted, and every model's error on steps that were not fitted."""
+"""A calibration's report: our fitted model, and every model's error on held-out steps."""
 
 from dataclasses import dataclass
 from itertools import combinations
@@ -18,20 +18,20 @@ from neaptide.estimator.subject import Subject
 
 OURS = "ours"
 ECHO_READINGS = ("echo_max", "echo_sum")
-"""Echo's constant as a floor, and added."""
+"""Two readings of Echo's constant: as a floor, and as a summand."""
 LEAST_BOUND = 0.05
 NOISE_FACTOR = 1.5
 VISIBLE_DRIFT = 0.05
 WINDOWS = (1, 3, 7, 15)
-"""Runs of the reference step that may make up the machine's speed of the moment: the fewer, the sooner a change is
-seen; the more, the less noise of their own they add."""
+"""Candidate numbers of reference runs for the machine's current speed. Fewer runs show a change sooner; more runs add
+less noise."""
 
 ByRegime = dict[Regime, float]
 
 
 @dataclass(slots=True, frozen=True)
 class Evaluation:
-    """The models, fitted to the training steps and judged by the held-out ones."""
+    """The models, fitted to the training steps and judged on the held-out ones."""
 
     models: dict[str, CostModel]
     ours: RooflineModel
@@ -40,28 +40,28 @@ class Evaluation:
     mape: dict[str, ByRegime]
     """Model -> regime -> mean relative error on held-out steps; regimes without such steps are missing."""
     grid_mape: dict[str, ByRegime]
-    """As ``mape``, of the grid's steps only ..."""
+    """``mape`` on steps of the grid only."""
     ragged_mape: dict[str, ByRegime]
-    """... and of ragged ones."""
+    """``mape`` on ragged steps only."""
     noise_floor: ByRegime
-    """As ``noise_floor()`` has it."""
+    """Result of ``noise_floor()``."""
     repeats: dict[Regime, int]
-    """Behind the noise floor; 0 where it is unknown."""
+    """Median number of repeats that the noise floor rests on; 0 if it is unknown."""
 
     @property
     def echo(self) -> str:
-        """The reading of Echo's constant that fits better: taken as the paper's."""
+        """The better-fitting reading of Echo's constant, reported as the paper's model."""
         return min(ECHO_READINGS, key=lambda name: sum(self.mape[name].values()))
 
     def bound(self, regime: Regime) -> float:
-        """The error that our model may have: an unknown noise floor allows no more."""
+        """Largest acceptable error of our model. An unknown noise floor of 0 does not widen it."""
         return max(LEAST_BOUND, NOISE_FACTOR * self.noise_floor[regime])
 
     def is_within_bound(self, regime: Regime) -> bool:
         return self.mape[OURS][regime] <= self.bound(regime)
 
     def is_lowest(self, regime: Regime) -> bool:
-        """Whether no paper's model has a lower error than ours."""
+        """Whether our model's error is at most that of every other model."""
         return all(errors[regime] >= self.mape[OURS][regime] for errors in self.mape.values())
 
 
@@ -69,13 +69,13 @@ class Evaluation:
 class Report:
     measurements: Measurements
     raw: Evaluation
-    """Of the times as they were measured."""
+    """Evaluation of the raw times."""
     normalised: Evaluation
-    """Of the times divided by the machine's speed of the moment."""
+    """Evaluation of the times divided by the machine's speed at that moment."""
 
     @property
     def is_normalised(self) -> bool:
-        """Whether the machine's speed wandered visibly, and repeats agree better once it is divided out."""
+        """Whether the machine's speed drifted visibly, and dividing by it makes repeats agree better."""
         return self.measurements.drift > VISIBLE_DRIFT and _total(self.normalised.noise_floor) < _total(
             self.raw.noise_floor
         )
@@ -85,7 +85,7 @@ class Report:
         return self.normalised if self.is_normalised else self.raw
 
     def profile(self, subject: Subject, name: str, date: str, commit: str) -> DeviceProfile:
-        """With our model's coefficients, and all errors."""
+        """A profile with our model's coefficients and all errors."""
         measured, chosen = self.measurements, self.chosen
         return msgspec.structs.replace(
             subject.profile(name, date, chosen.ours.costs, commit),
@@ -120,7 +120,7 @@ def _plain_models(by_model: dict[str, ByRegime]) -> dict[str, dict[str, float]]:
 
 
 def report(measurements: Measurements) -> Report:
-    """Fits and judges all models, on raw times and on those normalised so that repeats agree best.
+    """Fits and judges all models, on raw times and on the normalised times whose repeats agree best.
 
     Raises:
         ValueError: there are no training steps.
@@ -130,8 +130,10 @@ def report(measurements: Measurements) -> Report:
 
 
 def evaluate(measurements: Measurements) -> Evaluation:
-    """Raises:
-    ValueError: there are no training steps.
+    """Fits all models to the training steps and judges them on the held-out ones.
+
+    Raises:
+        ValueError: there are no training steps.
     """
     training, held_out = (measurements.samples(held_out=held_out) for held_out in (False, True))
     ours, bros, hygen = RooflineModel(), BrosModel(), HygenModel()
@@ -168,10 +170,10 @@ def _judge(models: dict[str, CostModel], samples: list[Sample]) -> dict[str, ByR
 
 
 def noise_floor(measurements: Measurements) -> ByRegime:
-    """Per regime the median relative deviation of a single time from the true one, from pairs of repeats of one step:
-    median |log(a / b)| / sqrt 2. Steps that ran once tell nothing; 0 where there are no others.
+    """Per regime, the median relative deviation of a single time from the true one; 0 if no step ran twice.
 
-    Deviations from the median of few repeats would be too small: one of three is that median.
+    It comes from pairs of repeats of a step: median |log(a / b)| / sqrt 2. Deviations from the median of few repeats
+    would be too small, because one of three repeats is that median.
     """
     differences: dict[Regime, list[float]] = {regime: [] for regime in Regime}
     for parts, times in measurements.by_step().items():
@@ -180,7 +182,7 @@ def noise_floor(measurements: Measurements) -> ByRegime:
 
 
 def repeats_of(measurements: Measurements) -> dict[Regime, int]:
-    """Per regime how often steps ran that ran more than once, in the median; 0 where none did."""
+    """Per regime, the median number of runs of steps that ran more than once; 0 if there are none."""
     counts: dict[Regime, list[int]] = {regime: [] for regime in Regime}
     for parts, times in measurements.by_step().items():
         if len(times) > 1:

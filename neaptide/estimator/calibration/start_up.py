@@ -1,4 +1,4 @@
-"""The cost model that an engine starts with: from a profile that was given, from one kept, or measured on the spot."""
+"""Chooses an engine's first cost model: from a given profile, from a saved profile, or by measuring."""
 
 import logging
 import os
@@ -19,20 +19,20 @@ logger = logging.getLogger(__name__)
 
 ROUNDS = 2
 MAX_STEP_S = 1.0
-"""Steps predicted to take longer are left out ..."""
+"""Steps predicted to take longer are skipped."""
 MAX_TOTAL_S = 10.0
-"""... and the rest after so long: start-up must stay short on a slow machine."""
+"""Time limit of the measurement, so that a slow machine still starts quickly."""
 WARM_UP_S = 2.0
-"""The same with a profile."""
+"""Time limit of the warm-up if there is a profile; the next value limits a step."""
 WARM_UP_STEP_S = 0.25
 
 
 class StartUp:
-    """Builds the cost model of an engine that starts, and warms its executor up on the way.
+    """Builds the cost model of a starting engine, and warms up its executor.
 
     Args:
         runner: over the engine's executor, whose first blocks have been written to.
-        kept_in: directory of the profiles of earlier starts.
+        kept_in: directory of the profiles that earlier starts saved.
     """
 
     def __init__(
@@ -44,16 +44,16 @@ class StartUp:
         self._subject = subject
         self._date = date
         self.observed: list[Sample] = []
-        """What the cost model has been shown, in order."""
+        """Steps that the cost model has observed, in order."""
         self._file: Path | None = None
         if kept_in is not None and subject.model_fingerprint:
             self._file = kept_in / subject.file_name(limits, self._steps)
 
     def cost_model(self, profile: str | None) -> OnlineCostModel:
-        """From ``profile`` (a name or a file) if there is one, else from an earlier start, else measured.
+        """The cost model from ``profile`` (a name or a file) if given, else from a saved profile, else measured.
 
         Raises:
-            ValueError: no such profile, or it is nonsense for this model.
+            ValueError: the profile does not exist, or does not fit this model.
             OSError: its file cannot be read.
         """
         start_s = self._clock.now()
@@ -87,15 +87,14 @@ class StartUp:
             check_profile(profile, self._subject)
             return RooflineModel.from_profile(profile)
         except (ValueError, OSError) as error:
-            logger.warning("the profile of an earlier start cannot be used: %s", error)
+            logger.warning("the saved profile of an earlier start cannot be used: %s", error)
             return None
 
     def _measured(self, runs: list[tuple[Parts, Sample]]) -> RooflineModel:
-        """Fitted to the shortest run of each step: the first ones warm up, and while a server starts other processes
-        of it want the cores as well.
+        """Fits a model to the shortest run of each step.
 
-        Kept only if every step has run: what a start measured in a slow moment, before its time was over, should not
-        be believed by all later ones.
+        The first runs warm up, and other processes of a starting server compete for cores. The profile is saved only if
+        every step has run: a slow start must not affect all later ones.
         """
         model = RooflineModel()
         shortest: dict[Parts, Sample] = {}
@@ -108,7 +107,11 @@ class StartUp:
         if len(shortest) == len(self._steps):
             self._keep(model)
         elif self._file is not None:
-            logger.info("only %d of %d steps had time: the next start measures again", len(shortest), len(self._steps))
+            logger.info(
+                "calibration was cut short (%d of %d measurements); it runs again at the next start",
+                len(shortest),
+                len(self._steps),
+            )
         return model
 
     def _keep(self, model: RooflineModel) -> None:
@@ -118,16 +121,16 @@ class StartUp:
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with open(partial, "wb", opener=private_opener):
-                pass  # its owner's alone before the first byte
+                pass  # owner-only permissions before the first byte
             save_profile(self._subject.profile(self._file.stem, self._date, model.costs), partial)
             partial.replace(self._file)
         except OSError as error:
-            logger.warning("the profile cannot be kept for the next start: %s", error)
+            logger.warning("the profile cannot be saved for the next start: %s", error)
 
     def _run(
         self, model: OnlineCostModel, rounds: int, max_total_s: float, max_step_s: float
     ) -> Iterator[tuple[Parts, Sample]]:
-        """Runs the steps in rounds and shows their times to the model."""
+        """Runs the steps in rounds and lets the model observe their times."""
         start_s = self._clock.now()
         shapes = [(parts, shape_of(parts)) for parts in self._steps]
         for parts, shape in shapes * rounds:

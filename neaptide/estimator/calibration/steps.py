@@ -1,4 +1,4 @@
-"""Which steps a calibration measures."""
+"""The steps that a calibration measures."""
 
 import math
 import random
@@ -10,32 +10,32 @@ from neaptide.estimator.calibration.micro_runs import Parts
 DECODE_KV_TOKENS = (16, 64, 256, 1024, 4096)
 PREFILL_CONTEXTS = (0, 256, 1024, 4096)
 RAGGED_TRAINING = 32
-"""Ragged steps to fit, of each regime ..."""
+"""Ragged steps per regime for fitting."""
 RAGGED_HELD_OUT = 16
-"""... and to judge."""
+"""Ragged steps per regime that are held out for judging."""
 HELD_OUT_EVERY = 6
-"""Of the grid's steps, one in so many is held out."""
+"""One in this many steps of the grid is held out."""
 
 REFERENCE: Parts = ((32, 0), *((1, 64),) * 8)
-"""Run again and again to see the machine's speed change."""
+"""Repeated between the other steps, to see the machine's speed drift."""
 
 
 @dataclass(slots=True, frozen=True)
 class Limits:
-    """What a step may hold."""
+    """Limits of a step."""
 
     max_batched_tokens: int
     max_seqs: int
     max_model_len: int
     kv_tokens: int
-    """Tokens that the KV cache holds."""
+    """Token capacity of the KV cache."""
 
     @classmethod
     def of(cls, scheduler: SchedulerConfig, kv_tokens: int) -> "Limits":
         return cls(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, scheduler.max_model_len, kv_tokens)
 
     def allow(self, parts: Parts) -> bool:
-        """Blocks are not counted, only tokens."""
+        """Whether a step is within the limits. Counts tokens, not blocks."""
         return (
             0 < sum(num_tokens for num_tokens, _ in parts) <= self.max_batched_tokens
             and len(parts) <= self.max_seqs
@@ -49,11 +49,11 @@ class CalibrationSteps:
     training: list[Parts]
     held_out: list[Parts]
     grid: frozenset[Parts]
-    """Those of both that are not ragged."""
+    """Steps of both lists that are on the grid, not ragged."""
 
 
 def calibration_steps(limits: Limits, seed: int) -> CalibrationSteps:
-    """A grid over powers of two, and ragged steps between them, as a scheduler makes them; some of both held out."""
+    """A grid over powers of two, and ragged steps between them as a scheduler makes them; some of both are held out."""
     rng = random.Random(seed)
     grid = [parts for parts in dict.fromkeys(_prefills() + _decodes(limits) + _mixed()) if limits.allow(parts)]
     rng.shuffle(grid)
@@ -71,9 +71,8 @@ def calibration_steps(limits: Limits, seed: int) -> CalibrationSteps:
 def start_steps(limits: Limits) -> list[Parts]:
     """A few steps for a server's start, small ones first.
 
-    Many hold a short chunk, alone and beside decodes: from these the model tells what the first tokens of a prompt add
-    to a step. Where it thinks them too dear for the bound of a step, no prompt runs beside streams, and nothing ever
-    shows that they are not.
+    Many contain a short chunk, alone or next to decodes. They show what a prompt's first tokens add to a step. If the
+    model overestimates that, no prompt runs next to streams, and nothing corrects the model.
     """
     steps: list[Parts] = [
         ((8, 0),),
@@ -112,7 +111,7 @@ def powers_of_two(first: int, last: int) -> list[int]:
 
 
 def _equal(requests: int, kv_tokens: int) -> Parts:
-    """Decodes that each read so many tokens, their own included: one more would begin another block."""
+    """Decodes that each read ``kv_tokens`` tokens, including their own. One more token would begin another block."""
     return ((1, kv_tokens - 1),) * requests
 
 
@@ -124,7 +123,7 @@ def _prefills() -> list[Parts]:
 
 def _decodes(limits: Limits) -> list[Parts]:
     powers = powers_of_two(1, limits.max_seqs)
-    between = [3 * b // 2 for b in powers if b > 1]  # where the curve of matrix products has knots as well
+    between = [3 * b // 2 for b in powers if b > 1]  # the matrix product curve has knots there too
     return [_equal(b, c) for b in powers for c in DECODE_KV_TOKENS] + [
         _equal(b, c) for b in between for c in (64, 1024)
     ]
@@ -144,7 +143,7 @@ _KINDS = ("prefill", "decode", "mixed")
 
 
 def ragged_step(limits: Limits, rng: random.Random, kind: str) -> Parts:
-    """A step with sizes between the powers of two and contexts that differ; it may break the limits."""
+    """A step with sizes between the powers of two and different contexts. It may exceed the limits."""
     parts: list[tuple[int, int]] = []
     if kind != "decode":
         prompts = rng.choice((1, 1, 2, 3))
@@ -158,5 +157,5 @@ def ragged_step(limits: Limits, rng: random.Random, kind: str) -> Parts:
 
 
 def _between(rng: random.Random, low: int, high: int) -> int:
-    """Log-uniform: as many small ones as large ones."""
+    """A log-uniform integer: small and large sizes are equally likely."""
     return round(low * math.pow(max(high, low) / low, rng.random()))

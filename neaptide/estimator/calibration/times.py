@@ -1,7 +1,7 @@
-"""The raw times of a calibration, kept in a file beside its profile: whatever the profile says can be worked out again.
+"""A calibration's raw times, in a file next to its profile, so that the profile can be recomputed.
 
-Compressed JSON. Steps come first, requests that are alike and stand together as one entry; then every timed run by
-the number of its step. ``report(load_times(path))`` is the report of the calibration.
+The file is compressed JSON. Steps come first, with runs of equal requests as one entry. Then follows every timed run
+with its step's number. ``report(load_times(path))`` reproduces the report.
 """
 
 import gzip
@@ -21,21 +21,21 @@ Seconds = Annotated[float, msgspec.Meta(gt=0.0)]
 
 
 class CalibrationTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a calibration measured, as plain data."""
+    """Plain data of a calibration's measurements."""
 
     steps: list[list[tuple[Count, Count, Count]]]
-    """For each step: requests that are alike, the tokens of each to compute, the context tokens before them."""
+    """For each step: runs of equal requests as (count, tokens to compute, context tokens before them)."""
     held_out: list[Count]
-    """Numbers of the steps that judge the models ..."""
+    """Numbers of the held-out steps."""
     grid: list[Count]
-    """... and of those that are not ragged."""
+    """Numbers of the steps that are on the grid."""
     runs: list[tuple[Count, Seconds, Count]]
-    """In order: number of the step, seconds, index of the next run of the reference step."""
+    """In order: step number, seconds, index of the next run of the reference step."""
     reference_s: list[Seconds]
     left_out: dict[str, Count]
-    """Why steps were left out -> how many."""
+    """Reason for skipping steps -> number of steps."""
     seconds: float
-    """What all of it took."""
+    """Duration of the whole calibration."""
 
     @classmethod
     def of(cls, measured: Measurements) -> "CalibrationTimes":
@@ -51,10 +51,10 @@ class CalibrationTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def measurements(self) -> Measurements:
-        """Of the steps that ran; what was left out is only counted.
+        """The measurements of the steps that ran; skipped steps are only counted.
 
         Raises:
-            IndexError: a run or a kind names a step that is not there.
+            IndexError: a run or a list refers to a missing step.
         """
         steps: list[Parts] = [
             tuple((tokens, context) for count, tokens, context in step for _ in range(count)) for step in self.steps
@@ -70,20 +70,21 @@ class CalibrationTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def times_path(profile: Path) -> Path:
-    """Where the times of a profile's calibration are kept."""
+    """Path of the times file of a profile."""
     return profile.with_suffix(".times.json.gz")
 
 
 def save_times(measured: Measurements, path: Path) -> None:
-    """The same measurements give the same bytes."""
+    """Writes the file. Equal measurements give equal bytes."""
     path.write_bytes(gzip.compress(msgspec.json.encode(CalibrationTimes.of(measured)), mtime=0))
 
 
 def load_times(path: Path) -> Measurements:
-    """
+    """Reads the file.
+
     Raises:
-        ValueError: the file holds something else.
-        OSError: it cannot be read.
+        ValueError: the file has other content.
+        OSError: the file cannot be read.
     """
     data = path.read_bytes()
     try:

@@ -1,27 +1,28 @@
-"""A quantile with measured coverage: adaptive conformal inference."""
+"""A quantile with guaranteed long-run coverage: adaptive conformal inference."""
 
 from bisect import bisect_left, insort
 from collections import deque
 from math import ceil
 
 MIN_LEVEL = -0.25
-"""Misses are made up for later, by a bound above all recent scores, but not without end."""
+"""Lowest level. Below 0 the bound exceeds all recent scores, to compensate for misses, but within limits."""
 MAX_LEVEL_FACTOR = 2.0
-"""Of ``alpha``. Steps that nothing can make miss, exact ones say, earn no more misses than that."""
+"""Highest level, as a multiple of ``alpha``. Exactly predictable steps never miss, and must not save up more misses
+than that."""
 
 
 class AdaptiveQuantile:
-    """An upper bound for the next score that holds in a share ``1 - alpha`` of steps, whatever the scores do.
+    """An upper bound for the next score that holds for a fraction ``1 - alpha`` of steps, for any sequence of scores.
 
-    The bound is a quantile of the last scores; its level moves against the misses (Gibbs and Candes 2021, equation 2:
-    ``alpha_t += gamma * (alpha - missed)``), so that the share of misses comes out at ``alpha`` in the long run even
-    when the scores drift. The level is kept between ``MIN_LEVEL`` and twice ``alpha``: a long calm is not paid back by
-    a run of misses, and there may be fewer misses than ``alpha`` where scores only fall.
+    The bound is a quantile of the last scores. Its level moves against the misses (Gibbs and Candes 2021, equation 2:
+    ``alpha_t += gamma * (alpha - missed)``). So the fraction of misses approaches ``alpha`` even if scores drift. The
+    level stays between ``MIN_LEVEL`` and twice ``alpha``: a long calm does not lead to a run of misses. Where scores
+    only fall, there may be fewer misses than ``alpha``.
 
     Args:
         gamma: how fast the level moves.
-        window: scores that are remembered.
-        initial: the bound at least, while there are too few scores for one.
+        window: number of scores kept.
+        initial: smallest bound while there are too few scores.
     """
 
     def __init__(self, alpha: float, gamma: float = 0.01, window: int = 300, initial: float = 0.0) -> None:
@@ -32,10 +33,10 @@ class AdaptiveQuantile:
         self._recent: deque[float] = deque(maxlen=window)
         self._ordered: list[float] = []
         self.value = initial
-        """The bound."""
+        """The current bound."""
 
     def observe(self, score: float, missed: bool) -> None:
-        """``missed``: whether the score was above the bound that stood when it was predicted."""
+        """Adds a score. ``missed``: whether it exceeded the bound at the time of its prediction."""
         level = self._level + self._gamma * (self._alpha - missed)
         self._level = min(max(level, MIN_LEVEL), MAX_LEVEL_FACTOR * self._alpha)
         if len(self._recent) == self._recent.maxlen:

@@ -1,6 +1,6 @@
-"""What iteration-time models have in common, and the one that needs no machine.
+"""Shared parts of the iteration-time models, and a constant model for tests.
 
-The models live beside this file: ``roofline`` (ours), ``paper_models`` (Echo, BROS, HyGen), ``online_fit``.
+The models are in this folder: ``roofline`` (ours), ``paper_models`` (Echo, BROS, HyGen), ``online_fit``.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class Regime(StrEnum):
 
 
 def regime_of(shape: BatchShape) -> Regime:
-    """An empty step counts as decode."""
+    """The regime of a step. An empty step counts as decode."""
     if shape.prefill_requests == 0:
         return Regime.DECODE
     return Regime.MIXED if shape.decode_requests else Regime.PREFILL
@@ -31,10 +31,10 @@ def read_kv_tokens(shape: BatchShape) -> int:
 
 
 def raggedness(shape: BatchShape) -> float:
-    """How far the decodes are from one length, in 0..1: 0 if they are equal, and never less with a decode more.
+    """How much the decodes differ in length, in 0..1: 0 if all are equal; another decode never lowers it.
 
-    A kernel that runs decodes of similar length together runs ragged ones in more pieces: quickly two or three, then
-    hardly more. With x = requests - KV tokens / longest, the requests that are missing to the longest: x / (x + 1).
+    A kernel runs decodes of similar length together, so ragged ones run in more pieces: soon two or three, then few
+    more. With x = requests - KV tokens / longest, the requests missing to equal lengths: x / (x + 1).
     """
     if shape.longest_decode_tokens == 0:
         return 0.0
@@ -44,7 +44,7 @@ def raggedness(shape: BatchShape) -> float:
 
 @dataclass(slots=True, frozen=True)
 class Sample:
-    """A step that was measured."""
+    """A measured step."""
 
     shape: BatchShape
     seconds: float
@@ -58,7 +58,7 @@ def mean_relative_error(model: CostModel, samples: Sequence[Sample]) -> float:
 
 
 class ConstantCostModel:
-    """Every step takes the same time. For tests."""
+    """A model in which every step takes the same time, for tests."""
 
     def __init__(self, seconds: float, margin_s: float = 0.0) -> None:
         self._prediction = Prediction(seconds, margin_s)

@@ -1,4 +1,4 @@
-"""Fits of linear step-time formulas: least relative error, coefficients that cannot be negative."""
+"""Fits linear step-time formulas with the least relative error and non-negative coefficients."""
 
 import numpy as np
 import numpy.typing as npt
@@ -7,13 +7,13 @@ Array = npt.NDArray[np.float64]
 
 ROUNDS = 10
 SMALL_ERROR = 0.05
-"""Relative errors above it count linearly, not squared: a stalled step must not bend the fit."""
+"""Larger relative errors count linearly, not squared, so that a stalled step does not bend the fit."""
 
 
 def nonnegative_solve(gram: Array, target: Array, start: Array | None = None) -> Array:
     """Minimises ``x'Gx/2 - t'x`` over x >= 0 by active sets (Lawson and Hanson 1974, algorithm 23.10).
 
-    ``gram`` is symmetric positive semi-definite and small, with a diagonal of about one. ``start`` is a guess.
+    ``gram`` is small, symmetric and positive semi-definite, with a diagonal of about one. ``start`` is a first guess.
     """
     size = len(target)
     x = np.zeros(size) if start is None else start
@@ -27,7 +27,7 @@ def nonnegative_solve(gram: Array, target: Array, start: Array | None = None) ->
             if not blocked.any():
                 x = trial
                 break
-            # Walk towards the trial until the first coefficient reaches zero, and hold that one there.
+            # Walk towards the trial until the first coefficient reaches zero, and hold that one at zero.
             step = x[blocked] / np.maximum(x[blocked] - trial[blocked], 1e-300)
             x = x + float(step.min()) * (trial - x)
             free &= ~blocked | (x > 1e-12 * np.abs(x).max(initial=0.0))

@@ -1,4 +1,4 @@
-"""Our iteration-time model, corrected by every step that was measured."""
+"""Our iteration-time model, corrected by every measured step."""
 
 from math import exp, expm1, inf, log, sqrt
 
@@ -12,39 +12,40 @@ from neaptide.estimator.cost.iteration_time import Regime, regime_of
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.cost.step_cost import NUM_TERMS
 
-# The parameters, all logarithms: those of each regime, one per term, then one that is common to everything.
+# The parameters are logarithms: one per term for each regime, then one common to all.
 OWN = {regime: slice(NUM_TERMS * index, NUM_TERMS * (index + 1)) for index, regime in enumerate(Regime)}
 COMMON = NUM_TERMS * len(Regime)
 SIZE = COMMON + 1
 
-# All of these are about relative errors, which are differences of logarithms.
+# Relative errors are differences of logarithms.
 NOISE = 0.05
-"""Expected of a single step."""
+"""Standard deviation expected for a single step."""
 PRIOR_COMMON = 1.0
-"""How far off the base may be as a whole ..."""
+"""Prior deviation of the base as a whole."""
 PRIOR_TERM = 0.3
-"""... one of its terms against the whole ..."""
+"""Prior deviation of a term relative to the whole."""
 PRIOR_OWN = 0.2
-"""... and that term in one regime against the others."""
+"""Prior deviation of a term in one regime relative to the others."""
 MEMORY_STEPS = 2000
-"""A term's own factor goes back to 1 so slowly where no step tells otherwise; also how fast it may drift."""
+"""Steps over which a term's own factor decays towards 1 without new evidence. It also limits the factor's drift."""
 OWN_DECAY = 1.0 - 1.0 / MEMORY_STEPS
 COMMON_DRIFT = 0.0025
-"""Of the common factor, each step."""
+"""Drift of the common factor per step."""
 TREND_RATE, TREND_DRIFT = 0.2, 0.3
-"""The mean of the last few errors adds to the drift: errors of one sign say that the machine has changed."""
+"""Weight of the newest error in the trend, and the trend's contribution to the drift. Errors of one sign mean that the
+machine has changed."""
 OUTLIER = 3.0
-"""Errors count for at most so many standard deviations: one stalled step is not a slow machine."""
+"""Errors are clipped to this many standard deviations: one stalled step does not mean a slow machine."""
 MAX_TREND_ERROR = 0.3
 FIRST_MARGIN = 0.1
-"""Until a regime has shown enough steps for a quantile."""
+"""Margin until a regime has enough steps for a quantile."""
 MAX_MARGIN = log(1.3)
-"""On a machine noisier than that a wider margin would only stop offline work: what stalls a step from outside stalls a
-short one as long."""
+"""Limit of the margin. On a noisier machine a wider margin would only stop offline work: an external stall delays a
+short step as much as a long one."""
 
 
 def prior_covariance() -> FloatArray:
-    """[SIZE, SIZE]: a term's parameters in two regimes have the error of the term in common."""
+    """The prior covariance [SIZE, SIZE]. A term's parameters in different regimes share the term's error."""
     of_term = PRIOR_TERM**2 + PRIOR_OWN**2 * np.eye(len(Regime))
     covariance = np.zeros((SIZE, SIZE))
     covariance[:COMMON, :COMMON] = np.kron(of_term, np.eye(NUM_TERMS))
@@ -53,33 +54,34 @@ def prior_covariance() -> FloatArray:
 
 
 class OnlineCostModel:
-    """Implements ``CostModel``: the base's terms, each times a factor that is learnt.
+    """Implements ``CostModel``: each term of the base times a learned factor.
 
-    The logarithm of a term's factor is a common part plus the term's own part in the step's regime, so that a machine
-    that slows down is noticed from any kind of step, also for kinds not seen since. An extended Kalman filter learns
-    them from the logarithm of measured over predicted time, that is recursive least squares on the relative error in
-    which every parameter has its own forgetting; a term's own part is pulled back to 0. Factors are positive: where a
-    step's terms all grow it never takes less time. With overlap a term may shrink as another grows, and then factors
-    that differ can make a step with more work shorter by a hair (0.1% was seen).
+    The logarithm of a factor is a common part plus the term's own part in the step's regime. So a slower machine shows
+    in any kind of step, also for kinds not seen since. An extended Kalman filter learns the parts from the log of
+    measured over predicted time. This is recursive least squares on the relative error with a forgetting rate per
+    parameter. A term's own part decays to 0. Factors are positive, so a step in which all terms grow never takes less
+    time. With overlap a term may shrink while another grows. Unequal factors can then make a step with more work
+    slightly shorter (0.1% was seen).
 
     The margin is a quantile of the regime's recent relative errors by adaptive conformal inference
-    (``AdaptiveQuantile``): one regime may be noisier than another, and each is covered as promised.
-    State depends on nothing but the base and the steps observed, in order.
+    (``AdaptiveQuantile``). Each regime has its own noise and its own coverage.
+
+    The state depends only on the base and the observed steps, in order.
 
     Args:
-        base: tells what a step's time is made of; it is not changed.
-        alpha: the share of steps that may take longer than predicted plus margin.
+        base: the model whose terms are corrected; it is not changed.
+        alpha: fraction of steps that may take longer than predicted plus margin.
     """
 
     def __init__(self, base: RooflineModel, alpha: float = 0.05) -> None:
         self.base = base
         self._logs = [0.0] * SIZE
-        """What every regime's terms have beside the common part, and that."""
+        """Each term's own part by regime, and the common part."""
         decay = np.full(SIZE, OWN_DECAY)
         decay[COMMON] = 1.0
         self._covariance = prior_covariance()
         self._covariance_decay = np.outer(decay, decay)
-        # As much as the decay takes, so that what no step tells of keeps its prior.
+        # Equals the loss by decay, so that unobserved parameters keep their prior.
         self._growth = (1.0 - self._covariance_decay) * self._covariance
         self._factors = {regime: [1.0] * NUM_TERMS for regime in Regime}
         self._trend = 0.0
@@ -91,16 +93,16 @@ class OnlineCostModel:
 
     @property
     def coverage(self) -> float:
-        """Share of the observed steps that took no longer than predicted plus margin; 1 before the first."""
+        """Fraction of observed steps that took at most the prediction plus margin; 1 before the first."""
         return self._num_covered / self._num_observed if self._num_observed else 1.0
 
     @property
     def mape(self) -> float:
-        """Mean relative error of the predictions as they stood before each step; 0 before the first."""
+        """Mean relative error of the predictions made before each step; 0 before the first."""
         return self._sum_errors / self._num_observed if self._num_observed else 0.0
 
     def as_it_is(self) -> RooflineModel:
-        """What it has learnt by now, as a model that learns no more."""
+        """A copy with what has been learned, which learns no more."""
         factors = {regime: (a, b, c, d, e, f) for regime, (a, b, c, d, e, f) in self._factors.items()}
         costs = {regime: cost.scaled(factors[regime]) for regime, cost in self.base.costs.items()}
         return RooflineModel(costs, self.base.overlap_kappa, self.base.tile_tokens)
@@ -113,7 +115,8 @@ class OnlineCostModel:
         return Prediction(seconds, seconds * self._relative_margins[regime])
 
     def observe(self, shape: BatchShape, seconds: float) -> None:
-        """A time that is not positive and finite is ignored: it would never be forgotten."""
+        """Learns from a measured step. A time that is not positive and finite is ignored: its effect would
+        never fade."""
         regime = regime_of(shape)
         terms, factors = self.base.formulas[regime].terms(shape), self._factors[regime]
         a, b, c, d, e, f = parts = [factor * term for factor, term in zip(factors, terms, strict=True)]
@@ -135,10 +138,10 @@ class OnlineCostModel:
         """One step of the filter.
 
         Args:
-            shares: of the predicted time, that its terms have.
-            error: the logarithm of measured over predicted time.
+            shares: each term's fraction of the predicted time.
+            error: log of measured over predicted time.
         """
-        # The prediction's logarithm changes with the common part by 1, with a term's by that term's share of it.
+        # The log of the prediction changes by 1 with the common part, and by a term's share with that term's part.
         slope, own = np.zeros(SIZE), OWN[regime]
         slope[own], slope[COMMON] = shares, 1.0
 
@@ -148,7 +151,7 @@ class OnlineCostModel:
         covariance *= self._covariance_decay
         covariance += self._growth
 
-        # No matrix product here: elementwise sums give the same bits on every machine.
+        # No matrix product: elementwise sums give the same bits on every machine.
         along = np.add.reduce(covariance * slope, axis=1)
         covariances: list[float] = along.tolist()
         variance = covariances[COMMON] + NOISE**2

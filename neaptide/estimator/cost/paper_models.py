@@ -15,7 +15,7 @@ from neaptide.estimator.cost.least_squares import Array, fit_relative
 LAMBDAS = tuple(i / 10 for i in range(11))
 ALTERNATIONS = 5
 FIRST_FLOORS = (0.1, 0.3, 0.5)
-"""Echo's floor is sought from these quantiles of the times of steps without decodes."""
+"""Quantiles of the times of steps without decodes, as starting values for Echo's floor."""
 
 
 def _matrix(rows: Sequence[tuple[float, ...]]) -> Array:
@@ -31,10 +31,10 @@ def _seconds(samples: Sequence[Sample]) -> Array:
 class EchoModel:
     """Echo's estimator (Echo section 5.2, equations 6 to 8).
 
-    ``T_p(l) = max(alpha l^2 + beta l, c)``; ``T_d(L) = gamma max(L) + delta mean(L)``;
-    ``T = lambda max(T_p, T_d) + (1 - lambda) (T_p + T_d)``. The paper's text leaves open whether c is a floor or is
-    added: ``constant`` says which. As published: the number of decodes does not appear. ``l^2`` is taken as twice the
-    attention pairs, so that chunks and several prompts are counted fairly; ``max(L)`` is over the whole batch.
+    ``T_p(l) = max(alpha l^2 + beta l, c)``; ``T_d(L) = gamma max(L) + delta mean(L)``; ``T = lambda max(T_p, T_d) + (1
+    - lambda) (T_p + T_d)``. The paper does not say whether c is a floor or a summand; ``constant`` selects one. As
+    published, the number of decodes does not matter. ``l^2`` is taken as twice the attention pairs, so that chunks and
+    several prompts count fairly. ``max(L)`` is over the whole batch.
     """
 
     def __init__(self, constant: Literal["max", "sum"] = "max") -> None:
@@ -47,7 +47,7 @@ class EchoModel:
         return Prediction(self.blend * longer_s + (1.0 - self.blend) * (prefill_s + decode_s), 0.0)
 
     def observe(self, shape: BatchShape, seconds: float) -> None:
-        """The paper's estimator does not learn from steps."""
+        """Does nothing: the paper's estimator does not learn from steps."""
 
     def _prefill_s(self, shape: BatchShape) -> float:
         if shape.prefill_requests == 0:
@@ -61,8 +61,8 @@ class EchoModel:
         return self.gamma * shape.max_context_tokens + self.delta * shape.decode_context_tokens / shape.decode_requests
 
     def fit(self, samples: Sequence[Sample]) -> None:
-        """Fits all six values: lambda over a grid, the others by least squares in turns with the branches taken, from
-        several floors.
+        """Fits all six values: lambda over a grid, the others by alternating least squares from several starting
+        floors.
 
         Raises:
             ValueError: there are no samples.
@@ -84,15 +84,15 @@ class EchoModel:
         self.alpha, self.beta, self.c, self.gamma, self.delta, self.blend = best
 
     def _first_floors_s(self, steps: "_Steps", seconds: Array) -> list[float]:
-        """Where to begin. A floor of 0 has no step under it and stays 0, so there are others: times of steps without
-        decodes."""
+        """Starting values of the floor: 0, and times of steps without decodes. With a floor of 0 no step is below it,
+        so it would stay 0."""
         alone_s = seconds[steps.has_prefill & ~steps.has_decode]
         if self.constant == "sum" or not len(alone_s):
             return [0.0]
         return [0.0, *np.quantile(alone_s, FIRST_FLOORS).tolist()]
 
     def _parts_s(self, steps: "_Steps") -> tuple[Array, Array, BoolArray]:
-        """[steps] of prefill and of decode, and where prefill is at its floor."""
+        """Prefill and decode times [steps], and where prefill is at its floor."""
         work_s = self.alpha * steps.pairs + self.beta * steps.tokens
         at_floor = steps.has_prefill & (work_s < self.c) if self.constant == "max" else np.zeros_like(steps.has_prefill)
         prefill_s = np.where(at_floor, self.c, work_s + self.c * (self.constant == "sum")) * steps.has_prefill
@@ -103,7 +103,7 @@ class EchoModel:
         return prefill_s + decode_s - self.blend * np.minimum(prefill_s, decode_s)
 
     def _refit(self, steps: "_Steps", seconds: Array) -> None:
-        """Least squares with every maximum taken where the present values take it."""
+        """Least squares with each maximum resolved as the current values resolve it."""
         prefill_s, decode_s, at_floor = self._parts_s(steps)
         of_prefill = np.where(prefill_s >= decode_s, 1.0, 1.0 - self.blend)
         of_decode = np.where(decode_s > prefill_s, 1.0, 1.0 - self.blend)
@@ -116,13 +116,13 @@ class EchoModel:
 
 @dataclass(slots=True, frozen=True)
 class _Steps:
-    """[steps] what Echo's formula sees of them."""
+    """Inputs of Echo's formula; arrays are [steps]."""
 
     pairs: Array
-    """Twice the attention pairs, for the square of the length."""
+    """Twice the attention pairs, standing for the squared length."""
     tokens: Array
     longest: Array
-    """0 without decodes, as is the mean."""
+    """Longest context; 0 without decodes, like the mean."""
     mean: Array
     has_prefill: BoolArray
     has_decode: BoolArray
@@ -142,15 +142,15 @@ class _Steps:
 
 
 class BrosModel:
-    """BROS's estimator (BROS section 4, equations 2 to 5): per phase linear in tokens S and context C.
+    """BROS's estimator (BROS section 4, equations 2 to 5): linear in tokens S and context C for each phase.
 
     ``T = max(T_pre(S_pre, C_pre) + T_dec(S_dec, C_dec), T_swap(Q))``, with ``C_pre = S_pre`` as published, so that
-    ``T_pre`` is linear in the prefill tokens alone.
+    ``T_pre`` is linear in the prefill tokens only.
     """
 
     def __init__(self) -> None:
         self.coefficients = [0.0] * 5
-        """Prefill: constant, per token; decode: constant, per request, per context token."""
+        """Prefill: constant, per token. Decode: constant, per request, per context token."""
         self.swap = [0.0, 0.0]
         """Constant, per block."""
 
@@ -166,10 +166,11 @@ class BrosModel:
         return Prediction(seconds, 0.0)
 
     def observe(self, shape: BatchShape, seconds: float) -> None:
-        """The paper's estimator does not learn from steps."""
+        """Does nothing: the paper's estimator does not learn from steps."""
 
     def fit(self, samples: Sequence[Sample]) -> None:
-        """
+        """Fits the coefficients.
+
         Raises:
             ValueError: there are no samples without swapping.
         """
@@ -177,7 +178,7 @@ class BrosModel:
         rows = [self._row(sample.shape) for sample in plain]
         self.coefficients = fit_relative(_matrix(rows), _seconds(plain)).tolist()
         self.swap = [0.0, 0.0]
-        # Only steps that the computation does not explain tell of the swap.
+        # Only steps that take longer than their computation show the cost of a swap.
         bound = [s for s in samples if s.shape.swapped_blocks and s.seconds > 1.1 * self.predict(s.shape).seconds]
         if bound:
             swaps = [(1.0, float(sample.shape.swapped_blocks)) for sample in bound]
@@ -192,7 +193,7 @@ class BrosModel:
 class HygenModel:
     """HyGen's predictor: linear in (1, S_p, S_d, S_p^2, S_d^2, N_p, N_d).
 
-    S are the prefill tokens and the decodes' context tokens of the batch, N the numbers of requests.
+    S are the batch's prefill tokens and decode context tokens, N the numbers of requests.
     """
 
     def __init__(self) -> None:
@@ -205,10 +206,11 @@ class HygenModel:
         return Prediction(seconds + prefills * shape.prefill_requests + decodes * shape.decode_requests, 0.0)
 
     def observe(self, shape: BatchShape, seconds: float) -> None:
-        """The paper's predictor does not learn from steps."""
+        """Does nothing: the paper's predictor does not learn from steps."""
 
     def fit(self, samples: Sequence[Sample]) -> None:
-        """
+        """Fits the coefficients.
+
         Raises:
             ValueError: there are no samples.
         """

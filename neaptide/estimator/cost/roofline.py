@@ -1,4 +1,4 @@
-"""Our iteration-time model: the terms of a roofline with coefficients per regime."""
+"""Our iteration-time model: roofline terms with coefficients per regime."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,17 +18,18 @@ GENERIC = StepCost(
     prefill_request_s=1e-4,
     swap_block_s=1e-4,
 )
-"""A guess at a CPU that was never measured."""
+"""A guess for a CPU that was never measured."""
 
 
 class RooflineModel:
-    """Implements ``CostModel``. Within a regime a longer chunk or a request more never takes less time, unless the
-    curve of a profile that was given falls. It may where the regime changes, or where decodes' lengths become more
-    even.
+    """Implements ``CostModel`` with roofline terms.
+
+    Within a regime a longer chunk or another request never takes less time, unless a given profile's curve falls. Time
+    may fall where the regime changes, or where decode lengths become more even.
 
     Args:
         costs: coefficients for each regime.
-        overlap_kappa: share of the overlappable time that is not overlapped; 1 is a serial engine.
+        overlap_kappa: fraction of the overlappable time that does not overlap; 1 means a serial engine.
         tile_tokens: see ``StepFormula``.
     """
 
@@ -42,34 +43,35 @@ class RooflineModel:
 
     @classmethod
     def generic(cls) -> "RooflineModel":
-        """For a machine without a profile, until it has been measured."""
+        """The model of an unknown machine, until it has been measured."""
         return cls()
 
     @classmethod
     def from_profile(cls, profile: DeviceProfile, overlap_kappa: float = 1.0) -> "RooflineModel":
-        """
+        """The model of a profile.
+
         Raises:
-            ValueError: overlap is asked of a measured profile, which cannot tell compute from memory time.
+            ValueError: overlap is requested for a measured profile, which cannot separate compute from memory time.
         """
         if not 0.0 <= overlap_kappa <= 1.0:
             raise ValueError(f"overlap_kappa is {overlap_kappa}, not in 0..1")
         if overlap_kappa != 1.0 and profile.source == "measured":
-            raise ValueError(f"profile {profile.name} is measured: it knows no overlap, only overlap_kappa = 1")
+            raise ValueError(f"profile {profile.name} is measured: it does not support overlap, only overlap_kappa = 1")
         costs = {regime: profile.costs[regime.value] for regime in Regime}
         return cls(costs, overlap_kappa, profile.tile_tokens)
 
     def terms(self, shape: BatchShape) -> Terms:
-        """The parts of the predicted time."""
+        """The parts of the predicted time, in seconds."""
         return self.formulas[regime_of(shape)].terms(shape)
 
     def predict(self, shape: BatchShape) -> Prediction:
         return Prediction(sum(self.terms(shape)), 0.0)
 
     def observe(self, shape: BatchShape, seconds: float) -> None:
-        """Learns nothing: see ``OnlineCostModel``."""
+        """Does nothing: ``OnlineCostModel`` learns."""
 
     def fit(self, samples: Sequence[Sample]) -> None:
-        """Replaces the coefficients by those that fit the samples best in relative error.
+        """Sets the coefficients that fit the samples with the least relative error.
 
         Raises:
             ValueError: there are no samples.

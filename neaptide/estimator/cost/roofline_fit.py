@@ -12,20 +12,21 @@ from neaptide.estimator.cost.least_squares import Array, fit_relative
 from neaptide.estimator.cost.step_cost import StepCost, gemm_knot, gemm_segment
 
 SHRINKAGES = (20.0, 2.0, 0.2)
-"""Pull of a regime's coefficients towards those of all regimes together, in samples: cross-validation picks one ..."""
+"""Candidate pulls of a regime's coefficients towards the common ones, in samples. Cross-validation picks one."""
 FOLDS = 3
 LEAST_PER_FOLD = 8
-"""... if there are so many samples, else the strongest."""
+"""Samples per fold that cross-validation needs; with fewer, the strongest pull is used."""
 SMOOTHNESS = 0.1
-"""Pull of neighbouring slopes of the matrix product curve towards each other, in samples, up to ..."""
+"""Pull between neighbouring slopes of the matrix product curve, in samples, up to ``TILE_TOKENS``."""
 TILE_TOKENS = 16
-"""... so many tokens; beyond, it grows with the tokens: a kernel's steps are as large as its tiles."""
+"""Above this, the pull grows with the tokens: a kernel's steps are as large as its tiles."""
 
 
 def fit_costs(samples: Sequence[Sample]) -> dict[Regime, StepCost]:
     """Coefficients per regime with the least relative error.
 
-    First one set for all samples, then one per regime, which leaves the common set as far as its samples ask for.
+    First one set is fitted to all samples. Then each regime's set departs from it as far as the regime's samples
+    demand.
 
     Raises:
         ValueError: there are no samples.
@@ -37,7 +38,7 @@ def fit_costs(samples: Sequence[Sample]) -> dict[Regime, StepCost]:
     seconds = np.array([sample.seconds for sample in samples])
     smooth = _smoothness(features, seconds, num_segments)
     common = fit_relative(features, seconds, smooth, np.zeros(len(smooth)))
-    # The same change of a coefficient counts by what it does to the predictions.
+    # Changes of a coefficient are weighted by their effect on the predictions.
     effect = ((features / seconds[:, None]) ** 2).mean(axis=0)
     prior = _Prior(smooth, effect, common)
     costs = {}
@@ -55,12 +56,12 @@ class _Prior:
     smooth: Array
     """Rows that are zero for a straight curve."""
     effect: Array
-    """Of each coefficient on the predictions."""
+    """Effect of each coefficient on the predictions."""
     common: Array
     """Coefficients of all regimes together."""
 
     def fit(self, features: Array, seconds: Array) -> Array:
-        """Coefficients of one regime, with the pull that predicts left-out samples best."""
+        """Coefficients of one regime, with the pull that best predicts left-out samples."""
         if len(seconds) < FOLDS * LEAST_PER_FOLD:
             return self._fit(features, seconds, SHRINKAGES[0])
         return self._fit(features, seconds, min(SHRINKAGES, key=lambda s: self._left_out_error(features, seconds, s)))
@@ -83,7 +84,7 @@ class _Prior:
 
 
 def _features(shape: BatchShape, num_segments: int) -> list[float]:
-    """What the coefficients are multiplied with, in the order of ``_cost``."""
+    """The features that the coefficients multiply, in the order of ``_cost``."""
     starts = [gemm_knot(k) for k in range(num_segments + 1)]
     curve = [max(shape.num_tokens - start, 0) / (end - start) for start, end in pairwise(starts)]
     curve[:-1] = [min(share, 1.0) for share in curve[:-1]]
@@ -107,7 +108,7 @@ def _smoothness(features: Array, seconds: Array, num_segments: int) -> Array:
         reached = features[:, 1 + k] > 0.0
         pull = SMOOTHNESS * max(1.0, gemm_knot(k + 1) / TILE_TOKENS)
         weight = np.sqrt(pull) / float(np.median(seconds[reached] if reached.any() else seconds))
-        # Slopes are equal when increments are as the widths of their segments.
+        # Slopes are equal if increments are in proportion to their segments' widths.
         rows[k, 1 + k] = -weight * (gemm_knot(k + 2) - gemm_knot(k + 1)) / (gemm_knot(k + 1) - gemm_knot(k))
         rows[k, 2 + k] = weight
     return rows

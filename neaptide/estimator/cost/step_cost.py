@@ -10,37 +10,37 @@ from neaptide.estimator.cost.iteration_time import raggedness, read_kv_tokens
 
 
 class StepCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a step of one regime costs, in seconds per unit.
+    """Costs of a step of one regime, in seconds per unit.
 
-    Without ``weights_s`` the formula is linear in all coefficients, which is how measured ones are fitted.
+    Without ``weights_s`` the formula is linear in all coefficients, so measured ones are fitted that way.
     """
 
     fixed_s: float
-    """Every step: launches, preparation, and whatever else does not depend on the batch."""
+    """Cost of every step: launches, preparation, and everything else that does not depend on the batch."""
     gemm_curve_s: tuple[float, ...]
-    """Matrix products of a step of 1, 2, 3, 4, 6, 8, 12, ... tokens (``gemm_knot``); linear between these and beyond
-    the last. At least two."""
+    """Matrix products of a step of 1, 2, 3, 4, 6, 8, 12, ... tokens (``gemm_knot``), at least two values. Linear
+    between them and after the last."""
     pair_s: float
     """Prefill attention, per (query, key) pair."""
     kv_token_s: float
     """Reading cached keys and values, per KV token: of decodes, and of the context before prefill chunks."""
     masked_pair_s: float = 0.0
-    """Per pair above the diagonal of a chunk behind context, where those are computed as well."""
+    """Per pair above the diagonal of a chunk with context, if the kernel computes those too."""
     ragged_s: float = 0.0
-    """Decodes of lengths that differ, times ``raggedness``: they run in more pieces."""
+    """Decodes of different lengths, times ``raggedness``: they run in more pieces."""
     decode_request_s: float = 0.0
     prefill_request_s: float = 0.0
     swap_block_s: float = 0.0
     """Per KV block copied to or from host memory."""
     weights_s: float = 0.0
-    """Reading the weights once: matrix products take at least so long."""
+    """Reading the weights once: a lower bound for the matrix products."""
     row_s: float = 0.0
     """Output projection, per request of the step."""
     token_s: float = 0.0
-    """Per token and never overlapped: all-reduce of tensor parallelism."""
+    """Per token, never overlapped: all-reduce of tensor parallelism."""
 
     def scaled(self, factors: "Terms") -> "StepCost":
-        """With every term of the time multiplied; where operators overlap, nearly so."""
+        """The costs with every term multiplied by its factor; approximate if operators overlap."""
         fixed, gemm, attention, kv, requests, swap = factors
         return StepCost(
             fixed_s=fixed * self.fixed_s,
@@ -59,37 +59,40 @@ class StepCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Terms = tuple[float, float, float, float, float, float]
-"""The parts of a step's predicted time, in seconds; they add up to it: fixed, matrix products, prefill attention,
-KV reads, requests, swap. A plain tuple, because hundreds are made per step."""
+"""The parts of a step's predicted time, in seconds, which sum to it: fixed, matrix products, prefill attention, KV
+reads, requests, swap.
+
+A plain tuple, because hundreds are made per step.
+"""
 NUM_TERMS = 6
 
 
 def gemm_knot(index: int) -> int:
-    """Tokens of a knot of the matrix product curve: powers of two, and halfway between them."""
+    """Tokens at a knot of the matrix product curve: powers of two and the middles between them."""
     octave, half = divmod(index + 1, 2)
     return (2 + half) << octave - 1 if index else 1
 
 
 def gemm_segment(num_tokens: int) -> int:
-    """The knot at or below this many tokens."""
+    """Index of the last knot at or below this many tokens."""
     octave = num_tokens.bit_length() - 1
     return 2 * octave - 1 + (num_tokens >= 3 << octave - 1) if octave else 0
 
 
 class StepFormula:
-    """``StepCost`` made fast: every call is O(1) in plain floats.
+    """``StepCost`` compiled for speed: every call is O(1) in plain floats.
 
-    Serial time = max(compute, weights) + prefill attention + KV reads + rest; its lower bound under operator
-    overlap = max(compute + prefill attention, weights + KV reads) + rest; between them ``overlap_kappa`` of the way.
-    Copies beside the work cost what they take longer than it.
+    Serial time = max(compute, weights) + prefill attention + KV reads + rest. Its lower bound under operator overlap =
+    max(compute + prefill attention, weights + KV reads) + rest. The prediction is ``overlap_kappa`` of the way from the
+    bound to the serial time. Parallel copies cost only the time by which they exceed the step's work.
 
     Args:
-        tile_tokens: matrix products take as long as those of the next multiple of so many tokens.
+        tile_tokens: matrix products take as long as those of the next multiple of this many tokens.
     """
 
     def __init__(self, cost: StepCost, overlap_kappa: float = 1.0, tile_tokens: int = 1) -> None:
         if len(cost.gemm_curve_s) < 2:
-            raise ValueError("the curve of matrix products needs the times of 1 and 2 tokens at least")
+            raise ValueError("the curve of matrix products needs at least the times of 1 and 2 tokens")
         self._cost = cost
         self._kappa = overlap_kappa
         self._tile_tokens = tile_tokens

@@ -1,8 +1,8 @@
 """An executor without a model: step times from a cost model, tokens from a hash.
 
-On a ``VirtualClock`` a step ends in no time; on the monotonic clock it sleeps. Tokens depend on the request's
-prompt and the output position only, so that any schedule, preemption or restart gives the same text; input tokens are
-not read, so placeholders are as good as others.
+On a ``VirtualClock`` a step takes no real time; on the monotonic clock it sleeps. A token depends only on the request's
+prompt and the output position. So any schedule, preemption or restart gives the same text. Input tokens are not read,
+so placeholders work too.
 """
 
 import zlib
@@ -24,12 +24,12 @@ def simulated_token(prompt_crc: int, output_position: int, vocab_size: int, firs
 
 @dataclass(slots=True)
 class DeviceTime:
-    """When a device that runs one step after the other is through with what it has been given."""
+    """The time when a device that runs one step after the other has finished its queue."""
 
     free_s: float = 0.0
 
     def add(self, now_s: float, seconds: float) -> float:
-        """The end of a step that is submitted now."""
+        """Adds a step submitted now; returns its end."""
         self.free_s = max(now_s, self.free_s) + seconds
         return self.free_s
 
@@ -46,11 +46,11 @@ class SimHandle:
 
 
 class SimExecutor:
-    """Implements ``Executor``.
+    """Implements ``Executor`` without a model.
 
     Args:
-        cost_model: how long a step takes (its margin is ignored).
-        first_token_id: tokens below it (specials, end of sequence) are never made.
+        cost_model: predicts step times; its margin is ignored.
+        first_token_id: smallest token that is generated. Special tokens are below it.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class SimExecutor:
 
     @property
     def known_requests(self) -> frozenset[str]:
-        """Requests that it still keeps state of."""
+        """Requests whose state is kept."""
         return frozenset(self._prompt_crc)
 
     def submit(self, plan: StepPlan) -> SimHandle:

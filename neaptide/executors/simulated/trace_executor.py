@@ -1,7 +1,7 @@
-"""The executor of a simulation: step times from a cost model, output lengths from a trace, tokens that cost nothing.
+"""The executor of a simulation: step times from a cost model, output lengths from a trace, dummy tokens.
 
-It alone knows how long an answer will be. A request of n output tokens runs exactly n sampling steps: the n-th sampled
-token is the end-of-sequence token, which the engine does not keep but which a client waits for, so it counts.
+Only the executor knows how long an answer will be. A request of n output tokens runs exactly n sampling steps. The n-th
+token is the end-of-sequence token. It counts, because a client waits for it, although the engine does not keep it.
 """
 
 import math
@@ -18,18 +18,18 @@ from neaptide.engine.steps.plan import NewRequest, StepPlan, StepResult
 from neaptide.executors.simulated.hash_executor import DeviceTime, SimHandle
 
 END_TOKEN_ID = 5
-"""Below every token of a prompt (``neaptide.loadgen.workloads.traces.token_ids``)."""
+"""Below every prompt token (``neaptide.loadgen.workloads.traces.token_ids``)."""
 PROMPT_VOCABULARY = 128_000
-"""Prompt tokens lie below; output tokens above, one for each request: no two requests share a block of outputs, and
-a preempted one finds its own again."""
+"""Prompt tokens are below this; output tokens are above, one value per request. So no two requests share output blocks,
+and a preempted request finds its own blocks again."""
 
 EPSILON = 1e-9
-"""Of a layer: times are sums of floats."""
+"""Tolerance in layers, because times are sums of floats."""
 
 OutputTokens = Callable[[str], int]
 """The true output length of a request, at least 1."""
 ReachedTokens = Callable[[str], int]
-"""How many tokens of a request had their KV in the cache of an engine that it was lost with; 0 for one that is new."""
+"""Tokens of a request that were in the KV cache of a lost engine; 0 for a new request."""
 
 
 def nothing_reached(request_id: str) -> int:
@@ -37,21 +37,25 @@ def nothing_reached(request_id: str) -> int:
 
 
 FACTS = ("prompt_tokens", "last_position", "token_id", "is_offline", "reached_tokens")
-"""Of a request: ``last_position`` of its output is where the end token comes, ``reached_tokens`` those whose KV was
-in the cache at some time."""
+"""Columns of the facts about a request. ``last_position`` is the output position of the end token. ``reached_tokens``
+counts the tokens whose KV was ever in the cache."""
 REACHED = FACTS.index("reached_tokens")
 
 
 @dataclass(slots=True, frozen=True)
 class Layers:
-    """Between which a step may be given up, and at what price."""
+    """The layers between which a step may be aborted, and the price of an abort."""
 
     count: int
     handover_s: float
 
     def until_given_up_s(self, seconds: float, arrival_s: float, share: float) -> float | None:
-        """When a step that takes so long ends for somebody who comes after ``arrival_s`` of it: behind the layer that
-        runs. None if it is over before, or so much of its layers."""
+        """Time at which a step of ``seconds`` ends if it is aborted for a request that arrives ``arrival_s`` after its
+        start.
+
+        The running layer is finished first. None if the step ends before, or if at least ``share`` of its layers have
+        begun.
+        """
         if not 0.0 < arrival_s < seconds:
             return None
         begun = max(math.ceil(arrival_s * self.count / seconds - EPSILON), 1)
@@ -60,29 +64,31 @@ class Layers:
 
 @dataclass(slots=True)
 class StepTally:
-    """What one step brought that the engine does not count."""
+    """Per-step counts that the engine does not keep."""
 
     offline_prompt_tokens: int = 0
-    """Prompt tokens of offline requests that are done for the first time, found in the cache or computed."""
+    """Offline prompt tokens completed for the first time, by computing them or by a cache hit."""
     offline_output_tokens: int = 0
     offline_prefill_tokens: int = 0
-    """Computed for offline requests: prompt tokens, and tokens after the prompt that were computed before. The engine
-    counts the last token of a prompt as a decode if it is computed alone."""
+    """Offline prefill tokens computed: prompt tokens, and recomputed output tokens.
+
+    The engine counts the last prompt token as a decode if it is computed alone.
+    """
     again_tokens: int = 0
-    """Computed before, lost by a preemption, and computed once more."""
+    """Tokens recomputed after a preemption."""
 
 
 class TraceExecutor:
-    """Implements ``Executor``.
+    """Implements ``Executor`` for a simulation.
 
     Args:
-        truth: how long a step takes (its margin is ignored).
-        output_tokens: asked once for each request, at its first step.
-        is_online: the same.
-        step_noise: standard deviation of the logarithm of a step's time over what it takes on average; 0 for none.
-        step_factors: what the steps take over the truth, one after the other, in place of noise.
-        layers: for an executor that gives steps up.
-        reached_tokens: asked once for each request: those count as done before.
+        truth: the actual step times; its margin is ignored.
+        output_tokens: called once per request, at its first step.
+        is_online: called once per request, at its first step.
+        step_noise: standard deviation of the log of a step's time relative to its mean; 0 for none.
+        step_factors: factors applied to the true times of successive steps, instead of noise.
+        layers: given if steps can be aborted.
+        reached_tokens: called once per request; these tokens count as computed before.
     """
 
     def __init__(
@@ -109,20 +115,20 @@ class TraceExecutor:
         self._layers = layers
         self._reached_before = reached_tokens
         self.next_arrival_s = math.inf
-        """Of an online request; told by who drives before every step."""
+        """Time of the next online arrival. The simulation's driver sets it before every step."""
         self._num_seen = 0
         self._device = DeviceTime()
         self._facts = np.zeros((0, len(FACTS)), np.int64)
         """[requests with a first step and no end, FACTS]."""
         self._index: dict[str, int] = {}
-        """Row of each in ``_facts``."""
+        """Row of each request in ``_facts``."""
         self._before = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        """Rows of the requests in the step submitted last, and what they had reached before it."""
+        """Rows of the last submitted step's requests, and their reached tokens before it."""
         self._free: list[int] = []
         self._index_of_seat = np.zeros(0, np.int64)
-        """The same by row of the engine's table, for requests that have taken part in a step since they took it."""
+        """Row in ``_facts`` by the engine's slot, for requests scheduled at least once since they got the slot."""
         self.tallies: dict[int, StepTally] = {}
-        """Of the steps submitted, by number; to be taken by the reader."""
+        """Tallies of the submitted steps, by step number. The reader removes them."""
 
     @property
     def num_blocks(self) -> int:
@@ -139,7 +145,7 @@ class TraceExecutor:
         if self._step_factors is not None:
             seconds *= next(self._step_factors)
         elif self._step_noise:
-            # With median 1 they would take exp(sigma^2 / 2) longer on average than the truth says.
+            # The mean of the noise is 1: with a median of 1 the mean would be exp(sigma^2 / 2).
             seconds *= self._random.lognormvariate(-0.5 * self._step_noise**2, self._step_noise)
         result, now_s = StepResult(self._run(plan), model_s=seconds), self._clock.now()
         if self._layers is not None and plan.give_up_share > 0:
@@ -151,26 +157,27 @@ class TraceExecutor:
 
     @property
     def free_s(self) -> float:
-        """When it is done with what it has been given."""
+        """Time when the device has finished its queue."""
         return self._device.free_s
 
     def leave(self) -> None:
-        """Whoever drives computes what was given itself: the device is free."""
+        """Frees the device. The driver computes the queued step itself."""
         self._device.free_s = self._clock.now()
 
     def _take_back(self, plan: StepPlan) -> None:
-        """The step submitted last was given up: nothing came of it."""
+        """Undoes the last submitted step, which was aborted."""
         rows, reached = self._before
         self._facts[rows, REACHED] = reached
         self.tallies[plan.step] = StepTally()
 
     def reached_tokens(self, request_id: str) -> int:
-        """Of a request with a first step and no end, and of one that ended with the last step; 0 of any other."""
+        """Reached tokens of a request between its first step and its end, or one that ended in the last step;
+        else 0."""
         index = self._index.get(request_id, -1)
         return 0 if index < 0 else int(self._facts[index, REACHED])
 
     def lose(self) -> None:
-        """The engine is lost: a step that is in flight comes to nothing."""
+        """Loses the engine's state. A step in flight has no effect."""
         if self.tallies:
             rows, reached = self._before
             self._facts[rows, REACHED] = reached
@@ -185,7 +192,7 @@ class TraceExecutor:
             self._facts = np.concatenate((self._facts, np.zeros((max(count, 64), len(FACTS)), np.int64)))
             self._free = list(range(len(self._facts) - 1, count - 1, -1))
         index = self._index.get(new.request_id, -1)
-        if index < 0:  # else it is told of again, for its first step was given up
+        if index < 0:  # otherwise the request is new again because its first step was aborted
             index = self._index[new.request_id] = self._free.pop()
         last_position = self._output_tokens(new.request_id) - 1
         is_offline = not self._is_online(new.request_id)
@@ -204,7 +211,7 @@ class TraceExecutor:
         self._index_of_seat[plan.rows] = [self._index[request_id] for request_id in plan.request_ids]
 
     def _run(self, plan: StepPlan) -> IntArray:
-        """[parts] the sampled tokens; notes the tally."""
+        """The sampled tokens [parts]. Records the tally."""
         if plan.new_requests or plan.resumed_ids:
             self._note_seats(plan)
         rows = self._index_of_seat[plan.rows]
@@ -213,15 +220,15 @@ class TraceExecutor:
         start, end, tally = plan.num_computed, plan.num_computed + plan.num_tokens, StepTally()
         tally.again_tokens = int(np.maximum(np.minimum(end, reached) - start, 0).sum())
         now_reached = np.maximum(reached, end)
-        # All but the token sampled last is in the cache, as nearly always: one token that is no prefill.
+        # Usually everything but the last sampled token is in the cache; that one token is no prefill.
         is_plain = (start == reached) & (reached >= prompt)
         of_prompts = (offline > 0) & ~is_plain
         prefilled = np.maximum(np.minimum(end, np.maximum(reached, prompt)) - start, 0)
         tally.offline_prefill_tokens = int(prefilled[of_prompts].sum())
         done = np.minimum(now_reached, prompt) - np.minimum(reached, prompt)
         tally.offline_prompt_tokens = int(done[of_prompts].sum())
-        # Behind the end token comes one more that is dropped, if the next step was planned before it was known.
-        # Nor does a token count that the request had in an engine that was lost.
+        # A token after the end token is dropped if the next step was planned early. Tokens that a lost engine had
+        # already produced do not count either.
         kept = plan.sample & (plan.output_position <= last_position) & (end > reached)
         tally.offline_output_tokens = int((kept & (offline > 0)).sum())
         self._facts[rows, REACHED] = now_reached

@@ -1,9 +1,9 @@
-"""The mode in which a request's bits depend on nothing else: what it needs, and a trial of it at start.
+"""Batch-invariant mode: its requirements, and a trial at start.
 
-Everything is computed in fp32 by the kernels in C, whose order of additions within a token's row is the same whatever
-stands beside it: products row by row (`neaptide.kernels.linear`), attention from the first key on in tiles of one size,
-nothing merged by group (`neaptide.kernels.paged_attention`), norms and rotations in one pass. Which instructions a
-compiler makes of them is its own affair, so they are tried on the model itself before it is served.
+In this mode a request's bits depend on nothing else. The C kernels compute everything in fp32, and sum each token's row
+in the same order whatever else the step has. Products run row by row (`neaptide.kernels.linear`). Attention starts at
+the first key, in tiles of one size, and merges no groups (`neaptide.kernels.paged_attention`). Norms and rotations run
+in one pass. The compiler may still reorder, so the mode is tried on the model before it is served.
 """
 
 from collections.abc import Sequence
@@ -20,41 +20,43 @@ from neaptide.kernels.native import CompileError
 from neaptide.kernels.paged_attention import StepTables
 
 _TRIED_TOKENS = 70
-"""Of a prompt: over two tiles of keys, and more rows than any item of attention or tile of a product."""
+"""Prompt tokens of the trial: over two tiles of keys, and more rows than any attention item or product tile."""
 _PIECES = (1, 16, 1, 30, 5)
-"""Tokens of the chunks of the other way; what is left is the last one."""
+"""Chunk sizes of the second computation; the last chunk takes the rest."""
 
 
 def pick_invariant_dtype(config: ExecutorConfig, device: torch.device) -> torch.dtype:
-    """
+    """The dtype of the mode.
+
     Raises:
-        ValueError: the mode was asked for with something that it does without; one line.
+        ValueError: another setting contradicts the mode. The message is one line.
     """
     if device.type != "cpu":
-        raise ValueError(f"batch_invariant is for CPUs, not for device {device.type!r}")
+        raise ValueError(f"batch_invariant needs a CPU, not device {device.type!r}")
     if config.dtype not in ("auto", "float32"):
         raise ValueError(f"batch_invariant computes in float32, not in {config.dtype!r}")
     if config.cpu_kernels == "torch":
-        raise ValueError("batch_invariant needs the kernels in C: it goes with cpu_kernels = 'auto' or 'native'")
+        raise ValueError("batch_invariant needs the C kernels: cpu_kernels must be 'auto' or 'native'")
     return torch.float32
 
 
 def use_invariant_products(linears: Sequence[Linear]) -> None:
-    """
+    """Computes all linear layers with the C product.
+
     Raises:
-        ValueError: they cannot be compiled here.
+        ValueError: the C product does not compile here.
     """
     try:
         use_packed(linears)
     except CompileError as error:
-        raise ValueError(f"batch_invariant needs the products in C: {error}") from error
+        raise ValueError(f"batch_invariant needs the C product: {error}") from error
 
 
 def try_invariance(runner: ModelRunner) -> None:
-    """Computes a prompt at once, and in chunks beside others; caches of fewer than two blocks are not tried.
+    """Computes a prompt at once, and in chunks next to another request. Caches under two blocks are not tried.
 
     Raises:
-        ValueError: the bits are not the same.
+        ValueError: the bits differ.
     """
     config = runner.model.config
     each = (len(runner.kv_cache[0]) // 2) * runner.block_size
@@ -68,17 +70,19 @@ def try_invariance(runner: ModelRunner) -> None:
     pieces: list[Tensor] = []
     while computed < len(tokens):
         end = min(len(tokens), computed + _PIECES[len(pieces)]) if len(pieces) < len(_PIECES) else len(tokens)
-        # The first prompt computes its last token again beside every piece: the same numbers into the same slots.
+        # With every chunk, the first prompt recomputes its last token: the same numbers into the same slots.
         parts = [(computed, end), (len(tokens) - 1, len(tokens))]
         pieces.append(_compute(runner, tokens, parts, tables[::-1])[: end - computed])
         computed = end
     logits, alone = runner.model.logits(whole), runner.model.logits(whole[-1:])
     if not torch.equal(torch.cat(pieces), whole) or not torch.equal(logits[-1:], alone):
-        raise ValueError("batch_invariant cannot be had here: the compiler's code adds in another order beside others")
+        raise ValueError(
+            "batch_invariant is not available here: the compiled code sums in a different order next to other requests"
+        )
 
 
 def _compute(runner: ModelRunner, tokens: Tensor, parts: Sequence[tuple[int, int]], tables: IntArray) -> Tensor:
-    """Hidden states of these positions of the prompt, part after part; each part has a table of its own."""
+    """Hidden states of these prompt positions, part after part. Each part has its own block table."""
     first, end = np.array(parts).T
     positions = torch.cat([torch.arange(*part) for part in parts])
     plan = runner.plan_attention(end - first, end, StepTables.of(tables))

@@ -1,4 +1,4 @@
-"""Which device and which dtype to run in."""
+"""Chooses the device and the dtype."""
 
 import logging
 import platform
@@ -15,7 +15,7 @@ _CPU_FLAGS = {torch.bfloat16: ("amx_bf16", "avx512_bf16"), torch.float16: ("amx_
 
 
 def pick_device(name: str) -> torch.device:
-    """``auto`` is CUDA where there is one.
+    """The device by name; ``auto`` is CUDA if there is a CUDA device.
 
     Raises:
         ValueError: an unknown name, or ``cuda`` without a CUDA device.
@@ -26,14 +26,14 @@ def pick_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device {name!r} is not supported: auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device 'cuda' was asked for, but there is no CUDA device")
+        raise ValueError("device 'cuda' is set, but there is no CUDA device")
     return device
 
 
 def pick_dtype(name: str, checkpoint_dtype: str, device: torch.device) -> torch.dtype:
-    """``auto`` is the checkpoint's own, or fp32 on a CPU that has no instructions for it.
+    """The dtype by name; ``auto`` is the checkpoint's own, or fp32 on a CPU without instructions for it.
 
-    Without them every bf16 product is emulated through fp32, several times slower than fp32 itself.
+    Without such instructions bf16 products are emulated through fp32, several times slower than fp32 itself.
 
     Raises:
         ValueError: an unknown name.
@@ -50,7 +50,7 @@ def pick_dtype(name: str, checkpoint_dtype: str, device: torch.device) -> torch.
 
 
 def cpu_flags() -> set[str]:
-    """Instruction set flags of the first core; empty where the system does not list them."""
+    """Instruction set flags of the first core; empty if the system does not list them."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -62,7 +62,7 @@ def cpu_flags() -> set[str]:
 
 
 def device_name(device: torch.device) -> str:
-    """What a person calls it: a GPU's or a CPU's product name."""
+    """Product name of the GPU or CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
@@ -74,8 +74,7 @@ def device_name(device: torch.device) -> str:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that can still be taken without pushing others out, or being ended for it in a container with a limit;
-    None where the system does not say."""
+    """Memory in bytes that can be allocated without swapping or exceeding a container's limit; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:

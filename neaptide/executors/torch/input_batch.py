@@ -1,4 +1,4 @@
-"""A step plan as tensors."""
+"""Turns a step plan into tensors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,29 +16,29 @@ from neaptide.kernels.paged_attention import AttentionPlanner, StepAttention, St
 from neaptide.kernels.transfer import to_device
 
 SampledToken = Callable[[str, int], SampledRow | None]
-"""Where the request's token at this position of prompt and output is, if the device has it."""
+"""Finds a request's token at this position of prompt and output on the device; None if it is not there."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputBatch:
-    """One step, requests back to back: decodes first, by context length, so that the kernel pads little."""
+    """One step, requests back to back. Decodes come first, by context length, so that attention pads little."""
 
     parts: IntArray
-    """[requests] the plan's part of each."""
+    """[requests] Index of each request's part in the plan."""
     request_ids: list[str]
     token_ids: Tensor
     """[num_tokens] int64."""
     positions: Tensor
     """[num_tokens] int64."""
     query_starts: IntArray
-    """[requests + 1]: token rows of request i are ``query_starts[i] : query_starts[i + 1]``."""
+    """[requests + 1] Token rows of request i are ``query_starts[i] : query_starts[i + 1]``."""
     attention: StepAttention
     invalid: list[str]
-    """Requests with a token id outside the vocabulary; their rows compute token 0 and must not be used."""
+    """Requests with a token id outside the vocabulary. Their rows compute token 0 and must not be used."""
 
     @property
     def last_rows(self) -> IntArray:
-        """[requests] token row of each request's last position."""
+        """[requests] Token row of each request's last position."""
         return self.query_starts[1:] - 1
 
 
@@ -52,9 +52,9 @@ def build_input_batch(
     """Lays out a step's requests.
 
     Args:
-        plan: of at least one request; its table is read here and not later.
-        plan_attention: plans what the layers do with the step's requests.
-        vocab_size: bound of the token ids.
+        plan: of at least one request; its table is not read later.
+        plan_attention: plans attention for the step's requests.
+        vocab_size: upper bound of token ids.
         device: of the model.
         sampled_token: finds the token that a placeholder stands for.
     """
@@ -93,13 +93,13 @@ def build_input_batch(
 
 
 def _decodes_by_length(plan: StepPlan) -> IntArray:
-    """The plan's parts: decodes first, by context length, then the others as they stand in the plan."""
+    """The plan's parts: decodes by context length, then the others in the plan's order."""
     is_decode = (plan.num_tokens == 1) & (plan.num_computed > 0)
     return np.argsort(np.where(is_decode, plan.num_computed, 1 << 62), kind="stable")
 
 
 def _block_tables(table: RequestTable, rows: IntArray) -> StepTables:
-    """Of what stands in the rows' tables, and no more."""
+    """The rows' block tables, without unused entries."""
     sizes, ids = table.blocks.num_blocks[rows], table.blocks.ids
     ends = sizes.cumsum()
     starts = ends - sizes

@@ -16,40 +16,42 @@ from neaptide.executors.torch.models.recorded import RecordedLayers, record_laye
 from neaptide.kernels.choice import Kernels
 from neaptide.kernels.transfer import to_device
 
-if TYPE_CHECKING:  # it imports Triton
+if TYPE_CHECKING:  # imports Triton
     from neaptide.executors.torch.step_graphs import StepGraphs
 
 logger = logging.getLogger(__name__)
 
 
 class ModelRunner:
-    """The model and its cache: per layer [num_blocks, block_size, 2 * num_kv_heads, head_dim], all layers in one piece
-    of memory, and the same in host memory for blocks that leave it."""
+    """The model and its KV cache, [num_layers, num_blocks, block_size, 2 * num_kv_heads, head_dim] in one allocation.
+
+    Host memory has the same layout per block, for blocks that are swapped out.
+    """
 
     def __init__(self, model: TorchModel, num_blocks: int, kernels: Kernels, *, num_host_blocks: int = 0):
         config, dtype, device = model.config, kernels.dtype, kernels.device
         self.model = model
-        # A family that was plugged in may be older than that.
+        # A family from a plug-in may be older than this parameter.
         self._can_give_up = "giving_up" in signature(model.forward).parameters
         self.block_size = block_size = kernels.shape.block_size
         shape = (block_size, 2 * config.num_kv_heads, config.head_dim)
         self.kernels, self.plan_attention = kernels, kernels.plan_attention
-        # Triton's steps may be padded: one block more takes what padding writes.
+        # Triton's steps may be padded: an extra block takes the padding's writes.
         num_stored = num_blocks + (kernels.kind == "triton")
-        # Zeroed memory comes from the system untouched: a CPU pays for blocks as they are first used.
+        # The system hands out zeroed memory lazily: on a CPU a block costs memory on first use.
         whole = torch.zeros((config.num_layers, num_stored, *shape), dtype=dtype, device=device)
         self.kv_cache = list(whole.unbind(0))
         self._every_slot = whole.flatten(1, 2)
         on_host = (num_host_blocks, config.num_layers, *shape)
         self._host_cache = torch.empty(on_host, dtype=dtype, pin_memory=device.type == "cuda")
         self.graphs: StepGraphs | None = None
-        """Once they have been recorded."""
+        """None until graphs have been recorded."""
         self.recorded: RecordedLayers | None = None
         if kernels.kind == "native":
             self.recorded = record_layers(model, self.kv_cache, self.plan_attention)
 
     def record_graphs(self) -> None:
-        """Lets steps of few tokens be replayed on a GPU, where that can be."""
+        """Records CUDA graphs for steps of few tokens, if the device and the model allow it."""
         device = self.kv_cache[0].device
         can = self.kernels.kind == "triton" and device.type == "cuda" and torch.version.hip is None
         if not (can and getattr(self.model, "launches_by_size", False)):
@@ -58,14 +60,13 @@ class ModelRunner:
 
         try:
             self.graphs = StepGraphs(self.model, self.kv_cache, self.plan_attention, cuda_recorder())
-        except Exception as error:  # a compiler's, a driver's, ours: a model that launches computes without them
+        # a compiler, a driver or our code may fail; the model then launches its kernels itself
+        except Exception as error:
             what, first_line = type(error).__name__, str(error).partition("\n")[0]
-            logger.warning(
-                "steps of few tokens are launched kernel by kernel, which is slower: %s: %s", what, first_line
-            )
+            logger.warning("no CUDA graphs for steps of few tokens, which is slower: %s: %s", what, first_line)
 
     def save(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copies blocks to slots of host memory, and waits for it."""
+        """Copies blocks to host memory, and waits for the copies."""
         if copies:
             blocks, slots = torch.tensor(copies).unbind(1)
             blocks = to_device(blocks, self.kv_cache[0].device)
@@ -73,7 +74,7 @@ class ModelRunner:
             self._host_cache.index_copy_(0, slots, saved.cpu())
 
     def load(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copies slots of host memory to blocks."""
+        """Copies blocks back from host memory."""
         if copies:
             slots, blocks = torch.tensor(copies).unbind(1)
             device = self.kv_cache[0].device
@@ -82,7 +83,7 @@ class ModelRunner:
                 layer.index_copy_(0, blocks, kv)
 
     def copy_slots(self, copies: SlotCopies) -> None:
-        """Single slots: saves, for which it waits, then moves, then restores."""
+        """Copies single KV slots: saves (and waits for them), then moves, then restores."""
         every_slot, size, copier = self._every_slot, self.block_size, self.kernels.slot_copier
         device, host = every_slot.device, self._host_cache
         if copies.saves:
@@ -98,13 +99,14 @@ class ModelRunner:
             copier.scatter(every_slot, to_device(blocks * size + slots, device), restored)
 
     def hidden_states(self, batch: InputBatch, giving_up: GivingUp | None = None) -> Tensor:
-        """[num_tokens, hidden_size], before the final norm; the batch's keys and values are in the cache after.
+        """Runs the layers: [num_tokens, hidden_size] before the final norm. The batch's keys and values are then in the
+        cache.
 
         Args:
-            giving_up: None for a step that is computed to its end.
+            giving_up: None for a step that cannot be aborted.
 
         Raises:
-            StepGivenUp: some of the keys and values are in the cache.
+            StepGivenUp: only part of the keys and values is in the cache.
         """
         plan = batch.attention
         if self.graphs is not None and self.graphs.takes(plan):
@@ -126,7 +128,7 @@ class ModelRunner:
 
 
 def _each_slot(runs: Sequence[SlotRun]) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every slot that is copied: the block that it is in, the one that it is copied to, its number in both."""
+    """Source block, target block and slot number of every copied slot."""
     sources, targets, first, end = np.array(runs, np.int64).T
     counts = end - first
     number_in_run = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)

@@ -1,6 +1,6 @@
-"""Input tokens that are not known when a step is submitted, because the step before still samples them.
+"""Input tokens that are unknown when a step is submitted, because the previous step still samples them.
 
-They never need the host: the sampled tokens lie on the device, and are copied from there into the next step's input.
+The host never needs them: sampled tokens are on the device and are copied from there into the next step's input.
 """
 
 from typing import NamedTuple
@@ -12,12 +12,12 @@ from neaptide.kernels.transfer import HostCopy, to_device
 
 
 class SampledRow(NamedTuple):
-    """Where a request's sampled token is."""
+    """The place of a request's sampled token."""
 
     token_ids: Tensor
-    """[rows] int64 on the device: of all requests that sampled in that step."""
+    """[rows] int64 on the device, tokens of all requests that sampled in that step."""
     on_host: HostCopy
-    """Its first tensor holds the same."""
+    """The copy to the host; its first tensor holds the same tokens."""
     row: int
 
     def wait(self) -> int:

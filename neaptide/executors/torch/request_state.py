@@ -1,4 +1,4 @@
-"""What the executor keeps of a request between its first step and its end."""
+"""The executor's state of a request between its first step and its end."""
 
 from functools import cached_property
 
@@ -14,11 +14,11 @@ from neaptide.executors.torch.placeholders import SampledRow
 from neaptide.executors.torch.sampling.random_stream import request_seed
 
 FIRST_SLOTS = 16
-"""Initial room for an output's distinct tokens. It is doubled when it is full."""
+"""Initial capacity for an output's distinct tokens; it doubles when full."""
 
 
 class RequestState:
-    """Sampling parameters, and the tokens seen so far for those that need them."""
+    """Sampling parameters of a request, and its token counts if they are needed."""
 
     def __init__(self, request: NewRequest, eos_token_ids: tuple[int, ...], engine_seed: int):
         params = request.params
@@ -32,7 +32,7 @@ class RequestState:
             params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
         )
         self._slots: dict[int, int] = {}
-        """Index of each token of the output in the arrays below."""
+        """Index of each output token in the arrays below."""
         self._output_tokens = np.zeros(FIRST_SLOTS, np.int64)
         self._output_counts = np.zeros(FIRST_SLOTS, np.float32)
         self.output_len = 0
@@ -41,22 +41,22 @@ class RequestState:
         self.recent_tokens: RecentTokens[SampledRow] = RecentTokens()
         self.follower = Follower(params.grammar) if params.grammar else None
         self.late_position = -1
-        """Output position whose mask was late. What is sampled from there on is dropped."""
+        """Output position whose mask was late. Tokens sampled from there on are dropped."""
 
     @property
     def output_counts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """The output's distinct tokens, and how often each stands there, for penalties."""
+        """The output's distinct tokens and their counts, for penalties."""
         return self._output_tokens[: len(self._slots)], self._output_counts[: len(self._slots)]
 
     @cached_property
     def biases(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """Tokens, and what is added to their logits."""
+        """Token ids, and the biases added to their logits."""
         bias = self.params.logit_bias
         return np.fromiter(bias.keys(), np.int64, len(bias)), np.fromiter(bias.values(), np.float32, len(bias))
 
     @cached_property
     def mask(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """As ``biases``, for tokens that may not be sampled before ``min_tokens``."""
+        """Like ``biases``, for tokens that may not be sampled before ``min_tokens``."""
         return np.array(self.masked_ids, np.int64), np.full(len(self.masked_ids), -np.inf, np.float32)
 
     @cached_property
@@ -65,7 +65,7 @@ class RequestState:
         return np.flatnonzero(np.bincount(np.array(self.prompt_token_ids, dtype=np.int64)))
 
     def seen_tokens(self) -> npt.NDArray[np.int64]:
-        """The distinct tokens of prompt and output. What a step adds is added to what was there."""
+        """The distinct tokens of prompt and output, extended by the new ones of each step."""
         seen = self.prompt_tokens if self._seen is None else self._seen
         new = self.output_counts[0][self._num_outputs_seen :]
         if len(new):
@@ -76,12 +76,12 @@ class RequestState:
         return seen
 
     def observe(self, token_ids: list[int], start: int) -> None:
-        """Counts output tokens on their way through the model: each comes by once before the next one is sampled.
+        """Counts output tokens when the model computes them, before the next one is sampled.
 
-        After a preemption they come by again; only the first time counts.
+        Tokens recomputed after a preemption are not counted again.
 
         Args:
-            token_ids: computed in this step, at positions ``start ...`` of prompt and output.
+            token_ids: computed in this step, from position ``start`` of prompt and output on.
 
         Raises:
             ValueError: output tokens were skipped.

@@ -9,13 +9,14 @@ from neaptide.executors.contract import Capabilities, StartedExecutor
 from neaptide.executors.torch.torch_executor import TorchExecutor
 
 BLOCK_SIZE = 16
-"""Tokens per KV block where that is left to us."""
+"""Tokens per KV block, unless configured."""
 
 
 def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
-    """
+    """Starts the executor.
+
     Raises:
-        UnsupportedModelError, OSError, ValueError, RuntimeError: as ``TorchExecutor`` does.
+        UnsupportedModelError, OSError, ValueError, RuntimeError: see ``TorchExecutor``.
     """
     cache = msgspec.structs.replace(config.cache, block_size=config.cache.block_size or BLOCK_SIZE)
     arrivals = None if config.arrivals_fd is None else OnlineArrivals(config.arrivals_fd)

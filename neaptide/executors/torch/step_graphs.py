@@ -1,8 +1,7 @@
-"""Steps of few tokens on a GPU, replayed: a host that launches every kernel of every layer by itself takes longer than
-the device computes. Imports Triton.
+"""CUDA graphs for steps of few tokens, because launching each kernel of each layer takes longer than computing.
 
-Attention, whose work is another in every step, is recorded with room for more than a step has
-(``neaptide.kernels.prefix_attention.fixed``); tokens are padded to one of a few sizes.
+Imports Triton. Attention differs in every step, so it is recorded with more room than a step needs
+(``neaptide.kernels.prefix_attention.fixed``). Tokens are padded to one of a few sizes.
 """
 
 import logging
@@ -22,21 +21,22 @@ from neaptide.kernels.prefix_attention.fixed import FixedPlan, FixedRoom
 logger = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, *range(128, 1025, 32))
-"""Tokens of a step: close where products of padding take time. Larger steps keep the device busy for longer than their
-launches take."""
+"""Recorded token counts: close together where padding costs time. Larger steps take longer than their launches."""
 _MOST_SAMPLED = 256
-"""Rows of logits: a server seldom has more requests at once."""
+"""Rows of logits; a server seldom has more requests at once."""
 _TRIED_TOKENS = 5
 TOLERANCE = 1e-2
-"""Of the trial, in the norm of the hidden states: the same kernels and numbers, up to what a library chooses."""
+"""Relative error allowed in the trial, in the norm of the hidden states. The kernels are the same, but libraries may
+choose others."""
 
 Replay = Callable[[], None]
 Recorder = Callable[[Callable[[], Tensor]], tuple[Replay, Tensor]]
-"""Runs a function once or more; returns how to run it again, and what it returns, which is written anew each time."""
+"""Runs a function at least once. Returns a function that runs it again, and its result, which each replay
+overwrites."""
 
 
 def cuda_recorder() -> Recorder:
-    """CUDA graphs, which share their memory: one is replayed at a time."""
+    """Records CUDA graphs that share their memory: only one is replayed at a time."""
     pool = torch.cuda.graph_pool_handle()
 
     def record(compute: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
@@ -53,14 +53,14 @@ class StepGraphs:
     """Recorded steps of one model over one cache.
 
     Args:
-        model: whose launches depend on nothing but the number of tokens.
-        kv_cache: per layer [num_blocks, block_size, 2 * num_kv_heads, head_dim]; the last block is for padding alone.
-        plan_attention: by Triton.
-        record: CUDA graphs, or what stands for them.
-        sizes: ascending.
+        model: its launches depend only on the number of tokens.
+        kv_cache: per layer [num_blocks, block_size, 2 * num_kv_heads, head_dim]; the last block is for padding only.
+        plan_attention: Triton's planner.
+        record: records CUDA graphs, or a test's substitute.
+        sizes: token counts, ascending.
 
     Raises:
-        RuntimeError: a replay computes something else.
+        RuntimeError: a replay gives other results.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class StepGraphs:
         room, spare_block = FixedRoom(first.kernel, most), len(kv_cache[0]) - 1
         self._plans = [FixedPlan(first.kernel, room, size, spare_block) for size in sizes]
         recorded = [record(partial(self._compute, number)) for number in reversed(range(len(sizes)))]
-        self._recorded = recorded[::-1]  # the largest first: the others find its memory
-        for _, hidden in recorded:  # libraries load what they choose for a size when it first comes
+        self._recorded = recorded[::-1]  # the largest was recorded first, so that the others reuse its memory
+        for _, hidden in recorded:  # libraries load their choice for a size on its first use
             model.logits(hidden[:_MOST_SAMPLED])
         self._try(plan_attention)
 
@@ -92,7 +92,7 @@ class StepGraphs:
         return number < len(self._sizes) and self._plans[number].takes(plan)
 
     def forward(self, token_ids: Tensor, positions: Tensor, plan: StepAttention) -> Tensor:
-        """As the model's, of a step that can be replayed; the result holds until the next step."""
+        """The model's ``forward`` for a step that can be replayed. The result is valid until the next step."""
         assert isinstance(plan, PrefixPlan)
         number = self._load(token_ids, positions, plan)
         replay, hidden = self._recorded[number]
@@ -112,7 +112,7 @@ class StepGraphs:
         return self._model.forward(self._token_ids[:size], self._positions[:size], self._kv_cache, self._plans[number])
 
     def _try(self, plan_attention: AttentionPlanner) -> None:
-        """A prompt in the first block, replayed and not."""
+        """Compares a replayed prompt in the first block with a computed one."""
         count = min(_TRIED_TOKENS, self._kv_cache[0].shape[1], self._sizes[-1])
         tokens = torch.arange(count, device=self._token_ids.device)
         plan = _in_first_block(plan_attention, count)
@@ -124,6 +124,6 @@ class StepGraphs:
 
 
 def _in_first_block(plan_attention: AttentionPlanner, count: int) -> StepAttention:
-    """A prompt's."""
+    """Plan of a prompt in the first block."""
     lens = np.array([count])
     return plan_attention(lens, lens, StepTables.of(np.array([[0]])))

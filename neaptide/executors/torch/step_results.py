@@ -1,4 +1,4 @@
-"""A step's results on their way from the device to the engine."""
+"""Copies of a step's results from the device to the engine."""
 
 from dataclasses import dataclass, field
 
@@ -18,29 +18,29 @@ class SampledTokens:
 
     request_ids: list[str]
     parts: IntArray
-    """[rows] their parts of the plan."""
+    """[rows] Their indices in the plan."""
     on_host: HostCopy
-    """Tokens [rows] int64, and [rows] bool: the logits were finite."""
+    """Tokens [rows] int64, and [rows] bool: whether the logits were finite."""
 
 
 @dataclass(slots=True)
 class TokenScores:
-    """Log-probabilities of the new tokens of those that asked for them."""
+    """Log-probabilities of new tokens, for requests that asked for them."""
 
     request_ids: list[str]
     tops: list[int]
     on_host: HostCopy
-    """The parts of ``Scored``."""
+    """The fields of ``Scored``."""
 
 
 @dataclass(slots=True)
 class PromptScores:
-    """Part of a request's prompt log-probabilities."""
+    """A part of a request's prompt log-probabilities."""
 
     request_id: str
     top: int
     on_host: HostCopy
-    """The parts of ``Scored``, and one bool: the logits were finite."""
+    """The fields of ``Scored``, and one bool: whether the logits were finite."""
 
 
 @dataclass(slots=True)
@@ -53,11 +53,11 @@ class Pending:
     prompt_scores: list[PromptScores] = field(default_factory=list)
 
     def take(self, piece: "Pending", parts: IntArray) -> None:
-        """Takes in what was submitted of a piece of the step, whose parts are these of the step's."""
+        """Adds the results of a piece of the step; ``parts`` are the indices of its parts in the step."""
         result, found = self.result, piece.result
         result.errors |= found.errors
         result.late |= found.late
-        result.mask_s = max(result.mask_s, found.mask_s)  # the masks are the whole step's
+        result.mask_s = max(result.mask_s, found.mask_s)  # the masks are those of the whole step
         result.prepare_s += found.prepare_s
         result.model_s += found.model_s
         result.sample_s += found.sample_s
@@ -75,7 +75,7 @@ class TorchHandle:
         self._done = False
 
     def wait(self) -> StepResult:
-        """The host waits for this step's copies here, and for nothing that was submitted after it."""
+        """Waits for this step's copies, and for nothing submitted later."""
         pending, result = self._pending, self._pending.result
         if self._done:
             return result

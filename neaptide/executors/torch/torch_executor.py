@@ -42,21 +42,23 @@ logger = logging.getLogger(__name__)
 GIB = 1 << 30
 CPU_KV_BYTES = GIB
 GPU_SHARE = 0.8
-"""Of the free memory, for KV blocks: the rest is for activations, which grow with the step's tokens."""
+"""Fraction of the free memory for KV blocks. Activations, which grow with the step's tokens, use the rest."""
 
 ALONE_S, ALONE_FACTOR = 0.5, 4.0
-"""Where nothing can be sampled but what masks are waited for, they are waited for so long, as long as no chat comes; or
-so many times as long as else, where that cannot be seen."""
+"""Wait for masks in a step that can sample nothing without them: seconds, as long as no chat arrives.
+
+If arrivals cannot be detected, it is this multiple of the usual limit.
+"""
 
 _PROMPT_SCORE_ROWS = 256
-"""Prompt positions scored at once: bounds the logits held, 128 MB at a vocabulary of 128k."""
+"""Prompt positions scored at once. This bounds the logits to 128 MB for a vocabulary of 128k."""
 
 
 class TorchExecutor:
-    """Executor over a checkpoint of any family in ``neaptide.models.registry``.
+    """Executor for a checkpoint of any family in ``neaptide.models.registry``.
 
-    On CUDA, ``model_s`` is the time to launch the model's work and ``sample_s`` includes waiting for it: one
-    synchronisation per step leaves no host time in between to tell them apart.
+    On CUDA, ``model_s`` is the time to launch the model's work, and ``sample_s`` includes waiting for it. One
+    synchronisation per step leaves no host time in between to separate them.
     """
 
     def __init__(
@@ -74,12 +76,13 @@ class TorchExecutor:
             config: model, device, dtype and threads.
             cache: block size and number of blocks, or the memory for them.
             clock: times the parts of a step.
-            seed: of the random streams of requests that bring no seed.
-            arrivals: for which steps are given up that may be.
+            seed: for the random streams of requests without a seed.
+            arrivals: online arrivals, which abort abortable steps.
 
         Raises:
             UnsupportedModelError: the model cannot be served.
-            ValueError: device, dtype, kernels, batch invariance or quantization cannot be had, or not one block fits.
+            ValueError: device, dtype, kernels, batch invariance or quantization is not available, or not one block
+                fits.
         """
         if config.num_threads > 0:
             torch.set_num_threads(config.num_threads)
@@ -110,7 +113,7 @@ class TorchExecutor:
                 batch_invariant=self._is_invariant,
             )
             layers = self._load(config, model_dir, kernels)
-            self._num_blocks = self._count_blocks(cache)  # after the weights: on a GPU it takes what they leave
+            self._num_blocks = self._count_blocks(cache)  # after the weights: on a GPU the cache gets what they leave
             self.num_host_blocks = cache.num_host_blocks or cache.host_cache_bytes // self._block_bytes(cache)
             self._runner = ModelRunner(layers, self._num_blocks, kernels, num_host_blocks=self.num_host_blocks)
             if self._is_invariant:
@@ -119,7 +122,7 @@ class TorchExecutor:
         self._warm_up()
 
     def _load(self, config: ExecutorConfig, model_dir: Path, kernels: Kernels) -> TorchModel:
-        """The model with its weights, and with what computes its products."""
+        """The model with its weights and its chosen products."""
         quantizer = quantizer_of(config, self.device)
         model_class: type[TorchModel] = pkgutil.resolve_name(FAMILIES[self.model_config.architecture].torch_class)
         layers = model_class(self.model_config, self.dtype, self.device, kernels.layer_ops)
@@ -141,12 +144,12 @@ class TorchExecutor:
 
     @property
     def device_name(self) -> str:
-        """A product name."""
+        """Product name of the device."""
         return device_name(self.device)
 
     @property
     def num_threads(self) -> int:
-        """Compute threads; 0 where a GPU computes."""
+        """Compute threads; 0 on a GPU."""
         return torch.get_num_threads() if self.device.type == "cpu" else 0
 
     @property
@@ -155,7 +158,7 @@ class TorchExecutor:
 
     @property
     def build(self) -> str:
-        """Whether kernels in C or in Triton compute, or 8-bit numbers: a profile measured otherwise is another's."""
+        """The kind of kernels and quantization; profiles measured with others do not apply."""
         kind = self._runner.kernels.kind
         if kind == "triton":
             return "Triton kernels"
@@ -167,8 +170,8 @@ class TorchExecutor:
     def touch_blocks(self, count: int) -> None:
         """Writes zeros to the first ``count`` KV blocks.
 
-        On a CPU all memory that was never written to is one page of zeros, which is read faster than real memory:
-        steps that are timed over such blocks would look too cheap.
+        On a CPU all untouched memory is one page of zeros, which reads faster than real memory. Steps timed over such
+        blocks would look too cheap.
         """
         with torch.inference_mode():
             for layer in self._runner.kv_cache:
@@ -177,9 +180,9 @@ class TorchExecutor:
     def submit(self, plan: StepPlan) -> TorchHandle:
         """Runs the step on a CPU, starts it on CUDA.
 
-        The host then waits only where a request with penalties or a grammar reads a token that an earlier step still
-        samples: penalties are counted and grammars followed on the host. For a grammar it waits when the model's work
-        has been launched.
+        On CUDA the host waits only if a request with penalties or a grammar reads a token that an earlier step still
+        samples. The host counts penalties and follows grammars. For a grammar it waits after the model's work has been
+        launched.
         """
         for request_id in plan.finished_ids:
             state = self._states.pop(request_id, None)
@@ -205,18 +208,18 @@ class TorchExecutor:
 
     @property
     def gives_up_steps(self) -> bool:
-        """Whether it looks who comes while it computes: on a GPU the layers are launched at once."""
+        """Whether the executor checks for online arrivals while it computes. A GPU launches all layers at once."""
         return self._arrivals is not None and self.device.type == "cpu"
 
     def close(self) -> None:
-        """Drops weights, cache and request state; the executor cannot be used after."""
+        """Drops weights, cache and request state. The executor cannot be used afterwards."""
         self._states.clear()
         self._grammar_masks.close()
         if hasattr(self, "_runner"):
             del self._runner
 
     def _run(self, plan: StepPlan, pending: Pending) -> None:
-        """All at once, or in pieces where memory does not hold that much."""
+        """Computes the step at once, or in pieces if memory does not suffice."""
         start_s = self._clock.now()
         self._count_tokens(plan)
         mask = self._fill_mask(plan) if self._constrained else None
@@ -237,14 +240,14 @@ class TorchExecutor:
             if piece.num_tokens > 1:
                 now_at_once = limit.lower(piece.num_tokens)
                 logger.warning(
-                    "%d tokens at once do not fit into memory: up to %d are computed at once from now on. If it "
-                    "stays so, lower max_num_batched_tokens or kv_cache_gib",
+                    "%d tokens at once do not fit into memory: steps now compute up to %d tokens at once. If this "
+                    "persists, lower max_num_batched_tokens or kv_cache_gib",
                     piece.num_tokens,
                     now_at_once,
                 )
             else:
                 request_id = piece.plan.request_ids[0]
-                logger.error("request %s is given up: memory does not hold one token of it", request_id)
+                logger.error("request %s failed: not enough memory to compute one of its tokens", request_id)
                 result.errors[request_id] = OUT_OF_MEMORY
                 rest.give_up(piece.parts)
                 limit.take_back()
@@ -253,7 +256,7 @@ class TorchExecutor:
         """Computes a piece; False if memory ran out.
 
         Raises:
-            StepGivenUp: as ``ModelRunner.hidden_states`` does.
+            StepGivenUp: see ``ModelRunner.hidden_states``.
         """
         found = Pending(StepResult.of(piece.plan))
         try:
@@ -264,7 +267,7 @@ class TorchExecutor:
         else:
             pending.take(found, piece.parts)
             return True
-        free_cached(self.device)  # what the attempt held is free only now that its error is gone
+        free_cached(self.device)  # the failed attempt's memory is free only after its error is gone
         return False
 
     def _compute(self, plan: StepPlan, pending: Pending, mask: StepFill | None) -> None:
@@ -290,7 +293,7 @@ class TorchExecutor:
         result.sample_s = self._clock.now() - computed_s
 
     def _count_tokens(self, plan: StepPlan) -> None:
-        """Lets requests with penalties see the tokens that they compute."""
+        """Counts the step's tokens for requests with penalties."""
         for part, request_id in enumerate(plan.request_ids):
             state = self._states[request_id]
             if state.needs_counts and not _is_void(state, plan, part):
@@ -298,7 +301,7 @@ class TorchExecutor:
                 state.observe(plan.table.tokens[plan.rows[part], start : start + count].tolist(), start)
 
     def _fill_mask(self, plan: StepPlan) -> StepFill | None:
-        """Begins to find out what may come next, for the requests of the step that sample and have a grammar."""
+        """Starts computing the masks of the step's sampling requests with a grammar."""
         constrained: list[Constrained] = []
         for part in np.flatnonzero(plan.sample).tolist():
             state = self._states[plan.request_ids[part]]
@@ -309,7 +312,7 @@ class TorchExecutor:
         return self._grammar_masks.fill(constrained) if constrained else None
 
     def _sample(self, plan: StepPlan, parts: IntArray, logits: Tensor, pending: Pending, mask: StepFill | None) -> None:
-        """``parts`` of the plan sample, a row of ``logits`` each."""
+        """Samples ``parts`` of the plan, one row of ``logits`` each."""
         request_ids = [plan.request_ids[part] for part in parts.tolist()]
         states = [self._states[request_id] for request_id in request_ids]
         output_positions = plan.output_position[parts].tolist()
@@ -338,7 +341,10 @@ class TorchExecutor:
     def _allowed(
         self, mask: StepMask, request_ids: list[str], output_positions: list[int], pending: Pending
     ) -> Allowed | None:
-        """None where none of these has a grammar: a mask is the whole step's, and a piece may have other requests."""
+        """The masks of these requests; None if none has a grammar.
+
+        A mask covers the whole step, and a piece may have other requests.
+        """
         for request_id, error in mask.errors.items():
             pending.result.errors.setdefault(request_id, error)
         pending.result.late.update(mask.late)
@@ -354,7 +360,7 @@ class TorchExecutor:
         return Allowed(rows, to_device(torch.from_numpy(bits), self.device))
 
     def _score_prompts(self, plan: StepPlan, batch: InputBatch, hidden: Tensor, pending: Pending) -> None:
-        """Scores prompt token p + 1 at every position p of the step, for the requests that want it."""
+        """Scores prompt token p + 1 at each position p of the step, for requests that want prompt log-probabilities."""
         for index, request_id in enumerate(batch.request_ids):
             state = self._states[request_id]
             top = state.params.prompt_logprobs
@@ -375,7 +381,7 @@ class TorchExecutor:
                 pending.prompt_scores.append(PromptScores(request_id, top, on_host))
 
     def _sampled_token(self, request_id: str, position: int) -> SampledRow | None:
-        """Where the request's token at this position of prompt and output is, if it was sampled lately."""
+        """Device location of the request's token at this position of prompt and output, if it was sampled recently."""
         state = self._states[request_id]
         return state.recent_tokens.at(position - len(state.prompt_token_ids))
 
@@ -393,11 +399,11 @@ class TorchExecutor:
         if num_blocks is None:
             num_blocks = kv_cache_bytes // self._block_bytes(cache)
         if num_blocks < 1:
-            raise ValueError(f"kv_cache_bytes {kv_cache_bytes} holds not one block of {cache.block_size} tokens")
+            raise ValueError(f"kv_cache_bytes {kv_cache_bytes} is too small for one block of {cache.block_size} tokens")
         return num_blocks
 
     def _warm_up(self) -> None:
-        """One prefill and one decode in block 0, so that the first request does not pay for lazy set-up."""
+        """Runs one prefill and one decode in block 0, so that the first request does not pay for lazy set-up."""
         request_id = "warm-up"
         new = NewRequest(request_id, [0], SamplingParams(temperature=0.0))
         steps = [ScheduledRequest(request_id, [0], position, [0], True, position) for position in range(2)]
@@ -411,15 +417,15 @@ class TorchExecutor:
 
 
 def _is_void(state: RequestState, plan: StepPlan, part: int) -> bool:
-    """Whether the part stands behind a token that was not sampled, for its mask was late: its result is dropped."""
+    """Whether the part follows a token that was not sampled because its mask was late. Its result is dropped."""
     return 0 <= state.late_position < int(plan.output_position[part])
 
 
 def _require_room(kv_cache_bytes: int, device: torch.device) -> None:
     free = free_bytes(device)
     if free is not None and kv_cache_bytes > free:
-        free_gib = math.floor(10 * free / GIB) / 10  # never more than there is
+        free_gib = math.floor(10 * free / GIB) / 10  # rounded down, never more than there is
         raise ValueError(
-            f"a KV cache of {kv_cache_bytes / GIB:g} GiB does not fit: {device} has {free_gib:.1f} GiB free beside the "
+            f"a KV cache of {kv_cache_bytes / GIB:g} GiB does not fit: {device} has {free_gib:.1f} GiB free after the "
             "weights; lower kv_cache_gib"
         )

@@ -1,4 +1,4 @@
-"""Streams a safetensors checkpoint into the model, one tensor at a time."""
+"""Loads a safetensors checkpoint into the model, one tensor at a time."""
 
 from pathlib import Path
 
@@ -13,11 +13,10 @@ _FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def load_weights(model: TorchModel, model_dir: Path) -> None:
-    """Fills ``model`` from ``model_dir``, converting to the model's dtype and device on the way.
+    """Fills ``model`` from ``model_dir``, converting each tensor to the model's dtype and device.
 
     Raises:
-        UnsupportedModelError: a tensor is missing, unknown, not float, or of another shape than the configuration
-            says; or a file is damaged.
+        UnsupportedModelError: a tensor is missing, unknown, not float, or of the wrong shape; or a file is damaged.
     """
     destinations = model.destinations()
     ignored = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
@@ -26,7 +25,7 @@ def load_weights(model: TorchModel, model_dir: Path) -> None:
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 - not a dict
-                    if name in ignored or name.endswith(".rotary_emb.inv_freq"):  # derived, stored by old exporters
+                    if name in ignored or name.endswith(".rotary_emb.inv_freq"):  # derived; old exporters store it
                         continue
                     if name not in destinations:
                         raise UnsupportedModelError(f"{path.name}: unexpected tensor {name}")

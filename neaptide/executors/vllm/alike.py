@@ -1,4 +1,4 @@
-"""Several ranks of one engine: they stay alike, and end together."""
+"""Tensor-parallel ranks: detect divergence and shut down together."""
 
 import logging
 import os
@@ -11,18 +11,17 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 REAP_S = 1.0
-"""For the system to tell a process's status: that it ends is seen a moment before."""
+"""Time for the system to report a process's exit status, which follows its end."""
 
 
 # ---- in the engine's process ----
 
 
 def watch_workers(executor: Any) -> threading.Thread:
-    """Starts a thread that ends this process, and with it all workers, as soon as one of them has ended unasked:
-    without it no step can be computed.
+    """Starts a thread that ends this process, and with it all workers, once a worker has ended unexpectedly.
 
-    vLLM's own watch gives the others 9 s first, in which they wait for the one that is gone, and the engine for them;
-    and an idle engine would learn of it with its next request.
+    Without that worker no step can be computed. vLLM's own watch first waits 9 s, in which the other workers wait for
+    the missing one and the engine for them. An idle engine would notice only at its next request.
 
     Args:
         executor: vLLM's ``MultiprocExecutor``.
@@ -34,7 +33,7 @@ def watch_workers(executor: Any) -> threading.Thread:
         if executor.is_failed or not getattr(executor, "shutting_down", False):
             process = processes[ended[0]]
             process.join(REAP_S)
-            logger.error("vLLM's worker %s ended (%s), so the engine ends", process.name, process.exitcode)
+            logger.error("vLLM's worker %s ended (%s): stopping the engine", process.name, process.exitcode)
             end_like(process.exitcode)
 
     thread = threading.Thread(target=watch, daemon=True, name="vllm-workers")
@@ -43,8 +42,10 @@ def watch_workers(executor: Any) -> threading.Thread:
 
 
 def end_like(status: int | None) -> None:
-    """Ends this process at once: killed, if the worker was, which speaks less against what was being computed than a
-    crash."""
+    """Ends this process at once.
+
+    It is killed if the worker was killed: a kill is weaker evidence against the current requests than a crash.
+    """
     if status == -signal.SIGKILL:
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(1)
@@ -54,11 +55,11 @@ def end_like(status: int | None) -> None:
 
 
 def stay_down_after_a_failure(worker: Any) -> None:
-    """A rank in which a step has raised takes no other before ``recover``.
+    """Makes a rank in which a step has raised refuse further steps until ``recover``.
 
-    vLLM reads one rank's answers to a step. If another alone raises, after the last exchange between them, it lacks
-    tokens that the others have, and every text that follows is wrong without an error. Now the others wait for it in
-    the next step, and a silent engine is replaced. If all ranks raise, the engine hears of it, and recovers.
+    vLLM reads one rank's answers to a step. If another rank alone raises after the last exchange, it lacks tokens that
+    the others have. All later text would be wrong without an error. With this, the other ranks wait for it in the next
+    step, and the silent engine is replaced. If all ranks raise, the engine is notified and recovers.
     """
     execute, sample = worker.execute_model, worker.sample_tokens
     worker.neaptide_sample = sample
@@ -86,16 +87,16 @@ def stay_down_after_a_failure(worker: Any) -> None:
 
 
 def recover(worker: Any, step: int) -> None:
-    """The engine knows that a step has raised, and will say again what its requests are: the runner lets go of it.
+    """Lets the rank accept steps again. The engine knows that a step has raised, and will describe its requests again.
 
-    A rank that raised in an earlier step, of which the engine has not heard, stays down.
+    A rank that raised in an earlier step, unknown to the engine, stays down.
 
     Args:
-        step: its number, the first is 1; one more than there were if none of the ranks has heard of it.
+        step: number of the step that raised, from 1; one more than the steps so far if no rank has received it.
     """
     failed = getattr(worker, "neaptide_failed_step", None)
     if failed is not None and failed < step:
         return
-    with suppress(Exception):  # what is left of a step may raise, too
+    with suppress(Exception):  # cleaning up a step may raise too
         getattr(worker, "neaptide_sample", worker.sample_tokens)(None)
     worker.neaptide_failed_step = None

@@ -1,8 +1,7 @@
-"""Arguments for vLLM: what an operator may pass on, and what we say ourselves. No vLLM here.
+"""Arguments for vLLM: which ones an operator may pass, and which ones Neaptide sets. Does not import vLLM.
 
-vLLM's scheduler is never asked, so arguments that speak to it would be silently without effect; others ask for things
-that a plan of ours cannot say (drafts, adapters, stages) or that another setting of the server decides. All of those
-are refused by name.
+vLLM's scheduler is never called, so its arguments would have no effect. Others ask for features that a step plan cannot
+express (drafts, adapters, pipeline stages), or that another server setting decides. All of these are refused by name.
 """
 
 import fnmatch
@@ -24,8 +23,8 @@ _SETTINGS = {
     "config_format": "MODEL",
     "disable_sliding_window": "MODEL",
 }
-"""Argument -> the setting of ours that decides it. What a model is, lengths and vocabulary, the server reads from the
-files of MODEL itself."""
+"""Argument -> the Neaptide setting that decides it. The server reads a model's type, lengths and vocabulary from the
+files of MODEL."""
 
 _OUR_SCHEDULER = (
     "scheduling_policy",
@@ -78,7 +77,7 @@ _NOT_SERVED = {
         "enable_prompt_embeds",
     ),
     "images, sound or video": ("mm_*", "*_mm_*", "*media_*", "video_*", "language_model_only"),
-    "code that a model brings along": ("trust_remote_code", "code_revision"),
+    "code that comes with a model": ("trust_remote_code", "code_revision"),
     "other log-probabilities than the model's own": ("logprobs_mode", "kv_sharing_fast_prefill"),
     "watermarks": ("watermark_config",),
     "sleep": ("enable_sleep_mode", "sleep_*", "enable_nccl_comm_suspend", "weight_transfer_config"),
@@ -86,9 +85,9 @@ _NOT_SERVED = {
     "another worker": ("worker_cls", "worker_extension_cls", "model_class_overrides"),
     "a tokenizer: text never enters the engine": ("tokenizer*", "skip_tokenizer_init"),
     "downloads: MODEL is a folder": ("hf_token", "revision", "download_dir"),
-    "other sampling than what a request asks for": ("logits_processors",),
+    "sampling beyond the request's own parameters": ("logits_processors",),
     "generation defaults: the server has its own": ("generation_config", "override_generation_config"),
-    "front end of vLLM's, the server is ours": (
+    "front end of vLLM's: Neaptide is the server": (
         "structured_outputs_config",
         "reasoning_*",
         "io_processor_plugin",
@@ -115,43 +114,47 @@ _NOT_SERVED = {
         "shutdown_timeout",
     ),
 }
-"""What is not served -> the arguments that ask for it."""
+"""What is not supported -> the arguments that ask for it."""
 
 _NO_ARGUMENTS = ("help", "config")
-"""Words that vLLM's parser hears beside them."""
+"""Options of vLLM's parser that are not engine arguments."""
 
 _PICKLES = ("pt", "npcache")
-"""Values of ``load_format`` that read weights which are no safetensors, but pickles."""
+"""Values of ``load_format`` that read pickles instead of safetensors."""
 
 _BOOLEANS = {"true": True, "false": False}
 
 
 def check_arguments(arguments: Mapping[str, str]) -> None:
-    """
+    """Checks the operator's arguments.
+
     Raises:
-        ValueError: an argument that contradicts ours; the message names it and says why.
+        ValueError: an argument contradicts a setting of ours. The message names it and says why.
     """
     for name in arguments:
         if (reason := _refusal(name)) is not None:
             raise ValueError(f"executor_arg {name} is not supported: {reason}")
     load_format = arguments.get("load_format", "").lower()
     if load_format in _PICKLES:
-        raise ValueError(f"executor_arg load_format={load_format} is not supported: no weights in pickles")
+        raise ValueError(
+            f"executor_arg load_format={load_format} is not supported: weights must be safetensors, not pickles"
+        )
 
 
 def _refusal(text: str) -> str | None:
-    """
+    """The reason why an argument is refused; None if it is allowed.
+
     Args:
-        text: the argument's name, perhaps as its parser takes it, too: ``no_`` in front of a switch, or the name of one
-            of its parts behind a dot.
+        text: the argument's name, also in the parser's variants: ``no_`` before a switch, or one of its parts after a
+            dot.
     """
     name = text.partition(".")[0].removeprefix("no_")
     if name in _NO_ARGUMENTS:
-        return "it is no engine argument"
+        return "it is not an engine argument"
     if name in _SETTINGS:
-        return f"{_SETTINGS[name]} decides that"
+        return f"use {_SETTINGS[name]} instead"
     if _matches(name, _OUR_SCHEDULER):
-        return "vLLM's scheduler is not used, ours decides that"
+        return "vLLM's scheduler is not used; Neaptide's is"
     return next((f"no {what}" for what, names in _NOT_SERVED.items() if _matches(name, names)), None)
 
 
@@ -160,16 +163,17 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def check_device(wanted: str, found: str) -> None:
-    """
+    """Checks the device that vLLM was built for.
+
     Raises:
-        ValueError: vLLM is built for another device than the one that was asked for.
+        ValueError: vLLM is built for a device other than the configured one.
     """
     if wanted not in ("auto", found):
-        raise ValueError(f"device = {wanted!r} was asked for, but this build of vLLM computes on {found!r}")
+        raise ValueError(f"device = {wanted!r} is set, but this build of vLLM runs on {found!r}")
 
 
 def command_line(arguments: Mapping[str, str]) -> list[str]:
-    """The arguments as vLLM's own parser reads them."""
+    """The arguments as vLLM's parser reads them."""
     words: list[str] = []
     for name, value in arguments.items():
         head, dot, part = name.partition(".")
@@ -183,5 +187,5 @@ def command_line(arguments: Mapping[str, str]) -> list[str]:
 
 
 def describe(arguments: Mapping[str, str]) -> str:
-    """The arguments in one order, for the key of a profile."""
+    """The arguments in a fixed order, for the key of a profile."""
     return " ".join(f"{name}={value}" for name, value in sorted(arguments.items()))

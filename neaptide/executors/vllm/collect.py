@@ -1,4 +1,4 @@
-"""From what vLLM's model runner answers to the result of a step."""
+"""Converts the answer of vLLM's model runner into a step result."""
 
 import logging
 from collections.abc import Mapping
@@ -22,12 +22,12 @@ _NONE: Mapping[str, str] = {}
 def collect(
     plan: StepPlan, told: dict[str, Told], output: Any, result: StepResult, failed: Mapping[str, str] = _NONE
 ) -> None:
-    """Writes the runner's output into ``result``, whose errors name parts that the runner was not told of.
+    """Writes the runner's output into ``result``. Its errors name parts that the runner did not receive.
 
     Args:
-        told: what is known of the plan's requests; those that have ended since may be missing.
+        told: runner state of the plan's requests; requests that have since ended may be missing.
         output: a ``ModelRunnerOutput``.
-        failed: parts that the runner has computed, and what is wrong with them.
+        failed: parts that the runner computed, with their errors.
     """
     ids = plan.request_ids
     if result.errors:
@@ -37,7 +37,7 @@ def collect(
         result.token_ids[:], is_whole = _tokens(ids, output)
     if not is_whole:
         for i in np.flatnonzero((result.token_ids < 0) & plan.sample).tolist():
-            logger.error("request %s has no token: vLLM's runner did not take it to be at its end", ids[i])
+            logger.error("request %s has no token: vLLM's runner did not sample for it", ids[i])
             result.errors.setdefault(ids[i], INTERNAL_ERROR)
     for request_id, error in failed.items():
         result.errors.setdefault(request_id, error)
@@ -53,12 +53,12 @@ def collect(
 
 
 def _tokens(ids: list[str], output: Any) -> tuple[IntArray, bool]:
-    """[ids] -1 where the runner has sampled none; and whether there is none of those."""
+    """The sampled tokens [ids], -1 where there is none; and whether all are there."""
     sampled: list[list[int]] = output.sampled_token_ids
     is_whole = True
     try:
         tokens: IntArray = np.fromiter(chain.from_iterable(sampled), np.int64, len(sampled))
-    except ValueError:  # too few
+    except ValueError:  # too few tokens
         tokens, is_whole = np.array([tokens[0] if tokens else -1 for tokens in sampled], np.int64), False
     if ids != output.req_ids:
         places = output.req_id_to_index
@@ -67,7 +67,8 @@ def _tokens(ids: list[str], output: Any) -> tuple[IntArray, bool]:
 
 
 def _collect_logprobs(plan: StepPlan, told: dict[str, Told], output: Any, result: StepResult) -> None:
-    """Rows are [the token, the most likely ones ...], as wide as the greediest request wants."""
+    """Records the log-probabilities. Rows are [sampled token, most likely tokens], as wide as the largest request
+    needs."""
     all_ids, all_values = output.logprobs.logprob_token_ids, output.logprobs.logprobs
     for i in np.flatnonzero(plan.sample).tolist():
         request_id = plan.request_ids[i]
@@ -79,6 +80,6 @@ def _collect_logprobs(plan: StepPlan, told: dict[str, Told], output: Any, result
 
 
 def record(ids: list[int], values: list[float], top: int) -> TokenLogprobs:
-    # What a grammar forbids was masked before the runner scored it.
+    # The runner scores after the grammar mask, so forbidden tokens are -inf.
     tops = [(token, value) for token, value in zip(ids[1 : top + 1], values[1 : top + 1], strict=True) if value > -inf]
     return TokenLogprobs(ids[0], values[0], [token for token, _ in tops], [value for _, value in tops])

@@ -1,4 +1,4 @@
-"""Which tokens grammars allow in the steps of vLLM's workers: filled here, applied there, before anything else."""
+"""Grammar masks for vLLM's workers: computed here, applied there before any other edit of the logits."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -12,18 +12,18 @@ from neaptide.executors.grammar_places import Follower
 from neaptide.executors.recent_tokens import RecentTokens
 from neaptide.executors.step_mask import Constrained, StepMask
 
-if TYPE_CHECKING:  # an executor has grammars, and their tokens come from its steps
+if TYPE_CHECKING:  # a cycle: the executor has grammars, and their tokens come from its steps
     from neaptide.executors.vllm.vllm_executor import VllmHandle
 
 
 class SampledPart(NamedTuple):
-    """What a part of a step samples."""
+    """The sampled token of one part of a step."""
 
     handle: "VllmHandle"
     part: int
 
     def wait(self) -> int:
-        """Only in the thread that submits steps: that of vLLM's workers takes no other."""
+        """The token. Call this only in the thread that submits steps: vLLM's workers accept no other."""
         return int(self.handle.wait().token_ids[self.part])
 
 
@@ -37,18 +37,18 @@ class _Bound:
 
 
 class LaterFill:
-    """The masks of one step, on their way."""
+    """The masks of one step, started as soon as the tokens are known."""
 
     def __init__(self, masks: GrammarMasks, constrained: list[Constrained]) -> None:
         self._masks = masks
         self._constrained = constrained
-        # Where a token is still being sampled, the forward pass is launched first.
+        # If a token is still being sampled, the forward pass is launched first.
         self._filling: StepFill | None = None
         if not any(request.waits for request in constrained):
             self._filling = masks.fill(constrained)
 
     def result(self) -> StepMask:
-        """Waits for them, and for the step before if that samples what they depend on."""
+        """The masks. Waits for them, and for the previous step if it samples a token that they need."""
         if self._filling is None:
             for request in self._constrained:
                 request.tokens()
@@ -57,7 +57,7 @@ class LaterFill:
 
 
 class StepGrammars:
-    """The requests with grammars, and what may come next in each."""
+    """The requests with grammars, and their positions."""
 
     def __init__(self, masks: GrammarMasks) -> None:
         self._masks = masks
@@ -65,11 +65,11 @@ class StepGrammars:
 
     @property
     def request_ids(self) -> Collection[str]:
-        """Of those that have not ended."""
+        """Requests that have not ended."""
         return self._bound.keys()
 
     def heed(self, plan: StepPlan) -> None:
-        """Takes in which requests ended and began."""
+        """Handles the plan's ended and new requests."""
         if self._bound:
             for request_id in plan.finished_ids:
                 self._forget(request_id)
@@ -84,10 +84,10 @@ class StepGrammars:
             self._masks.leave(bound.follower)
 
     def begin(self, plan: StepPlan, refused: Collection[str]) -> LaterFill | None:
-        """Begins to fill a step's masks, before its forward pass; None if it needs none.
+        """Starts computing a step's masks before its forward pass; None if it needs none.
 
         Args:
-            refused: requests that the workers do not hear of.
+            refused: requests that the workers do not receive.
         """
         constrained = [
             Constrained.of(plan, part, bound.follower, bound.num_prompt_tokens, bound.recent)
@@ -97,7 +97,7 @@ class StepGrammars:
         return LaterFill(self._masks, constrained) if constrained else None
 
     def submitted(self, plan: StepPlan, handle: "VllmHandle") -> None:
-        """The step's tokens come from this handle."""
+        """Records that the step's tokens come from this handle."""
         for part, bound in self._sampling(plan):
             bound.recent.keep(int(plan.output_position[part]), SampledPart(handle, part))
 

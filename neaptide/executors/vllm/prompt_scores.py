@@ -1,5 +1,7 @@
-"""Log-probabilities of prompts. They are fetched with every chunk, so that a step may be run again: vLLM's runners
-would collect them and answer with the last chunk, once."""
+"""Prompt log-probabilities, fetched with every chunk so that a step can be retried.
+
+vLLM's runners would collect them and return them once, with the last chunk.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -18,28 +20,28 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ScoredChunk:
-    """What a step scores of a prompt: from each position the token behind it."""
+    """The part of a prompt that a step scores: at each position, the next token."""
 
     request_id: str
     start: int
-    """The first position."""
+    """First position."""
     token_ids: list[int]
-    """Those behind its positions; none, if the step computes the prompt's last token alone."""
+    """The tokens after the chunk's positions; empty if the step computes only the prompt's last token."""
     top: int
-    """How many of the most likely tokens are wanted."""
+    """Number of most likely tokens to return."""
     is_last: bool
-    """The prompt ends in the step."""
+    """Whether the prompt ends in this step."""
 
     @property
     def end(self) -> int:
-        """The position behind its last."""
+        """The position after the last one."""
         return self.start + len(self.token_ids)
 
 
 def chunks_to_score(plan: StepPlan, told: Mapping[str, Told], scored: set[str]) -> list[ScoredChunk]:
-    """Of the plan's parts, those of ``scored`` requests whose prompts have not been computed.
+    """The plan's chunks of ``scored`` requests whose prompts are not complete.
 
-    A request that has said something and computes its prompt again, after a preemption, has its scores.
+    A request with output that recomputes its prompt after a preemption already has its scores.
     """
     chunks: list[ScoredChunk] = []
     if not scored:
@@ -56,11 +58,11 @@ def chunks_to_score(plan: StepPlan, told: Mapping[str, Told], scored: set[str]) 
 
 
 def collect_scores(chunks: Sequence[ScoredChunk], taken: Mapping[str, Any], output: Any, result: StepResult) -> None:
-    """Writes them into ``result``; a request whose scores are not those of its prompt fails.
+    """Writes the scores into ``result``. A request fails if the runner scored other tokens.
 
     Args:
         taken: token ids and log-probabilities of chunks that are not their prompts' last.
-        output: a ``ModelRunnerOutput``, which has those of the last ones, perhaps behind those of the whole prompt.
+        output: a ``ModelRunnerOutput`` with the scores of last chunks, possibly after those of the whole prompt.
     """
     for chunk in chunks:
         request_id, count = chunk.request_id, len(chunk.token_ids)

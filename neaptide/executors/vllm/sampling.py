@@ -1,4 +1,4 @@
-"""Sampling parameters as vLLM understands them. What differs from our own sampler stands in ``docs/vllm.md``."""
+"""Sampling parameters in vLLM's form. ``docs/vllm.md`` lists the differences from our own sampler."""
 
 import hashlib
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from vllm import SamplingParams as VllmSamplingParams
 from neaptide.engine.params import SamplingParams
 
 _LEAST_TOP_P = 1e-6
-"""vLLM takes no 0, which for us leaves the most likely token."""
+"""vLLM rejects 0, which for us keeps only the most likely token."""
 
 
 def draw_seed(seed: int | str, position: int = -1) -> int:
-    """Seed of the draw at an output position of a request with this seed (or without one, by its id)."""
+    """Seed for sampling at an output position of a request, from its seed, or from its id if it has none."""
     return int.from_bytes(hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=7).digest(), "little")
 
 
@@ -22,11 +22,12 @@ def is_random(params: SamplingParams) -> bool:
 
 
 def to_vllm(params: SamplingParams, eos_token_ids: Sequence[int], seed: int | None) -> Any:
-    """
+    """Converts the parameters.
+
     Args:
         seed: None draws from the stream that all requests share.
     """
-    # Stops are ours to act on; vLLM need only know what ``min_tokens`` masks.
+    # Neaptide handles stops; vLLM needs them only for the ``min_tokens`` mask.
     eos = () if params.ignore_eos else eos_token_ids
     masked = [*params.stop_token_ids, *eos] if params.min_tokens else []
     max_tokens = max(params.max_tokens, 1)

@@ -1,4 +1,4 @@
-"""Starts the vllm executor of an engine. vLLM is imported here, when its environment is set."""
+"""Starts the vllm executor of an engine. Imports vLLM after setting its environment."""
 
 import logging
 from contextlib import ExitStack
@@ -18,22 +18,23 @@ from neaptide.models.config import ModelFacts, UnsupportedModelError
 logger = logging.getLogger(__name__)
 
 MINOR_VERSION = "0.32"
-"""Of vLLM, whose workers are spoken to directly; others start with a warning."""
+"""The vLLM version whose workers this executor drives directly. Other versions start with a warning."""
 LONGEST_REASON = 600
-"""Characters of what vLLM says."""
+"""Most characters of vLLM's message that are quoted."""
 
 
 def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
-    """
+    """Starts the executor.
+
     Raises:
-        UnsupportedModelError: a model that is not served, whatever vLLM could do with it.
-        ValueError, RuntimeError, OSError: vLLM is not there, or does not start; the message says why.
+        UnsupportedModelError: the model is not supported, whatever vLLM could do with it.
+        ValueError, RuntimeError, OSError: vLLM is missing or does not start. The message says why.
     """
     arguments = config.executor.arguments
     check_arguments(arguments)
     model_dir = Path(config.executor.model_path)
     model = load_model_facts(model_dir)
-    if arguments.get("load_format", "").lower() != "dummy":  # vLLM would take pickles where there is nothing else
+    if arguments.get("load_format", "").lower() != "dummy":  # without safetensors vLLM would load pickles
         refuse_pickles(model_dir)
     set_environment(config.executor.num_threads)
     import_vllm()
@@ -41,20 +42,20 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
         return _started(config, clock, model_dir, model)
     except UnsupportedModelError:
         raise
-    except Exception as error:  # vLLM asserts much, and has errors of its own
+    except Exception as error:  # vLLM asserts a lot, and has errors of its own
         if "trust_remote_code" in str(error):
             raise UnsupportedModelError(
-                f"{model_dir}: this vLLM knows no such model; it could only run the code that the model brings along "
-                "(auto_map), and that is never run"
+                f"{model_dir}: this vLLM does not know the model; it could only run code that comes with the model "
+                "(auto_map), which is never run"
             ) from error
         raise RuntimeError(f"vLLM does not start: {_reason(error)}") from error
 
 
 def import_vllm() -> None:
-    """With all of it that we name.
+    """Imports vLLM and our modules that use it.
 
     Raises:
-        ValueError: there is none, or one that lacks something.
+        ValueError: vLLM is missing, or lacks something that we use.
     """
     version = "of an unknown version"
     try:
@@ -62,21 +63,21 @@ def import_vllm() -> None:
 
         version = str(getattr(vllm, "__version__", version))
         from neaptide.executors.vllm import vllm_engine, vllm_executor, warm_up  # noqa: F401
-    except Exception as error:  # an import runs much
+    except Exception as error:  # an import runs a lot of code
         if isinstance(error, ModuleNotFoundError) and error.name == "vllm":
-            reason = "needs vLLM, which this interpreter does not have"
+            reason = "needs vLLM, which is not installed in this interpreter"
         else:
             reason = f"cannot use this interpreter's vLLM {version}"
         raise ValueError(
-            f"executor = 'vllm' {reason} ({_reason(error)}); name another with engine_python, or install "
+            f"executor = 'vllm' {reason} ({_reason(error)}); set engine_python to another interpreter, or install "
             f"neaptide[vllm] (vLLM {MINOR_VERSION})"
         ) from error
     if version.split(".")[:2] != MINOR_VERSION.split("."):
-        logger.warning("vLLM %s: the vllm executor is made for vLLM %s", version, MINOR_VERSION)
+        logger.warning("vLLM %s: the vllm executor was written for vLLM %s", version, MINOR_VERSION)
 
 
 def _started(config: EngineConfig, clock: Clock, model_dir: Path, model: ModelFacts) -> StartedExecutor:
-    """Whatever it raises, nothing of vLLM's is left running."""
+    """Starts vLLM. If this raises, nothing of vLLM is left running."""
     from neaptide.executors.grammar_masks import GrammarMasks
     from neaptide.executors.vllm.vllm_engine import start_engine
     from neaptide.executors.vllm.vllm_executor import VllmExecutor
@@ -91,7 +92,7 @@ def _started(config: EngineConfig, clock: Clock, model_dir: Path, model: ModelFa
         executor = VllmExecutor(engine, config, clock, model.eos_token_ids, masks)
         warm_up(executor, config.scheduler.max_num_seqs, max_step_tokens)
         undoing.pop_all()
-    # Its runner keeps the tokens that it samples: a plan need not know them.
+    # vLLM's runner keeps the tokens that it samples, so a plan need not know them.
     capabilities = Capabilities(placeholders=True, asynchronous=executor.is_asynchronous)
     return StartedExecutor(
         executor,
@@ -107,7 +108,7 @@ def _started(config: EngineConfig, clock: Clock, model_dir: Path, model: ModelFa
 
 def _reason(error: Exception) -> str:
     reason = str(error) or type(error).__name__
-    if isinstance(error, ValidationError):  # its text names every field that there is
+    if isinstance(error, ValidationError):  # its text lists every field
         reason = "; ".join(str(part["msg"]) for part in error.errors())
-    # Of a family that it does not know it names all that it knows.
+    # For an unknown family, the message lists all known families.
     return reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]} ..."

@@ -1,5 +1,7 @@
-"""vLLM's own start-up sequence: its configuration, its workers with the model, its KV cache. Of what comes out of it we
-use the workers; its scheduler stands by and is never asked."""
+"""Runs vLLM's own start-up: configuration, workers with the model, KV cache.
+
+Neaptide uses the workers only; vLLM's scheduler is never called.
+"""
 
 import argparse
 import dataclasses
@@ -19,27 +21,27 @@ from neaptide.executors.vllm.refusals import refuse_cache, refuse_model
 from neaptide.executors.vllm.worker import WorkerExtension, ignore_stop_signals
 
 CPU_KV_BYTES = 1 << 30
-"""Unless configured; on a GPU vLLM takes its share of the memory (``gpu_memory_utilization``)."""
+"""Default on a CPU. On a GPU vLLM takes its share of the memory (``gpu_memory_utilization``)."""
 _NATIVE_BFLOAT16 = frozenset({"amx_bf16", "avx512_bf16"})
 
 
 def start_engine(config: EngineConfig, max_step_tokens: int) -> Any:
-    """vLLM's ``EngineCore``, with model and KV cache in its workers.
+    """Starts vLLM's ``EngineCore``, with model and KV cache in its workers.
 
     Args:
-        max_step_tokens: tokens of one step at most.
+        max_step_tokens: most tokens of one step.
 
     Raises:
-        ValueError: arguments that make no sense, or contradict ours.
-        UnsupportedModelError: a model that a plan of ours cannot drive.
-        Exception: whatever else vLLM raises.
+        ValueError: the arguments are invalid, or contradict our settings.
+        UnsupportedModelError: our step plans cannot drive the model.
+        Exception: any other error of vLLM.
     """
     arguments = config.executor.arguments
     check_arguments(arguments)
     words = ["--model", config.executor.model_path, *command_line(arguments)]
     wanted = _parsed(words)
     ours = _ours(config, max_step_tokens)
-    if not hasattr(wanted, "swa_bounded_replay"):  # before 0.32
+    if not hasattr(wanted, "swa_bounded_replay"):  # versions before 0.32
         del ours["swa_bounded_replay"]
     wanted = dataclasses.replace(wanted, **ours)
     vllm_config = wanted.create_engine_config(UsageContext.ENGINE_CONTEXT)
@@ -60,7 +62,7 @@ def start_engine(config: EngineConfig, max_step_tokens: int) -> Any:
 
 
 class _Parser(FlexibleArgumentParser):  # type: ignore[misc]
-    """vLLM's parser, which would end the process."""
+    """vLLM's parser, which raises an error instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"executor_arg: {message}")
@@ -75,24 +77,24 @@ def _parsed(words: list[str]) -> Any:
 
 
 def _ours(config: EngineConfig, max_step_tokens: int) -> dict[str, Any]:
-    """What the server's settings say."""
+    """vLLM's arguments from the server's settings."""
     scheduler, cache = config.scheduler, config.cache
     return {
         "dtype": _dtype(config),
         "skip_tokenizer_init": True,
-        # The runner samples once more than we ask where a prompt alone fills the length.
+        # If a prompt fills the length, the runner samples one token more than planned.
         "max_model_len": scheduler.max_model_len + 1,
         "max_num_seqs": scheduler.max_num_seqs,
         "max_num_batched_tokens": max(max_step_tokens, scheduler.max_num_seqs),
         "block_size": cache.block_size or None,
         "kv_cache_memory_bytes": cache.kv_cache_bytes or (CPU_KV_BYTES if _on_cpu() else None),
-        # One block more, for vLLM keeps block 0 to itself.
+        # One more, because vLLM reserves block 0.
         "num_gpu_blocks_override": None if cache.num_blocks is None else cache.num_blocks + 1,
         "enable_chunked_prefill": True,
         "enable_prefix_caching": False,
-        # Layers with a window keep whole tables, as our block tables are.
+        # Layers with a sliding window then keep whole tables, like ours.
         "disable_hybrid_kv_cache_manager": True,
-        # Or a window's keys would be missing behind a prefix from our cache.
+        # Otherwise a window's keys would be missing after a prefix from our cache.
         "swa_bounded_replay": False,
         "generation_config": "vllm",
         "worker_extension_cls": f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
@@ -102,15 +104,15 @@ def _ours(config: EngineConfig, max_step_tokens: int) -> dict[str, Any]:
 
 
 def _dtype(config: EngineConfig) -> str:
-    """``auto`` is the checkpoint's own, or fp32 on a CPU without instructions for bf16, as on our own executor."""
+    """``auto`` is the checkpoint's own dtype, or fp32 on a CPU without bf16 instructions, as in the torch executor."""
     if config.executor.dtype == "auto" and _on_cpu() and not cpu_flags() & _NATIVE_BFLOAT16:
         return "float32"
     return config.executor.dtype
 
 
 def _check_block_size(vllm_config: Any) -> None:
-    """vLLM itself would say so after the weights have been read."""
-    if not _on_cpu() or vllm_config.model_config.use_mla:  # for which a CPU has one size, whatever is asked for
+    """Checks the block size early; vLLM itself would complain after loading the weights."""
+    if not _on_cpu() or vllm_config.model_config.use_mla:  # a CPU has one MLA block size, whatever is configured
         return
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
@@ -118,7 +120,7 @@ def _check_block_size(vllm_config: Any) -> None:
     if not CPUAttentionBackend.supports_block_size(size):
         sizes = CPUAttentionBackend.get_supported_kernel_block_sizes()
         taken = " or ".join(f"multiples of {kind.base}" if hasattr(kind, "base") else str(kind) for kind in sizes)
-        raise ValueError(f"block_size = {size} is not supported: vLLM's attention on a CPU takes {taken}")
+        raise ValueError(f"block_size = {size} is not supported: vLLM's CPU attention needs {taken}")
 
 
 def _on_cpu() -> bool:

@@ -36,12 +36,12 @@ logger = logging.getLogger(__name__)
 
 
 class VllmExecutor:
-    """Implements ``ProfiledExecutor``.
+    """Implements ``ProfiledExecutor`` with vLLM's workers.
 
     Args:
         engine: vLLM's ``EngineCore``, started.
         eos_token_ids: of the model.
-        masks: of its grammars.
+        masks: grammar masks of the model.
     """
 
     def __init__(
@@ -56,7 +56,8 @@ class VllmExecutor:
         self._is_v2 = bool(self._vllm_config.use_v2_model_runner)
         is_async = bool(self._vllm_config.scheduler_config.async_scheduling)
         self.is_asynchronous = is_async or not isinstance(self._workers, UniProcExecutor)
-        """Whether ``submit`` returns before the step is done: the workers are processes of their own, or the GPU's."""
+        """Whether ``submit`` returns before the step is done. The workers are then separate processes or run on
+        a GPU."""
         vocab_size = self._vllm_config.model_config.get_vocab_size()
         self.translator = Translator(RunnerKind(self._is_v2, is_async, vocab_size), self._to_params)
         self.grammars = StepGrammars(masks)
@@ -64,10 +65,12 @@ class VllmExecutor:
         self._max_step_tokens: int = self._vllm_config.scheduler_config.max_num_batched_tokens
         self._num_vllm_blocks: int = self._vllm_config.cache_config.num_gpu_blocks
         self._silence: TimeoutError | None = None
-        """Workers that are processes did not answer in time. Answers have no names: what comes late is taken for the
-        answer to what was asked after."""
+        """Set if worker processes did not answer in time.
+
+        Answers carry no ids, so a late answer would be taken for the answer to a later question.
+        """
         self._num_steps = 0
-        """That the workers were asked for."""
+        """Steps sent to the workers."""
         cache = config.cache
         block_bytes = self.block_size * self.kv_bytes_per_token
         self.num_host_blocks = cache.num_host_blocks or cache.host_cache_bytes // block_bytes
@@ -95,12 +98,12 @@ class VllmExecutor:
 
     @property
     def device(self) -> str:
-        """Its kind, for example ``cpu``."""
+        """Device type, for example ``cpu``."""
         return str(self._vllm_config.device_config.device_type)
 
     @property
     def device_name(self) -> str:
-        """A product name, and how many of it."""
+        """Product name, and the number of devices if there are several."""
         import torch
 
         count = self._vllm_config.parallel_config.world_size
@@ -113,16 +116,16 @@ class VllmExecutor:
 
     @property
     def num_threads(self) -> int:
-        """Compute threads; 0 where a GPU computes."""
+        """Compute threads; 0 on a GPU."""
         import torch
 
         return torch.get_num_threads() if self.device == "cpu" else 0
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Of all layers, over all ranks."""
+        """KV bytes of all layers over all ranks."""
         cache = self._engine.scheduler.kv_cache_config
-        # Layers of another shape lie behind the first ones, in the same memory, whose whole size each of them states.
+        # Layers of another shape follow the first ones in the same memory; each states its whole size.
         rank_bytes = sum(tensor.size for tensor in cache.kv_cache_tensors if tensor.offset == 0)
         ranks = self._vllm_config.parallel_config.tensor_parallel_size
         return int(rank_bytes) * int(ranks) // (int(cache.num_blocks) * self.block_size)
@@ -136,7 +139,7 @@ class VllmExecutor:
         return " ".join(word for word in words if word)
 
     def touch_blocks(self, count: int) -> None:
-        """On a CPU memory that nobody has written to is read faster than real memory."""
+        """Writes zeros. On a CPU untouched memory reads faster than real memory."""
         self._zero(list(range(count)))
 
     # ---- steps ----
@@ -144,8 +147,8 @@ class VllmExecutor:
     def submit(self, plan: StepPlan) -> "VllmHandle":
         """Runs the step on a CPU, starts it on a GPU.
 
-        With a grammar whose last token an earlier step still samples it waits for that step, when the forward pass has
-        been launched.
+        If a grammar needs a token that an earlier step still samples, it waits for that step after launching the
+        forward pass.
         """
         start_s = self._clock.now()
         self._refuse_late_answers()
@@ -155,9 +158,10 @@ class VllmExecutor:
             self._zero(plan.zero_blocks)
         if plan.saves or plan.loads:
             self._copy(plan)
-        if plan.shape.num_tokens > self._max_step_tokens:  # its buffers hold no more, and nothing there would say so
+        # vLLM's buffers hold no more, and nothing there would report it
+        if plan.shape.num_tokens > self._max_step_tokens:
             raise ValueError(
-                f"{plan.shape.num_tokens} tokens in one step; vLLM was started for {self._max_step_tokens}"
+                f"{plan.shape.num_tokens} tokens in one step, but vLLM was started for at most {self._max_step_tokens}"
             )
         result = StepResult.of(plan)
         if self.translator.invalid:
@@ -191,7 +195,7 @@ class VllmExecutor:
         return handle
 
     def finish(self, plan: StepPlan, result: StepResult, answers: "Answers") -> None:
-        """Waits for a step, and collects what came out of it."""
+        """Waits for a step and collects its results."""
         start_s = self._clock.now()
         self._refuse_late_answers()
         try:
@@ -201,7 +205,7 @@ class VllmExecutor:
             taken = {} if answers.taken is None else answers.taken.result()[0]
         except Exception as error:
             self._note(error)
-            self._try((answers.taken or answers.sampled).result)  # it is on its way, too
+            self._try((answers.taken or answers.sampled).result)  # its answer is on its way too
             self.recover(plan, answers.step)
             raise
         done_s = self._clock.now()
@@ -212,25 +216,24 @@ class VllmExecutor:
         result.sample_s = self._clock.now() - done_s
 
     def recover(self, plan: StepPlan, step: int) -> None:
-        """After a step that raised, by number: the runner is brought to where it takes the next one, if there can be
-        one."""
+        """Brings the runner to a state in which it can accept the next step, after a step with this number raised."""
         if self._silence is None:
             timeout_s = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
             self._try(lambda: self._workers.collective_rpc(recover, timeout=timeout_s, args=(step,)))
         self.translator.distrust(plan)
 
     def close(self) -> None:
-        """Ends the workers; the executor cannot be used after."""
+        """Ends the workers. The executor cannot be used afterwards."""
         self.translator.told.clear()
         self.grammars.close()
         self._engine.shutdown()
 
     def _refuse_late_answers(self) -> None:
         if self._silence is not None:
-            raise RuntimeError("vLLM's workers did not answer in time, and are not asked again") from self._silence
+            raise RuntimeError("vLLM's workers did not answer in time; no more steps are sent") from self._silence
 
     def _try(self, ask: Callable[[], Any]) -> None:
-        """Whatever comes of it, but for silence."""
+        """Calls ``ask`` and ignores its errors, except a time-out, which is recorded."""
         try:
             ask()
         except Exception as error:
@@ -245,7 +248,7 @@ class VllmExecutor:
         self._workers.collective_rpc(zero_blocks, args=(self._num_vllm_blocks, ids))
 
     def _copy(self, plan: StepPlan) -> None:
-        """Between KV cache and host memory."""
+        """Copies blocks between KV cache and host memory."""
         saves = [(block + NULL_BLOCKS, slot) for block, slot in plan.saves]
         loads = [(slot, block + NULL_BLOCKS) for slot, block in plan.loads]
         self._workers.collective_rpc(copy_blocks, args=(self._num_vllm_blocks, saves, loads))
@@ -259,7 +262,7 @@ class VllmExecutor:
     def _place_generators(self, plan: StepPlan) -> list[Any]:
         seeded, told = self.translator.seeded, self.translator.told
         if self._is_v2 or not seeded:
-            return []  # V2's draws depend on seed and position as they are
+            return []  # V2's draws already depend on seed and position
         draws: list[tuple[str, int | None]] = []
         columns = zip(plan.request_ids, plan.sample.tolist(), plan.output_position.tolist(), strict=True)
         for request_id, samples, position in columns:
@@ -276,30 +279,30 @@ class VllmExecutor:
         return [chunk for chunk in chunks if chunk.request_id not in result.errors]
 
     def _ask(self, what: Callable[..., Any], parts: list[Any]) -> Any:
-        """Every worker, behind what it was asked before."""
+        """Asks every worker, after its earlier questions."""
         return self._workers.collective_rpc(what, args=(parts,), non_block=True)
 
 
 @dataclass(slots=True)
 class Answers:
-    """What vLLM's workers will have said of a step, in this order."""
+    """The pending answers of vLLM's workers to a step, in this order."""
 
     step: int
-    """Its number."""
+    """Step number."""
     before: list[Any]
     sampled: Any
     chunks: list[ScoredChunk]
     taken: Any
-    """Scores of those of ``chunks`` whose prompts go on; None if there are none."""
+    """Scores of chunks that are not their prompts' last; None if there are none."""
     failed: Mapping[str, str]
-    """Requests that are wrong already."""
+    """Requests that have already failed."""
 
 
 class VllmHandle:
-    """A submitted step. It may be waited for more than once: the engine does, and a mask of the next step.
+    """A submitted step. It may be waited for twice, by the engine and by a mask of the next step.
 
     Args:
-        answers: None if there was nothing to ask.
+        answers: None if nothing was sent.
     """
 
     def __init__(

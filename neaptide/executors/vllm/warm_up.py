@@ -1,5 +1,8 @@
-"""Steps before the first request. vLLM compiles parts of its sampler when they are first used, in eager mode too; that
-can take longer than an engine may say nothing before it is taken to hang, and a first client would wait for it."""
+"""Warm-up steps before the first request.
+
+vLLM compiles parts of its sampler on first use, in eager mode too. That may take longer than the engine's hang
+detection allows, and a first client would wait for it.
+"""
 
 from llguidance import LLMatcher
 
@@ -8,7 +11,7 @@ from neaptide.engine.params import SamplingParams
 from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan
 
 SCORED = SamplingParams(max_tokens=2, temperature=1.0, logprobs=1, prompt_logprobs=1)
-"""Drawn without a seed, and scored: what is compiled on a CPU."""
+"""Unseeded sampling with scores: what is compiled on a CPU."""
 CHOSEN = SamplingParams(
     max_tokens=2,
     min_tokens=1,
@@ -23,20 +26,21 @@ CHOSEN = SamplingParams(
     seed=0,
     grammar=LLMatcher.grammar_from_regex(r"(.|\n)*"),
 )
-"""All that changes a choice: on a GPU each is a kernel that is compiled when it is first used."""
+"""Every parameter that changes a choice: on a GPU each is a kernel compiled on first use."""
 _PROMPT = [0, 0]
 
 
 def warm_up(executor: Executor, max_requests: int, max_step_tokens: int) -> None:
-    """One request alone, then two at once: what is compiled for one row is not always fit for more. Two tokens each,
-    for penalties are of what was put out.
+    """Runs one request alone, then two at once, because code compiled for one row may not fit more.
+
+    Each gets two tokens, because penalties need output.
 
     Args:
-        max_requests: at once, which the workers were started for ...
-        max_step_tokens: ... and tokens of a step.
+        max_requests: most requests at once that the workers were started for.
+        max_step_tokens: most tokens of a step.
 
     Raises:
-        Exception: whatever the executor raises; the same requests of a client would fail.
+        Exception: the executor raised; the same requests from a client would fail.
     """
     for count in range(1, min(2, max_requests, max_step_tokens // len(_PROMPT), executor.num_blocks) + 1):
         for params in (SCORED, CHOSEN):
@@ -44,7 +48,7 @@ def warm_up(executor: Executor, max_requests: int, max_step_tokens: int) -> None
 
 
 def _answer(executor: Executor, blocks: dict[str, int], params: SamplingParams) -> None:
-    """Two tokens for each request, in the one block that it has. Of what the executor refuses there is no second."""
+    """Generates two tokens per request, in its one block. Requests that the executor rejects get no second token."""
     parts = [ScheduledRequest(name, _PROMPT, 0, [block], True, 0) for name, block in blocks.items()]
     new = [NewRequest(name, _PROMPT, params) for name in blocks]
     first = executor.submit(StepPlan.of_parts(-1, parts, new)).wait()

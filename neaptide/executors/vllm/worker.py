@@ -1,4 +1,4 @@
-"""What runs inside vLLM's workers: in this process, or in one for each rank, which imports it there."""
+"""Code that runs inside vLLM's workers, in this process or in one process per rank, which imports it."""
 
 import signal
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ from neaptide.engine.process.parent import STOP_SIGNALS
 
 
 class WorkerExtension:
-    """A base class that vLLM adds to its workers' class, in each worker's process.
+    """A base class that vLLM adds to its worker class in each worker process.
 
-    On a CPU with AMX, vLLM's attention computes with tiles. Linux gives them to a process that has asked for them, and
-    ends another one with SIGILL. vLLM leaves the asking to oneDNN, whose products a small model may never use.
+    On a CPU with AMX, vLLM's attention uses tiles. Linux ends a process with SIGILL if it uses tiles without requesting
+    them. vLLM leaves the request to oneDNN, whose products a small model may never use.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "WorkerExtension":
@@ -22,7 +22,8 @@ class WorkerExtension:
 
 
 def ignore_stop_signals(worker: Any) -> None:
-    """Ctrl-C goes to every process of a terminal; when a worker ends is the engine's to say."""
+    """Makes a worker ignore stop signals. Ctrl-C reaches every process of a terminal, but the engine ends its
+    workers."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -41,7 +42,7 @@ def zero_blocks(worker: Any, num_blocks: int, block_ids: list[int]) -> None:
 
 
 def reserve_host_blocks(worker: Any, num_blocks: int, num_slots: int) -> None:
-    """Memory for copies of this worker's part of KV blocks. On a CPU the system gives it as it is written to."""
+    """Allocates host memory for copies of this worker's KV blocks. On a CPU the system provides it on first write."""
     import torch
 
     worker.neaptide_host_blocks = [
@@ -53,7 +54,7 @@ def reserve_host_blocks(worker: Any, num_blocks: int, num_slots: int) -> None:
 def copy_blocks(
     worker: Any, num_blocks: int, saves: Sequence[tuple[int, int]], loads: Sequence[tuple[int, int]]
 ) -> None:
-    """KV blocks to host memory, then others from it, and waits for that.
+    """Copies KV blocks to host memory, then others from it, and waits.
 
     Args:
         saves: (block, slot of host memory).
@@ -72,7 +73,7 @@ def copy_blocks(
 
 
 def _caches_by_block(worker: Any, num_blocks: int) -> list[Any]:
-    """Views of what the layers keep, with the blocks as their first dimension."""
+    """Views of the layers' caches with the blocks as first dimension."""
     caches = worker.model_runner.kv_caches
     tensors = [tensor for cache in caches for tensor in (cache if isinstance(cache, list | tuple) else [cache])]
     return [_by_block(tensor, num_blocks) for tensor in tensors]
@@ -81,11 +82,11 @@ def _caches_by_block(worker: Any, num_blocks: int) -> list[Any]:
 def _by_block(cache: Any, num_blocks: int) -> Any:
     import torch
 
-    # Keys and values are one dimension before or behind the blocks, as the attention kernel wants it; and it may divide
-    # a block further.
+    # Depending on the attention kernel, keys and values are a dimension before or after the blocks, and blocks may be
+    # split further.
     dim = next(d for d, size in enumerate(cache.shape) if size >= num_blocks and size % num_blocks == 0)
     if cache.itemsize == 1:
-        cache = cache.view(torch.uint8)  # torch copies no rows of 8-bit floats
+        cache = cache.view(torch.uint8)  # torch cannot copy rows of 8-bit floats
     return cache.movedim(dim, 0).unflatten(0, (num_blocks, -1))
 
 
@@ -93,11 +94,11 @@ def _by_block(cache: Any, num_blocks: int) -> Any:
 
 
 def place_generators(worker: Any, draws: list[tuple[str, int | None]]) -> None:
-    """Between a step's forward pass and its sampling, for requests with seeds, on the V1 runner.
+    """Seeds the generators of requests with seeds on the V1 runner, between a step's forward pass and its sampling.
 
-    Its generators go on from draw to draw, so that a request's tokens depend on how often it was preempted or sampled
-    in vain; and for a chunk that samples nothing it winds them back, which no generator of a CPU can do. Here each
-    draw is seeded by its own, and a chunk has none.
+    V1's generators advance with every draw, so tokens would depend on preemptions and wasted samples. For a chunk that
+    samples nothing V1 rewinds them, which CPU generators cannot do. Here each draw has its own seed, and a chunk has no
+    generator.
 
     Args:
         draws: request ids, each with the seed of its draw; None for those that do not sample in this step.
@@ -117,14 +118,13 @@ def place_generators(worker: Any, draws: list[tuple[str, int | None]]) -> None:
 
 
 def score_prompts(worker: Any, wanted: Sequence[tuple[str, int]]) -> None:
-    """Between a step's forward pass and its sampling: chunks of prompts are scored in it, whatever the runner has
-    scored of them before.
+    """Makes the runner score prompt chunks again, between a step's forward pass and its sampling.
 
-    By itself V1 scores no prompt again of which it has scored the last chunk, and V2 puts what it scores behind what it
-    has, for both rely on steps that are run once.
+    V1 does not score a prompt again after its last chunk, and V2 appends new scores to its old ones. Both assume that
+    steps run once.
 
     Args:
-        wanted: request ids, each with how many of the most likely tokens.
+        wanted: request ids, each with the number of most likely tokens.
     """
     runner = worker.model_runner
     in_progress = _kept_by_v2(runner)
@@ -136,13 +136,14 @@ def score_prompts(worker: Any, wanted: Sequence[tuple[str, int]]) -> None:
 
 
 def take_scores(worker: Any, chunks: Sequence[tuple[str, int, int]]) -> dict[str, tuple[Any, Any]]:
-    """Behind a step's sampling: what was scored of prompts that go on, which the runners keep for the last chunk.
+    """Takes the scores of unfinished prompts after a step's sampling. The runners keep them until the last chunk.
 
     Args:
-        chunks: request ids, each with the first position of its chunk and the one behind it.
+        chunks: request ids, each with its chunk's first position and the position after its last.
 
     Returns:
-        Token ids and log-probabilities, [positions, 1 + most likely ones] each, where there are any; on the first rank
+        Token ids and log-probabilities, both [positions, 1 + most likely ones], where there are any. Only the first
+            rank returns them, because it answers for all ranks.
         alone, for that is the one that answers for all.
     """
     runner = worker.model_runner
@@ -150,7 +151,7 @@ def take_scores(worker: Any, chunks: Sequence[tuple[str, int, int]]) -> dict[str
         return {}
     in_progress, scores = _kept_by_v2(runner), {}
     if in_progress is None:
-        runner._sync_device()  # it copies them aside
+        runner._sync_device()  # V1 copies them asynchronously
     for request_id, start, end in chunks:
         if in_progress is not None:
             kept = [(part.logprob_token_ids, part.logprobs) for part in in_progress.get(request_id, ())]
@@ -158,12 +159,12 @@ def take_scores(worker: Any, chunks: Sequence[tuple[str, int, int]]) -> dict[str
             whole = getattr(runner.requests.get(request_id), "in_progress_prompt_logprobs_cpu", None)
             kept = [] if whole is None else [(whole.logprob_token_ids[start:end], whole.logprobs[start:end])]
         if len(kept) == 1:
-            # Copies, for V1 goes on to write to the same memory.
+            # Copies, because V1 keeps writing to the same memory.
             scores[request_id] = (kept[0][0].cpu().numpy().copy(), kept[0][1].cpu().numpy().copy())
     return scores
 
 
 def _kept_by_v2(runner: Any) -> Any:
-    """By request, on the V2 runner; None on the other."""
+    """V2's scores by request; None on V1."""
     kept = getattr(runner, "prompt_logprobs_worker", None)
     return None if kept is None else kept.in_progress_prompt_logprobs

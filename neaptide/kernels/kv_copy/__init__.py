@@ -1,5 +1,7 @@
-"""Single slots of all layers, gathered into one piece and scattered back: checkpoints, swaps and moves of blocks. Only
-``kernel`` and ``launch`` import Triton."""
+"""Gathers single KV slots of all layers into one tensor, and scatters them back.
+
+Checkpoints, swaps and block moves use it. Only ``kernel`` and ``launch`` import Triton.
+"""
 
 from typing import Protocol
 
@@ -9,7 +11,7 @@ __all__ = ["SlotCopier"]
 
 
 class SlotCopier(Protocol):
-    """See ``reference``; slots outside the cache are not looked for."""
+    """Copies KV slots. ``reference`` documents both methods; slot numbers are not checked against the cache."""
 
     def gather(self, kv_cache: Tensor, slots: Tensor, /) -> Tensor: ...
 

@@ -1,4 +1,4 @@
-"""Single slots of all layers, out of the cache and back, in Triton: one launch, where torch has one for each layer."""
+"""Triton kernel that copies KV slots of all layers in one launch; torch needs one launch per layer."""
 
 import triton
 import triton.language as tl
@@ -15,8 +15,11 @@ def copy_kernel(
     LANES: tl.constexpr,
     INTO_CACHE: tl.constexpr,
 ):
-    """Programs: slots * LAYERS. ``kv_cache`` is [LAYERS, slots of the cache, ROW], a layer every ``layer_stride``
-    elements; ``copied`` [slots, LAYERS, ROW]."""
+    """Runs slots * LAYERS programs.
+
+    ``kv_cache`` is [LAYERS, slots of the cache, ROW], with ``layer_stride`` elements from one layer to the next;
+    ``copied`` is [slots, LAYERS, ROW].
+    """
     program = tl.program_id(0).to(tl.int64)
     layer = program % LAYERS
     slot = tl.load(slots + program // LAYERS)

@@ -1,4 +1,4 @@
-"""The kernel behind the reference's functions; imports Triton."""
+"""Launches the copy kernel with the signatures of ``reference``. Imports Triton."""
 
 import torch
 from torch import Tensor
@@ -7,10 +7,10 @@ from neaptide.kernels.kv_copy.kernel import copy_kernel
 
 
 def gather(kv_cache: Tensor, slots: Tensor) -> Tensor:
-    """As the reference's.
+    """``reference.gather`` in one launch.
 
     Raises:
-        ValueError: tensors that do not fit together; nothing has been read.
+        ValueError: the tensors' shapes or types do not match. Nothing has been read.
     """
     copied = kv_cache.new_empty((len(slots), kv_cache.shape[0], *kv_cache.shape[2:]))
     _launch(kv_cache, slots, copied, into_cache=False)
@@ -18,10 +18,10 @@ def gather(kv_cache: Tensor, slots: Tensor) -> Tensor:
 
 
 def scatter(kv_cache: Tensor, slots: Tensor, copied: Tensor) -> None:
-    """As the reference's.
+    """``reference.scatter`` in one launch.
 
     Raises:
-        ValueError: tensors that do not fit together; nothing has been written.
+        ValueError: the tensors' shapes or types do not match. Nothing has been written.
     """
     _launch(kv_cache, slots, copied, into_cache=True)
 
@@ -31,7 +31,7 @@ def _launch(kv_cache: Tensor, slots: Tensor, copied: Tensor, *, into_cache: bool
     if copied.shape != (len(slots), layers, *heads) or copied.dtype != kv_cache.dtype or slots.dtype != torch.int64:
         raise ValueError(f"copies of shape {tuple(copied.shape)} for {len(slots)} slots of {tuple(kv_cache.shape)}")
     if not (kv_cache[0].is_contiguous() and copied.is_contiguous() and slots.is_contiguous()):
-        raise ValueError("slots are copied from and to contiguous tensors only")
+        raise ValueError("copying KV slots needs contiguous tensors")
     row = kv_cache[0, 0].numel()
     if len(slots):
         copy_kernel[(len(slots) * layers,)](

@@ -1,4 +1,4 @@
-"""Single slots of all layers in torch, for any device."""
+"""Copies of KV slots in torch, for any device."""
 
 from torch import Tensor
 
@@ -9,5 +9,5 @@ def gather(kv_cache: Tensor, slots: Tensor) -> Tensor:
 
 
 def scatter(kv_cache: Tensor, slots: Tensor, copied: Tensor) -> None:
-    """The other way; ``slots`` are distinct."""
+    """Writes ``copied`` [slots, layers, heads, dim] back to the cache. ``slots`` must be distinct."""
     kv_cache.index_copy_(1, slots, copied.transpose(0, 1))

@@ -1,2 +1,4 @@
-"""Keys and values into the cache by block table and direction, queries and keys rotated on the way. Only ``kernel`` and
-``launch`` import Triton."""
+"""Rotates queries and keys, and writes keys and values to their cache slots.
+
+Only ``kernel`` and ``launch`` import Triton.
+"""

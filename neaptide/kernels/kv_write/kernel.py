@@ -1,4 +1,4 @@
-"""Rotation of queries and keys, and writes of keys and values, in Triton: one launch for all that a layer stores."""
+"""Triton kernel that rotates queries and keys and writes keys and values, one launch per layer."""
 
 import triton
 import triton.language as tl
@@ -23,15 +23,15 @@ def write_kernel(
     PAIRS: tl.constexpr,
     ROTATES: tl.constexpr,
 ):
-    """Programs: tokens * (heads / HEADS_EACH, rounded up).
+    """Runs tokens * (heads / HEADS_EACH, rounded up) programs.
 
     Args:
-        heads: [tokens, QUERY_HEADS + 2 * KV_HEADS, DIM], a token every ``token_stride`` elements; rotated in place.
-        rotation: [tokens, DIM / 2, 2] fp32, cosines and sines; not read unless ROTATES.
+        heads: [tokens, QUERY_HEADS + 2 * KV_HEADS, DIM], ``token_stride`` elements per token; rotated in place.
+        rotation: [tokens, DIM / 2, 2] fp32, cosines and sines; read only if ROTATES.
         kv_cache: [blocks, BLOCK_SIZE, 2 * KV_HEADS, DIM].
         table: int32 entries of all requests' block tables.
-        token_tables: [tokens] int32, where a token's own table begins.
-        token_limits: [tokens] int32, a token's position and 1.
+        token_tables: [tokens] int32, start of the token's block table in ``table``.
+        token_limits: [tokens] int32, the token's position + 1.
     """
     pieces: tl.constexpr = (QUERY_HEADS + 2 * KV_HEADS + HEADS_EACH - 1) // HEADS_EACH
     program = tl.program_id(0)

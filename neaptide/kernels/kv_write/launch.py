@@ -1,4 +1,4 @@
-"""The kernel behind the reference's function; imports Triton."""
+"""Launches the write kernel with the signature of ``reference``. Imports Triton."""
 
 import torch
 from torch import Tensor
@@ -7,14 +7,14 @@ from neaptide.kernels.kv_write.kernel import write_kernel
 from neaptide.kernels.kv_write.reference import Places
 
 HEADS_EACH = 16
-"""Heads of a token that a program takes."""
+"""Heads of a token per program."""
 
 
 def write(heads: Tensor, rotation: Tensor | None, kv_cache: Tensor, places: Places) -> None:
-    """As of ``reference.write``, in one launch.
+    """``reference.write`` in one launch.
 
     Raises:
-        ValueError: tensors that do not fit together; nothing has been read.
+        ValueError: the tensors' shapes or types do not match. Nothing has been read.
     """
     tokens, num_heads, dim = heads.shape
     stored = kv_cache.shape[2]

@@ -1,4 +1,4 @@
-"""Where tokens are written and how they are rotated, in plain torch: what the kernel is measured against."""
+"""Rotation and KV writes in plain torch: the reference for the kernel's tests."""
 
 from typing import NamedTuple
 
@@ -7,18 +7,19 @@ from torch import Tensor
 
 
 class Places(NamedTuple):
-    """Where the tokens of a step lie, on the device; all int32."""
+    """Cache positions of a step's tokens, on the device; all int32."""
 
     table: Tensor
-    """Of all requests: entries, ``block * 2 + is_reversed``. Such a block has its tokens from its last slot back."""
+    """Block table entries of all requests, ``block * 2 + is_reversed``. A reversed block is filled from its
+    last slot."""
     token_tables: Tensor
-    """[tokens] where a token's own table begins in ``table``."""
+    """[tokens] Start of the token's block table in ``table``."""
     token_limits: Tensor
-    """[tokens] a token's position and 1."""
+    """[tokens] The token's position + 1."""
 
 
 def slots_of(places: Places, block_size: int) -> Tensor:
-    """[tokens] int64."""
+    """[tokens] int64, the cache slot of each token."""
     positions = places.token_limits.long() - 1
     entries = places.table.flatten()[places.token_tables.long() + positions // block_size].long()
     offsets = positions % block_size
@@ -26,13 +27,13 @@ def slots_of(places: Places, block_size: int) -> Tensor:
 
 
 def write(heads: Tensor, rotation: Tensor | None, kv_cache: Tensor, places: Places) -> None:
-    """Rotates queries and keys in place, interleaved pairs as complex numbers, and stores keys and values.
+    """Rotates queries and keys in place and stores keys and values. Interleaved pairs rotate as complex numbers.
 
     Args:
-        heads: [tokens, query heads + 2 * kv_heads, dim]: of queries, keys and values.
-        rotation: [tokens, 1, dim / 2] complex64; None rotates nothing.
+        heads: [tokens, query heads + 2 * kv_heads, dim]: queries, keys, values.
+        rotation: [tokens, 1, dim / 2] complex64; None skips the rotation.
         kv_cache: [blocks, block_size, 2 * kv_heads, dim].
-        places: of the tokens.
+        places: the tokens' cache positions.
     """
     stored = kv_cache.shape[2]
     if rotation is not None:

@@ -1,4 +1,4 @@
-"""Rotation and storing in one launch of Triton's kernel, for steps that its attention has planned; imports Triton."""
+"""Rotation and KV writes in one Triton launch, for steps planned by Triton's attention. Imports Triton."""
 
 from torch import Tensor
 
@@ -9,7 +9,7 @@ from neaptide.kernels.prefix_attention.attention import PrefixPlan
 
 
 class FusedLayerOps(TorchLayerOps):
-    """All else is torch's."""
+    """Uses torch for everything except rotation and KV writes."""
 
     def rotate_and_store(self, qkv: Tensor, rotation: Tensor, kv_cache: Tensor, plan: HasSlots) -> None:
         assert isinstance(plan, PrefixPlan)

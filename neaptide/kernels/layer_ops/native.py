@@ -1,7 +1,6 @@
-"""What a decoder layer computes between its products, in C (``layer_ops.c``), for fp32 and bf16 on CPUs with a
-compiler.
+"""Layer operations in C (``layer_ops.c``), for fp32 and bf16 on CPUs with a compiler.
 
-Each is one call and one pass where torch has two to six: at one token a call costs more than what it computes.
+Each operation is one call and one pass; torch needs two to six. At one token a call costs more than its arithmetic.
 """
 
 import ctypes
@@ -20,13 +19,13 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 class _Threads(ctypes.Structure):
-    """``threads_t`` of the source."""
+    """``threads_t`` of the C source."""
 
     _fields_ = [("parallel", ctypes.c_void_p), ("count", ctypes.c_int64)]
 
 
 class _Rows(ctypes.Structure):
-    """``rows_t`` of the source."""
+    """``rows_t`` of the C source."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "weight", "y")),
@@ -37,7 +36,7 @@ class _Rows(ctypes.Structure):
 
 
 class _Heads(ctypes.Structure):
-    """``heads_t`` of the source."""
+    """``heads_t`` of the C source."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "weight")),
@@ -48,7 +47,7 @@ class _Heads(ctypes.Structure):
 
 
 class _Store(ctypes.Structure):
-    """``store_t`` of the source."""
+    """``store_t`` of the C source."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("qkv", "rotation", "slots", "cache")),
@@ -58,10 +57,10 @@ class _Store(ctypes.Structure):
 
 
 class NativeLayerOps(TorchLayerOps):
-    """Takes what it can, and leaves other tensors to torch; a row's bits do not depend on how many there are.
+    """Runs supported tensors in C and others in torch. A row's bits do not depend on the number of rows.
 
     Raises:
-        CompileError: the source cannot be compiled here.
+        CompileError: the source does not compile here.
     """
 
     def __init__(self) -> None:
@@ -72,7 +71,7 @@ class NativeLayerOps(TorchLayerOps):
         for function in (self._rms_norm, self._norm_heads, self._silu_multiply, self._rotate_and_store):
             function.restype = None
         self._checked: tuple[Tensor, int] | None = None
-        """Slots that lie inside a cache of so many."""
+        """The last slots that were checked, and the cache size they were checked for."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         rows, size = x.shape
@@ -130,7 +129,7 @@ class NativeLayerOps(TorchLayerOps):
         call(self._rotate_and_store, job, qkv, rotation, slots, kv_cache, rows="tokens")
 
     def _within(self, slots: Tensor, count: int) -> bool:
-        """Looked at once for all layers of a step; torch says what is wrong with others."""
+        """Checks the slots once for all layers of a step. For invalid slots, torch raises the error."""
         if self._checked is None or self._checked[0] is not slots or self._checked[1] != count:
             low, high = torch.aminmax(slots)
             if int(low) < 0 or int(high) >= count:
@@ -139,10 +138,10 @@ class NativeLayerOps(TorchLayerOps):
         return True
 
     def _threads(self) -> _Threads:
-        """Those that torch has."""
+        """As many threads as torch uses."""
         return _Threads(self._parallel, torch.get_num_threads())
 
     def _takes(self, x: Tensor, other: Tensor | None = None) -> bool:
-        """``other``: of the same type."""
+        """Whether C supports ``x``; ``other`` must have the same type."""
         same = other is None or other.dtype == x.dtype
         return same and x.dtype in DTYPES and x.device.type == "cpu" and x.stride(-1) == 1

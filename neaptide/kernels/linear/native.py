@@ -1,4 +1,4 @@
-"""Linear layers in C (``linear.c``) with weights packed once, for rows of fp32 or bf16 on CPUs with a compiler."""
+"""Linear layers in C (``linear.c``) with weights packed once, for fp32 or bf16 rows on CPUs with a compiler."""
 
 import ctypes
 from pathlib import Path
@@ -15,7 +15,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 class _Job(ctypes.Structure):
-    """``job_t`` of the source."""
+    """``job_t`` of the C source."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "bias", "y", "packed", "narrow_x", "narrow_y")),
@@ -27,10 +27,10 @@ class _Job(ctypes.Structure):
 
 
 def multiplies_pairs() -> bool:
-    """Whether this processor multiplies pairs of bf16 numbers, so that bf16 rows need not be widened.
+    """Whether this processor multiplies pairs of bf16 numbers, so that bf16 rows are not widened first.
 
     Raises:
-        CompileError: as ``PackedLinear``.
+        CompileError: the source does not compile here.
     """
     return _takes_pairs(_library(), 2)
 
@@ -50,17 +50,19 @@ def _library() -> ctypes.CDLL:
 
 
 class PackedLinear:
-    """``y = x W^T + b``, added up in fp32. A weight of nothing but bf16 numbers is kept in half the memory, exactly.
+    """``y = x W^T + b``, summed in fp32.
 
-    Rows of bf16 are rounded after. Where the processor multiplies pairs of bf16 numbers, a bf16 weight takes rows of
-    bf16 alone; elsewhere they are widened before.
+    A weight that holds only bf16 values is stored exactly in half the memory. bf16 results are rounded once.
+
+    Where the processor multiplies pairs of bf16 numbers, a bf16 weight accepts only bf16 rows. On other processors,
+    rows are widened to fp32 first.
 
     Args:
-        weight: [out_features, in_features] fp32 or bf16; not needed any more afterwards.
-        bias: [out_features] likewise.
+        weight: [out_features, in_features] fp32 or bf16; copied.
+        bias: [out_features] fp32 or bf16.
 
     Raises:
-        CompileError: the source cannot be compiled here.
+        CompileError: the source does not compile here.
     """
 
     __slots__ = ("_bias", "_dtypes", "_job", "_library", "_packed", "in_features", "out_features")
@@ -95,14 +97,14 @@ class PackedLinear:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the weight takes."""
+        """Memory of the packed weight, in bytes."""
         return self._packed.numel() * self._packed.itemsize
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[rows, in_features] fp32 or bf16 -> [rows, out_features] likewise.
+        """[rows, in_features] fp32 or bf16 -> [rows, out_features] of the same type.
 
         Raises:
-            ValueError: not such a tensor; nothing has been read.
+            ValueError: wrong shape or type. Nothing has been read.
         """
         y = empty((x.shape[0], self.out_features), x.dtype)
         self._run(x, y, None if self._bias is None else self._bias.data_ptr(), adds=False)
@@ -112,19 +114,19 @@ class PackedLinear:
         """``residual += x W^T + b`` in place.
 
         Raises:
-            ValueError: as above.
+            ValueError: wrong shape or type. Nothing has been read.
         """
         is_plain = residual.dtype == x.dtype and residual.is_contiguous()
         if residual.shape != (x.shape[0], self.out_features) or not is_plain:
-            raise ValueError(f"a sum of shape {tuple(residual.shape)}, {residual.dtype} is not what the weight makes")
-        bias, in_place = self._bias, x.dtype == torch.float32  # else it is added before the sum is rounded
+            raise ValueError(f"a sum of shape {tuple(residual.shape)}, {residual.dtype} is not the weight's output")
+        bias, in_place = self._bias, x.dtype == torch.float32  # bf16 sums take the bias before they are rounded
         self._run(x, residual, None if bias is None or in_place else bias.data_ptr(), adds=True)
         if bias is not None and in_place:
             residual.add_(bias)
 
     def _run(self, x: Tensor, y: Tensor, bias: int | None, *, adds: bool) -> None:
         if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype not in self._dtypes or x.stride(1) != 1:
-            raise ValueError(f"rows of shape {tuple(x.shape)}, {x.dtype} are not what the weight takes")
+            raise ValueError(f"rows of shape {tuple(x.shape)}, {x.dtype} do not match the weight's input")
         job, rows = self._job, x.shape[0]
         job.num_threads = torch.get_num_threads()
         job.x_stride, job.rows, job.bias, job.adds = x.stride(0), rows, bias, adds

@@ -17,11 +17,11 @@ SOURCE = Path(__file__).with_name("attention.c")
 DTYPES = (torch.float32, torch.bfloat16)
 MAX_DIM = 512
 _FEW_ROWS = 8
-"""An item of fewer rows scores them one by one, and takes all KV heads of a tile of keys while it is in the cache."""
+"""An item of fewer rows scores them one by one, for all KV heads of a tile of keys while it is in the cache."""
 
 
 class _Job(ctypes.Structure):
-    """``job_t`` of the source."""
+    """``job_t`` of the C source."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("query", "cache", "out")),
@@ -38,13 +38,13 @@ class _Job(ctypes.Structure):
 
 
 class NativeAttention:
-    """Plans steps of one head shape.
+    """Plans attention steps of one head shape.
 
-    With ``batch_invariant`` a token's bits depend on its own context only: every item scores its rows one by one, from
-    the first key on in tiles of one size, whatever the step has beside it; shared blocks are read by each request.
+    With ``batch_invariant`` a token's bits depend on its own context only. Every item then scores its rows one by one,
+    from the first key on, in tiles of one size. Each request reads shared blocks for itself.
 
     Raises:
-        CompileError: the source cannot be compiled here, or not for such heads.
+        CompileError: the source does not compile here, or does not support these heads.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class NativeAttention:
         batch_invariant: bool = False,
     ) -> None:
         if dtype not in DTYPES:
-            raise CompileError(f"the kernel has no {str(dtype).removeprefix('torch.')}")
+            raise CompileError(f"the kernel does not support {str(dtype).removeprefix('torch.')}")
         if head_dim > MAX_DIM or num_heads // num_kv_heads > MAX_ROWS:
-            raise CompileError(f"the kernel takes heads of up to {MAX_DIM}, groups of up to {MAX_ROWS}")
+            raise CompileError(f"the kernel supports heads up to {MAX_DIM} and groups up to {MAX_ROWS}")
         library = load_library(SOURCE)
         self.run = library.neaptide_attention
         self.run.restype, self.run.argtypes = None, [ctypes.POINTER(_Job)]
@@ -74,7 +74,7 @@ class NativeAttention:
         self._scratch = torch.empty(0)
 
     def plan(self, query_lens: IntArray, seq_lens: IntArray, tables: StepTables) -> "NativePlan":
-        """What the layers of a step share; arguments as of the reference's ``plan_attention``."""
+        """Plans what the layers of a step share. The arguments are those of the reference's ``plan_attention``."""
         heads, kv_heads, dim = self.num_heads, self.num_kv_heads, self.head_dim
         group, num_threads = heads // kv_heads, torch.get_num_threads()
         merges = not self.batch_invariant
@@ -121,13 +121,13 @@ class NativeAttention:
 
 
 class NativePlan:
-    """A step's work, ready to run on every layer.
+    """A planned step, ready to run on every layer.
 
     Args:
-        kernel: that planned it.
+        kernel: the planner.
         slots: [num_tokens] int64, where the step's keys and values are written.
-        job: all but the tensors of a layer.
-        id_range: least and greatest in the block tables.
+        job: the C job without the layer's tensors.
+        id_range: smallest and largest id in the block tables.
         kept: memory that the job points to.
     """
 
@@ -140,10 +140,10 @@ class NativePlan:
         self._kernel, self._job, self._id_range, self._kept = kernel, job, id_range, kept
 
     def attend(self, query: Tensor, key_value: Tensor, kv_cache: Tensor) -> Tensor:
-        """As the reference's ``paged_attention``; ``key_value`` is read from the cache, where it has been written.
+        """The reference's ``paged_attention``. Keys and values are read from the cache; ``key_value`` is not used.
 
         Raises:
-            ValueError: tensors that are not as planned; nothing has been read.
+            ValueError: the tensors do not match the plan. Nothing has been read.
         """
         kernel = self._kernel
         shape = (kernel.num_heads, kernel.head_dim)
@@ -152,7 +152,7 @@ class NativePlan:
             or query.shape != (len(self.slots), *shape)
             or query.stride()[1:] != (shape[1], 1)
         ):
-            raise ValueError(f"queries of shape {tuple(query.shape)}, {query.dtype} are not what was planned")
+            raise ValueError(f"queries of shape {tuple(query.shape)}, {query.dtype} do not match the plan")
         self._check(kv_cache)
         out = empty(query.shape, query.dtype)
         job = self._job
@@ -162,10 +162,11 @@ class NativePlan:
         return out
 
     def job_for(self, kv_cache: Tensor) -> ctypes.Structure:
-        """What a recording of other steps' layers, on caches of this shape, needs of this one.
+        """The C job that a recording needs to replay its layers for this step. The cache must have the planned
+        shape.
 
         Raises:
-            ValueError: not such a cache.
+            ValueError: the cache does not match the plan.
         """
         self._check(kv_cache)
         return self._job
@@ -174,16 +175,16 @@ class NativePlan:
         kernel = self._kernel
         num_blocks, slot_shape = kv_cache.shape[0], (kernel.block_size, 2 * kernel.num_kv_heads, kernel.head_dim)
         if kv_cache.dtype != kernel.dtype or kv_cache.shape[1:] != slot_shape or not kv_cache.is_contiguous():
-            raise ValueError(f"a cache of shape {tuple(kv_cache.shape)}, {kv_cache.dtype} is not what was planned")
+            raise ValueError(f"a cache of shape {tuple(kv_cache.shape)}, {kv_cache.dtype} does not match the plan")
         if self._id_range[0] < 0 or self._id_range[1] >= num_blocks:
             raise ValueError(f"block ids {self._id_range} in a cache of {num_blocks}")
 
 
 def _units(work: WorkList, group: int, kv_heads: int, num_threads: int) -> tuple[npt.NDArray[np.int64], int]:
-    """[units, 3] item and KV heads, which threads take one by one, the largest first; and the most heads of one.
+    """Work units [units, 3], item and KV head range, largest first; and the most KV heads of one unit.
 
-    Items of few rows read a tile of keys for all KV heads, so that memory is read in order; of many, or where there are
-    fewer items than would keep the threads busy, a unit is one KV head.
+    Threads take one unit at a time. Items of few rows read a tile of keys for all KV heads, which reads memory in
+    order. Otherwise, or with too few items to keep the threads busy, a unit is one KV head.
     """
     tokens, keys = work.items[:, 1] - work.items[:, 0], work.items[:, 4] - work.items[:, 3]
     whole = (tokens * group < _FEW_ROWS) & (num_threads == 1 or len(work.items) >= 2 * num_threads)

@@ -1,4 +1,4 @@
-"""What every implementation of attention has in common."""
+"""Protocols that every attention implementation satisfies."""
 
 from typing import Protocol
 
@@ -12,11 +12,11 @@ class StepAttention(HasSlots, Protocol):
     """The attention of one step, planned for all layers."""
 
     def attend(self, query: Tensor, key_value: Tensor, kv_cache: Tensor) -> Tensor:
-        """As the reference's ``paged_attention``."""
+        """The reference's ``paged_attention``."""
         ...
 
 
 class AttentionPlanner(Protocol):
-    """Plans a step's attention; arguments as of the reference's ``plan_attention``."""
+    """Plans a step's attention. The arguments are those of the reference's ``plan_attention``."""
 
     def __call__(self, query_lens: IntArray, seq_lens: IntArray, tables: StepTables, /) -> StepAttention: ...

@@ -1,18 +1,18 @@
 """Paged attention in plain torch: gather blocks, then scaled-dot-product attention.
 
-Layout of a layer's cache: [num_blocks, block_size, 2 * num_kv_heads, head_dim], key heads before value heads. Both lie
-together because one gather and one write then serve both, and because a fused QKV projection puts them side by side.
+A layer's cache is [num_blocks, block_size, 2 * num_kv_heads, head_dim], key heads before value heads. Keys and values
+are stored together because a fused QKV projection produces them side by side. One gather and one write then serve both.
 
-A step is a ragged batch, requests one after the other. `plan_attention` does once per step what all layers share.
-Requests that compute one token on cached context are *decodes*: neighbours are padded to a common length and run
-together, the query heads of a KV head standing where query positions usually stand. Anything else is a *chunk* and
-runs on its own, causal behind its cached context.
+A step is a ragged batch, one request after the other. `plan_attention` does once per step what all layers share.
+Requests that compute one token on cached context are *decodes*. Neighbouring decodes are padded to a common length and
+run together; the query heads of a KV head take the place of query positions. Everything else is a *chunk* and runs
+alone, causal after its cached context.
 
-Slots that no token has been written to may hold anything, NaN included: they are cleared in the gathered copy, because
-a mask alone does not stop NaN (0 * NaN and NaN - inf are NaN).
+Slots without a token may hold anything, NaN included. They are cleared in the gathered copy, because a mask alone does
+not stop NaN (0 * NaN and NaN - inf are NaN).
 
-A reversed block has its tokens from its last slot back. Requests with such blocks are gathered slot by slot; what comes
-out is the same to the bit as if their blocks were plain.
+A reversed block stores its tokens from its last slot backwards. Requests with such blocks are gathered slot by slot.
+The result is the same to the bit as with plain blocks.
 """
 
 from dataclasses import dataclass
@@ -27,10 +27,13 @@ from neaptide.kernels.paged_attention.tables import BoolArray, IntArray, StepTab
 from neaptide.kernels.transfer import to_device
 
 _SCRATCH_TOKENS = 2048
-"""Context tokens gathered at once for decodes: a copy that stays in the CPU's cache until it is read again makes a step
-of 32 decodes on 300 tokens of the 111M shape a fifth faster than one gather for all."""
+"""Context tokens gathered at once for decodes.
+
+The copy then stays in the CPU's cache until it is read again. A step of 32 decodes on 300 tokens of the 111M shape is a
+fifth faster than with one gather for all.
+"""
 _PADDING_RATIO = 1.25
-"""Decodes are padded together as long as that gathers at most this many times their own blocks."""
+"""Decodes are padded together while the gather stays within this multiple of their own blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +42,11 @@ class DecodeGroup:
 
     start: int
     stop: int
-    """Token rows of the step, one per request."""
+    """The group's token rows in the step are ``start`` to ``stop``, one per request."""
     block_ids: Tensor
     """[requests * blocks_each] int64; padding repeats a request's last block."""
     slot_ids: Tensor | None
-    """[requests * blocks_each * block_size] int64: what ``block_ids`` stands for, if any of the blocks is reversed."""
+    """[requests * blocks_each * block_size] int64, the slots of ``block_ids``; None if no block is reversed."""
     mask: Tensor
     """[requests, 1, 1, blocks_each * block_size], 0 or -inf, in the queries' dtype."""
     unused: Tensor
@@ -52,23 +55,23 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Several tokens of one request, or its very first one."""
+    """Several tokens of one request, or its very first token."""
 
     start: int
     stop: int
     seq_len: int
-    """Keys after this step, the chunk's own included."""
+    """Keys after this step, including the chunk's own."""
     block_ids: Tensor | None
-    """[blocks] int64 covering ``seq_len``; None without cached context: keys are then the chunk's own."""
+    """[blocks] int64 that cover ``seq_len``; None without cached context, as the keys are then the chunk's own."""
     slot_ids: Tensor | None
-    """[seq_len] int64: what ``block_ids`` stands for, if any of the blocks is reversed."""
+    """[seq_len] int64, the slots of ``block_ids``; None if no block is reversed."""
     mask: Tensor | None
-    """[stop - start, seq_len], 0 or -inf; None means plainly causal."""
+    """[stop - start, seq_len], 0 or -inf; None means causal."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """What a step's layers share."""
+    """The plan that a step's layers share."""
 
     slots: Tensor
     """[num_tokens] int64: block_id * block_size + offset of each token."""
@@ -98,14 +101,14 @@ def plan_attention(
     dtype: torch.dtype,
     device: torch.device,
 ) -> AttentionPlan:
-    """Sorts a step into decode groups and chunks.
+    """Splits a step into decode groups and chunks.
 
-    Decodes group best when neighbours have similar lengths; any order is correct.
+    Grouping works best if neighbours have similar lengths; any order is correct.
 
     Args:
         query_lens: [requests] tokens computed in this step, each > 0.
         seq_lens: [requests] context after this step.
-        tables: of these requests.
+        tables: block tables of these requests.
         block_size: tokens per block.
         dtype: of the queries.
         device: of the cache.
@@ -139,11 +142,11 @@ def write_kv(kv_cache: Tensor, key_value: Tensor, plan: HasSlots) -> None:
 
 
 def paged_attention(query: Tensor, key_value: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> Tensor:
-    """Attention of every token of the step over its request's context, scaled by 1/sqrt(head_dim).
+    """Attention of each token of the step over its request's context, scaled by 1/sqrt(head_dim).
 
     Args:
         query: [num_tokens, num_heads, head_dim].
-        key_value: [num_tokens, 2 * num_kv_heads, head_dim], the step's own, already in the cache.
+        key_value: [num_tokens, 2 * num_kv_heads, head_dim], the step's own, already written to the cache.
         kv_cache: [num_blocks, block_size, 2 * num_kv_heads, head_dim].
         plan: of this step.
 
@@ -152,7 +155,7 @@ def paged_attention(query: Tensor, key_value: Tensor, kv_cache: Tensor, plan: At
     """
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if plan.decodes:
-        # One buffer for all groups: memory fresh from the system costs more in page faults than the gather itself.
+        # One buffer for all groups: page faults on fresh memory cost more than the gather itself.
         scratch = kv_cache.new_empty(plan.scratch_blocks, *kv_cache.shape[1:])
         for group in plan.decodes:
             out[group.start : group.stop] = _decode(query[group.start : group.stop], kv_cache, group, scratch)
@@ -190,7 +193,7 @@ def _prefill(query: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
     """[tokens, num_heads, head_dim] over [seq_len, 2 * num_kv_heads, head_dim] -> [tokens, num_heads, head_dim]."""
     kv_heads = context.shape[1] // 2
     heads_per_kv = query.shape[1] // kv_heads
-    # KV heads stand in the batch dimension, so that the group's shared keys expand without a copy.
+    # KV heads take the batch dimension, so that a group's shared keys expand without a copy.
     grouped = query.view(-1, kv_heads, heads_per_kv, query.shape[2])
     grouped = grouped.permute(1, 2, 0, 3)  # [kv_heads, heads per KV head, tokens, dim]
     by_head = context.transpose(0, 1).unsqueeze(1).expand(-1, heads_per_kv, -1, -1)
@@ -201,8 +204,8 @@ def _prefill(query: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _group_decodes(is_decode: BoolArray, blocks: IntArray, max_blocks: int) -> list[tuple[int, int, int]]:
-    """Runs [first, last) of neighbouring decodes whose padded gather stays within the bounds above, and the most blocks
-    of one of them."""
+    """Runs [first, last) of neighbouring decodes within the limits on padding and scratch, each with its most
+    blocks."""
     groups: list[tuple[int, int, int]] = []
     first, longest, own = 0, 0, 0
     for row, (decode, count) in enumerate(zip(is_decode.tolist(), blocks.tolist(), strict=True)):
@@ -233,7 +236,8 @@ def _plan_decodes(
     dtype: torch.dtype,
     device: torch.device,
 ) -> list[DecodeGroup]:
-    """``starts``: [requests + 1] first token row of each request; ``blocks``: [requests] that its context takes."""
+    """Decode groups. ``starts`` [requests + 1]: first token row of each request; ``blocks`` [requests]: context
+    blocks."""
     groups, has_reversed = [], np.count_nonzero(tables.entries & 1) > 0
     for first, last, width in _group_decodes(is_decode, blocks, max(1, _SCRATCH_TOKENS // block_size)):
         entries = tables.padded(first, last, blocks[first:last], width)
@@ -251,7 +255,8 @@ def _decode_group(
     dtype: torch.dtype,
     device: torch.device,
 ) -> DecodeGroup:
-    """``entries``: [requests * blocks_each] of padded tables; ``has_reversed``: some of the step's are reversed."""
+    """One decode group. ``entries`` [requests * blocks_each]: padded tables; ``has_reversed``: the step has reversed
+    blocks."""
     blocks = len(entries) // len(seq_lens)
     unused = np.arange(blocks * block_size) >= seq_lens[:, None]  # [requests, L]
     slot_ids = None

@@ -1,5 +1,7 @@
-"""The block tables of a step's requests, one behind the other: what a step costs the host goes by the blocks that its
-requests have, and a long context among short ones pads none of them."""
+"""Concatenated block tables of a step's requests.
+
+The host's cost depends on the blocks that the requests have; a long context does not pad the short ones.
+"""
 
 from typing import NamedTuple
 
@@ -12,19 +14,22 @@ BoolArray = npt.NDArray[np.bool_]
 
 class StepTables(NamedTuple):
     entries: IntArray
-    """[blocks of all requests] ``block * 2 + is_reversed``: a reversed block has its tokens from its last slot back.
-    Two tenants of a block share no entry. What stands behind a request's last block means nothing."""
+    """[blocks of all requests] ``block * 2 + is_reversed``: a reversed block stores its tokens from its last slot.
+
+    A block shared by two tenants is plain for one and reversed for the other. Entries after a request's last block are
+    undefined.
+    """
     starts: IntArray
-    """[requests] where each one's table begins, ascending: a table ends where the next one begins, or before."""
+    """[requests] Start of each table, ascending. A table ends at the next one's start or earlier."""
 
     @classmethod
     def of(cls, block_tables: IntArray, are_reversed: BoolArray | None = None) -> "StepTables":
-        """Tables of one length: [requests, blocks] both; None for no reversed block."""
+        """Tables of equal length, both [requests, blocks]; None means that no block is reversed."""
         entries = 2 * block_tables + (0 if are_reversed is None else are_reversed)
         return cls(entries.reshape(-1), np.arange(len(entries)) * entries.shape[1])
 
     def slots(self, requests: IntArray, positions: npt.NDArray[np.integer], block_size: int) -> IntArray:
-        """Where in the cache the tokens at these positions of these requests lie."""
+        """Cache slots of the tokens at these positions of these requests."""
         places, offsets = np.divmod(positions, block_size)
         entries = self.entries.take(self.starts.take(requests) + places)
         are_reversed = entries & 1
@@ -33,8 +38,10 @@ class StepTables(NamedTuple):
         return slots
 
     def padded(self, first: int, last: int, num_blocks: IntArray, width: int) -> IntArray:
-        """[(last - first) * width] entries of neighbours, of which each has so many blocks and one ``width``: the last
-        ones of the others are repeated."""
+        """[(last - first) * width] Entries of neighbouring requests, padded to ``width`` with each one's last entry.
+
+        Each has ``num_blocks`` blocks; at least one has ``width``.
+        """
         starts, count = self.starts[first:last], last - first
         begin = int(starts[0])
         if int(starts[-1]) - begin == (count - 1) * width and int(num_blocks.sum()) == count * width:
@@ -45,5 +52,5 @@ class StepTables(NamedTuple):
 
     @property
     def id_range(self) -> tuple[int, int]:
-        """Least and greatest block."""
+        """Smallest and largest block id."""
         return int(self.entries.min()) >> 1, int(self.entries.max()) >> 1

@@ -1,8 +1,8 @@
-"""The work list of a step's attention: which tokens meet which keys, and whose results are merged.
+"""Work list of a step's attention: which tokens read which keys, and which results are merged.
 
-Built once per step with numpy; all layers share it. Rows 0 to N - 1 are the step's tokens. A token whose context
-begins with blocks that others of the step read too has a row more for each such run of blocks: one item then reads the
-run once for all of them, and the results are merged (BatchLLM section 5; several levels of prefixes nest).
+It is built once per step with numpy and shared by all layers. Rows 0 to N - 1 are the step's tokens. If several tokens'
+contexts begin with the same run of blocks, each gets another row for that run. One item then reads the run once for all
+of them, and the results are merged (BatchLLM section 5). Prefixes may nest.
 """
 
 from dataclasses import dataclass
@@ -13,24 +13,24 @@ import numpy.typing as npt
 from neaptide.kernels.paged_attention.tables import IntArray, StepTables
 
 MAX_ROWS = 48
-"""Query rows (tokens times heads per KV head) of an item: their values, of one KV head, fit into the first cache."""
+"""Query rows (tokens times heads per KV head) per item: the values of one KV head then fit the first-level cache."""
 MIN_SHARED_TOKENS = 64
-"""A shorter run is not worth a merge."""
+"""A shorter run does not repay a merge."""
 MAX_LEVELS = 4
-"""Of prefixes within prefixes."""
+"""Depth of nested prefixes."""
 
 
 @dataclass(slots=True)
 class WorkList:
-    """As the kernel reads it."""
+    """The work list in the layout that the kernels read."""
 
     items: IntArray
-    """[items, 5]: first row, last row, where its request's block table begins, first key, last key."""
+    """[items, 5]: first row, last row, start of the request's block table, first key, last key."""
     row_tokens: npt.NDArray[np.int32]
     row_limits: npt.NDArray[np.int32]
-    """[rows] keys that a row may see."""
+    """[rows] Number of keys that the row may see."""
     row_parts: npt.NDArray[np.int32]
-    """[rows] -1, or which part of its token's result it computes."""
+    """[rows] The part of the token's result that the row computes; -1 if it computes all."""
     merges: IntArray
     """[tokens with parts, 3]: token, first part, last part."""
 
@@ -46,17 +46,18 @@ def build_work_list(
     max_rows: int = MAX_ROWS,
     shared_chunk_tokens: int = 1,
 ) -> WorkList:
-    """
+    """Builds the work list of a step.
+
     Args:
         query_lens: [requests] tokens computed in this step, each > 0.
         seq_lens: [requests] context after this step.
-        tables: of these requests.
+        tables: block tables of these requests.
         block_size: tokens per block.
         group: query heads per KV head.
         merge_prefixes: read shared blocks once.
         max_rows: query rows of an item, at least ``group``.
-        shared_chunk_tokens: requests that compute at most so many tokens take part in shared runs; a longer chunk
-            fills items of its own.
+        shared_chunk_tokens: requests that compute at most this many tokens join shared runs. A longer chunk fills items
+            of its own.
     """
     starts = np.concatenate(([0], np.cumsum(query_lens)))
     num_tokens = int(starts[-1])
@@ -82,7 +83,7 @@ def build_work_list(
             items = np.concatenate((items, np.array(shared.items) + offsets))
             readers = np.array(shared.readers, np.int32)
             row_tokens = np.concatenate((row_tokens, readers))
-            # Every run ends before the token.
+            # Every shared run ends before the token.
             row_limits = np.concatenate((row_limits, np.full(len(readers), np.iinfo(np.int32).max, np.int32)))
             row_parts, merges = _number_parts(shared, num_tokens)
             own_items = np.cumsum(tiles) - tiles
@@ -92,22 +93,25 @@ def build_work_list(
 
 
 class _SharedRuns:
-    """Runs of blocks that several requests read before what they compute."""
+    """Runs of blocks that several requests read before the tokens that they compute."""
 
     def __init__(self, starts: IntArray, context: IntArray, tables: StepTables, block_size: int, tile: int) -> None:
         self._starts, self._context = starts, context
         self._tables, self._block_size, self._tile = tables, block_size, tile
         self.items: list[tuple[int, int, int, int, int]] = []
         self.readers: list[int] = []
-        """Token of each row."""
+        """Token of each shared row."""
         self.rows_of: dict[int, list[int]] = {}
-        """Token -> its rows among those."""
+        """Token -> its shared rows."""
         self.own_from: dict[int, int] = {}
-        """Request -> first key that it reads on its own."""
+        """Request -> first key that it reads by itself."""
 
     def find(self, requests: IntArray, column: int = 0, begin: int = 0, levels: int = MAX_LEVELS) -> None:
-        """What requests share that have the same blocks before ``column``, of which those from ``begin`` on are not
-        covered yet; block ``column`` of each is full and behind its tokens."""
+        """Finds shared runs from block ``column`` on.
+
+        All ``requests`` have the same blocks before ``column``; those from ``begin`` on are not covered by an item yet.
+        Block ``column`` of each request is full and precedes its new tokens.
+        """
         entries, table_starts = self._tables
         heads = entries[table_starts[requests] + column]
         order = heads.argsort(kind="stable")
@@ -143,7 +147,7 @@ class _SharedRuns:
 
 
 def _number_parts(shared: _SharedRuns, num_tokens: int) -> tuple[npt.NDArray[np.int32], IntArray]:
-    """Parts of a token stand side by side: those of shared runs, then its own."""
+    """Numbers the parts: a token's are consecutive, those of shared runs first."""
     row_parts = np.full(num_tokens + len(shared.readers), -1, np.int32)
     merges: list[tuple[int, int, int]] = []
     count = 0
@@ -156,10 +160,11 @@ def _number_parts(shared: _SharedRuns, num_tokens: int) -> tuple[npt.NDArray[np.
 
 
 def split_items(work: WorkList, most_keys: int) -> WorkList:
-    """The same with items of at most so many keys: a long context then keeps several processors busy.
+    """The same work list with at most ``most_keys`` keys per item, so that a long context keeps several processors
+    busy.
 
-    A piece has rows of its own, whose results are parts of their tokens' as those of shared runs are. Rows that see no
-    key of a piece stay in it.
+    Each piece has rows of its own; their results are merged like those of shared runs. A piece keeps rows that see none
+    of its keys.
     """
     keys = work.items[:, 4] - work.items[:, 3]
     pieces = np.maximum(1, -(-keys // most_keys))
@@ -170,7 +175,7 @@ def split_items(work: WorkList, most_keys: int) -> WorkList:
     items = work.items[item]
     items[:, 3] += piece * most_keys
     items[:, 4] = np.minimum(items[:, 4], items[:, 3] + most_keys)
-    counts = np.where(piece > 0, items[:, 1] - items[:, 0], 0)  # of the rows that are new
+    counts = np.where(piece > 0, items[:, 1] - items[:, 0], 0)  # number of new rows of each piece
     sources = np.repeat(items[:, 0], counts) + np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     is_new = piece > 0
     items[is_new, 0] = len(work.row_tokens) + (np.cumsum(counts) - counts)[is_new]

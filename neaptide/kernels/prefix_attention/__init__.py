@@ -1,2 +1,4 @@
-"""Attention that reads shared prefixes once, on devices that Triton compiles for. Only ``attention``, ``kernel`` and
-``trial`` import Triton."""
+"""Attention that reads shared prefixes once, on devices that Triton supports.
+
+Only ``attention``, ``kernel`` and ``trial`` import Triton.
+"""

@@ -17,34 +17,34 @@ from neaptide.kernels.transfer import to_device
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FP32_PRECISION = "tf32x3"
-"""Three products of tensor cores for one in fp32. Without them a tile of 64 rows spills 728 bytes a thread."""
+"""fp32 products use three tensor-core products. Otherwise a tile of 64 rows spills 728 bytes per thread."""
 _LEAST_SPLIT_TOKENS, _MOST_SPLIT_TOKENS = 256, 4096
-"""Keys of an item: fewer are not worth a part of their own, more leave processors idle at the end of a launch."""
+"""Limits on the keys of an item: fewer do not repay a merge, more leave processors idle at the end of a launch."""
 _PROGRAMS_PER_PROCESSOR = 4
-"""Which the split aims at: two run at once on a processor, and the longest should not end last."""
+"""Target of the split: two programs run at once on a processor, and the longest should not end last."""
 _ALIGNED = 4
-"""Arrays of a step begin at multiples of so many int32: the compiler then knows that all pointers are aligned."""
+"""Arrays of a step are aligned to this many int32, so that the compiler can rely on aligned pointers."""
 
 
 class PrefixAttention:
-    """Plans steps of one head shape for a device that Triton compiles for.
+    """Plans attention steps of one head shape for a device that Triton supports.
 
-    Blocks that several requests read before what they compute are read once for all of them, at several levels of
-    prefixes; long contexts are split, so that a few of them keep the device busy.
+    Blocks that several requests share are read once for all of them, with nested prefixes. Long contexts are split, so
+    that a few of them keep the device busy.
 
     Args:
-        num_heads: of queries.
-        num_kv_heads: of keys and values.
-        head_dim: of both.
+        num_heads: query heads.
+        num_kv_heads: key heads, and as many value heads.
+        head_dim: size of every head.
         dtype: of queries and cache.
         block_size: tokens per block.
         device: of all tensors.
-        tiles: other than those of the file, for tuning and tests.
-        split_tokens: keys of an item at most, for tuning and tests; None decides for each step.
+        tiles: replace those of the file, for tuning and tests.
+        split_tokens: most keys per item, for tuning and tests; None decides for each step.
         merge_prefixes: read shared blocks once.
 
     Raises:
-        ValueError: there is no Triton for the device, or no tiles for such heads; one line.
+        ValueError: Triton does not run on the device, or there are no tiles for these heads. The message is one line.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class PrefixAttention:
             raise ValueError(reason)
         group = num_heads // num_kv_heads
         if dtype not in DTYPES or group * num_kv_heads != num_heads:
-            raise ValueError(f"the kernel has no {dtype}, {num_heads} heads on {num_kv_heads}")
+            raise ValueError(f"the kernel does not support {dtype} with {num_heads} heads on {num_kv_heads}")
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         tiles = tiles or pick_tiles(load_tiles(), head_dim, group, dtype.itemsize, name)
         if tiles is None or group > tiles.wide_rows:
-            raise ValueError(f"the kernel has no tiles for heads of {head_dim}, {group} to a KV head")
+            raise ValueError(f"the kernel has no tiles for heads of {head_dim} with {group} per KV head")
         self.num_heads, self.num_kv_heads, self.head_dim, self.group = num_heads, num_kv_heads, head_dim, group
         self.dtype, self.block_size, self.device, self.tiles = dtype, block_size, device, tiles
         self._split_tokens, self._merge_prefixes = split_tokens, merge_prefixes
@@ -76,7 +76,8 @@ class PrefixAttention:
         self._processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 1
 
     def plan(self, query_lens: IntArray, seq_lens: IntArray, tables: StepTables) -> "PrefixPlan":
-        """What the layers of a step share; arguments as of ``neaptide.kernels.paged_attention.plan_attention``."""
+        """Plans what the layers of a step share. The arguments are those of
+        ``neaptide.kernels.paged_attention.plan_attention``."""
         work = build_work_list(
             query_lens,
             seq_lens,
@@ -90,7 +91,7 @@ class PrefixAttention:
         return PrefixPlan(self, split_items(work, self._split(work)), tables, query_lens)
 
     def _split(self, work: WorkList) -> int:
-        """Keys of an item at most: so that there are enough programs, in whole tiles."""
+        """Most keys per item, in whole tiles, that give enough programs."""
         if self._split_tokens is not None:
             return self._split_tokens
         keys = int((work.items[:, 4] - work.items[:, 3]).sum()) * self.num_kv_heads
@@ -100,12 +101,12 @@ class PrefixAttention:
 
 
 class PrefixPlan:
-    """A step's work on the device, ready to run on every layer.
+    """A planned step on the device, ready to run on every layer.
 
     Args:
-        kernel: that planned it.
-        work: its list.
-        tables: of its requests.
+        kernel: the planner.
+        work: the step's work list.
+        tables: block tables of its requests.
         query_lens: [requests] tokens computed in this step.
     """
 
@@ -127,35 +128,35 @@ class PrefixPlan:
         self.items, self.table, self.row_tokens, self.row_limits, self.row_parts, self.merges, self.token_tables = (
             _packed(arrays, kernel.device)
         )
-        """int32 on the device; ``token_tables`` [tokens] is where a token's own table begins in ``table``."""
+        """int32 on the device; ``token_tables`` [tokens] is the start of a token's block table in ``table``."""
         self.parts, self._part_scales = parts_of(kernel, int(work.merges[:, 2].max(initial=0)))
         self._slots: Tensor | None = None
 
     @property
     def places(self) -> Places:
-        """Of the step's tokens."""
+        """Cache positions of the step's tokens."""
         return Places(self.table, self.token_tables, self.row_limits[: self.num_tokens])
 
     @property
     def slots(self) -> Tensor:
-        """[num_tokens] int64, on the device: where keys and values are written, for those who write with torch."""
+        """[num_tokens] int64 on the device: the slots of keys and values, for writes with torch."""
         if self._slots is None:
             self._slots = slots_of(self.places, self.kernel.block_size)
         return self._slots
 
     def attend(self, query: Tensor, key_value: Tensor, kv_cache: Tensor) -> Tensor:
-        """Attention of every token of the step over its request's context, scaled by 1/sqrt(head_dim).
+        """Attention of each token of the step over its request's context, scaled by 1/sqrt(head_dim).
 
         Args:
-            query: [num_tokens, num_heads, head_dim]; the heads of a token side by side.
-            key_value: not read: the step's keys and values are in the cache by now.
+            query: [num_tokens, num_heads, head_dim]; the heads of a token are contiguous.
+            key_value: not read; the step's keys and values are already in the cache.
             kv_cache: [num_blocks, block_size, 2 * num_kv_heads, head_dim].
 
         Returns:
             [num_tokens, num_heads, head_dim], contiguous.
 
         Raises:
-            ValueError: tensors that are not as planned; nothing has been read.
+            ValueError: the tensors do not match the plan. Nothing has been read.
         """
         kernel, tiles = self.kernel, self.kernel.tiles
         self._check(query, kv_cache)
@@ -210,30 +211,30 @@ class PrefixPlan:
         heads, dim = kernel.num_heads, kernel.head_dim
         is_planned = query.shape == (self.num_tokens, heads, dim) and query.stride()[1:] == (dim, 1)
         if not is_planned or (query.dtype, query.device.type) != (kernel.dtype, kernel.device.type):
-            raise ValueError(f"queries of shape {tuple(query.shape)}, {query.dtype} are not what was planned")
+            raise ValueError(f"queries of shape {tuple(query.shape)}, {query.dtype} do not match the plan")
         slot_shape = (kernel.block_size, 2 * kernel.num_kv_heads, dim)
         is_planned = kv_cache.shape[1:] == slot_shape and kv_cache.is_contiguous()
         if not is_planned or (kv_cache.dtype, kv_cache.device.type) != (kernel.dtype, kernel.device.type):
-            raise ValueError(f"a cache of shape {tuple(kv_cache.shape)}, {kv_cache.dtype} is not what was planned")
+            raise ValueError(f"a cache of shape {tuple(kv_cache.shape)}, {kv_cache.dtype} does not match the plan")
         if self._blocks[0] < 0 or self._blocks[1] >= len(kv_cache):
             raise ValueError(f"block ids {self._blocks} in a cache of {len(kv_cache)}")
 
 
 def parts_of(kernel: PrefixAttention, num_parts: int) -> tuple[Tensor, Tensor]:
-    """Room for what several items compute of a token: values [parts, heads, head_dim] fp32, scales [parts, heads]."""
+    """Memory for partial results: values [parts, heads, head_dim] fp32 and scales [parts, heads]."""
     heads, dim = kernel.num_heads, kernel.head_dim
     return torch.empty(num_parts, heads, dim, device=kernel.device), torch.empty(num_parts, heads, device=kernel.device)
 
 
 def _longest_first(work: WorkList) -> IntArray:
-    """Order of the items in which none that takes long begins last."""
+    """Item order, most work first, so that no long item starts last."""
     rows, keys = work.items[:, 1] - work.items[:, 0], work.items[:, 4] - work.items[:, 3]
     order: IntArray = (-rows * keys).argsort(kind="stable")
     return order
 
 
 def _packed(arrays: tuple[npt.NDArray[np.integer], ...], device: torch.device) -> list[Tensor]:
-    """Every array as int32 on the device, all in one copy."""
+    """All arrays as int32 on the device, sent in one copy."""
     starts = np.cumsum([0] + [-(-array.size // _ALIGNED) * _ALIGNED for array in arrays]).tolist()
     packed = np.zeros(starts[-1], np.int32)
     for start, array in zip(starts, arrays, strict=False):

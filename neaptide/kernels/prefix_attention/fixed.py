@@ -1,4 +1,4 @@
-"""Plans whose tensors stay where they are, for launches that are recorded once and replayed for many steps."""
+"""Plans whose tensors keep their addresses, for CUDA graphs that are recorded once and replayed for many steps."""
 
 import torch
 from torch import Tensor
@@ -7,19 +7,21 @@ from neaptide.kernels.kv_write.reference import Places, slots_of
 from neaptide.kernels.prefix_attention.attention import PrefixAttention, PrefixPlan, parts_of
 
 TABLE_ENTRIES = 1 << 18
-"""Of all requests' block tables: 256 of 16 thousand tokens each, in blocks of 16."""
+"""Entries of all requests' block tables: 256 requests of 16 thousand tokens, in blocks of 16."""
 _ITEMS_EACH, _MOST_ITEMS, _MORE_ITEMS = 2, 768, 96
-"""Items of the attention for each token, at most, and beside: as many programs as the split of few long contexts aims
-at. Those that do nothing take time, too."""
+"""Attention items: per token, their maximum, and extra ones.
+
+The extra items match the number of programs that splitting a few long contexts aims at. Empty items take time too.
+"""
 _ROWS_EACH, _MORE_ROWS = 4, 256
 
 
 class FixedRoom:
-    """Device memory that the plans of all sizes share: one step is computed at a time.
+    """Device memory shared by the plans of all sizes. One step is computed at a time.
 
     Args:
-        kernel: that plans.
-        most_tokens: of the largest plan.
+        kernel: the planner.
+        most_tokens: size of the largest plan.
     """
 
     def __init__(self, kernel: PrefixAttention, most_tokens: int) -> None:
@@ -36,14 +38,15 @@ class FixedRoom:
 
 
 class FixedPlan(PrefixPlan):
-    """A plan of ``num_tokens`` tokens, into which those of steps of no more are loaded; the others compute nothing that
-    anybody reads, and write into a block of their own.
+    """A plan of ``num_tokens`` tokens that the plans of smaller steps are loaded into.
+
+    The remaining tokens compute unused results and write to the spare block.
 
     Args:
-        kernel: that plans.
-        room: for it.
-        num_tokens: of the plan.
-        spare_block: which nothing else uses.
+        kernel: the planner.
+        room: memory of the plan.
+        num_tokens: size of the plan.
+        spare_block: used by nothing else.
     """
 
     def __init__(self, kernel: PrefixAttention, room: FixedRoom, num_tokens: int, spare_block: int) -> None:
@@ -64,11 +67,11 @@ class FixedPlan(PrefixPlan):
 
     @property
     def slots(self) -> Tensor:
-        """Computed anew for every layer, and so in every replay."""
+        """Recomputed for every layer, and so in every replay."""
         return slots_of(self.places, self.kernel.block_size)
 
     def takes(self, plan: PrefixPlan) -> bool:
-        """Whether a step's plan fits in."""
+        """Whether a step's plan fits into this one."""
         return (
             plan.num_tokens <= self.num_tokens
             and len(plan.items) <= len(self.items)
@@ -79,7 +82,7 @@ class FixedPlan(PrefixPlan):
         )
 
     def load(self, plan: PrefixPlan) -> None:
-        """Takes over a step's plan that fits in, behind the work that the device has."""
+        """Loads a step's plan, which must fit. The copies are queued after the device's current work."""
         count = plan.num_tokens
         self._spare(count)
         self.items[: len(plan.items)].copy_(plan.items)
@@ -95,7 +98,7 @@ class FixedPlan(PrefixPlan):
         self._token_limits[:count].copy_(plan.row_limits[:count])
 
     def _spare(self, first: int) -> None:
-        """No item, no merge; the tokens from this one on are the first of the spare block."""
+        """Clears items and merges, and points the tokens from ``first`` on at the spare block."""
         self.items.zero_()
         self.merges.zero_()
         self.token_tables[first:].fill_(TABLE_ENTRIES)

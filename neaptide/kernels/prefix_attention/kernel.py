@@ -1,7 +1,7 @@
-"""Attention over a work list, in Triton; the README beside this file has the maths.
+"""Triton attention over a work list. The README in this folder has the maths.
 
-A program is an item and a KV head. Items of few rows and of many take different tiles of one launch, so that the parts
-of a step that are bound by memory run beside those that are bound by arithmetic.
+A program is an item and a KV head. Items of few and of many rows use different tiles in one launch, so that
+memory-bound and compute-bound parts of a step overlap.
 """
 
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 from neaptide.kernels.block_entries import slot_of
 
 NO_SCORE: tl.constexpr = tl.constexpr(-1e30)
-"""Of a row that has seen no key: finite, for what is subtracted from it must stay a number."""
+"""Score of a row that has seen no key: finite, because a difference of infinities is NaN."""
 ITEM_COLUMNS: tl.constexpr = tl.constexpr(5)
 MERGE_COLUMNS: tl.constexpr = tl.constexpr(3)
 
@@ -41,7 +41,8 @@ def attend_item(
     PRECISION: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Rows of the tile are tokens times the query heads of the KV head: [ROWS, LANES] queries against [KEYS, LANES]."""
+    """Computes one item: [ROWS, LANES] queries against [KEYS, LANES]. A tile's rows are tokens times query heads per KV
+    head."""
     first_row = tl.load(item)
     num_rows = tl.load(item + 1) - first_row
     table += tl.load(item + 2)
@@ -67,7 +68,7 @@ def attend_item(
     values_of_head = kv_cache + (KV_HEADS + kv_head) * DIM
     for start in tl.range(first_key, last_key, KEYS, num_stages=STAGES):
         key = start + tl.arange(0, KEYS)
-        is_key = key < last_key  # what lies behind may be anything, NaN included: a weight of 0 would not stop it
+        is_key = key < last_key  # later slots may hold anything; a weight of 0 does not stop NaN
         entry = tl.load(table + key // BLOCK_SIZE, mask=is_key, other=0)
         at = slot_of(entry, key % BLOCK_SIZE, BLOCK_SIZE) * (2 * KV_HEADS * DIM)
         is_stored = is_key[:, None] & is_dim[None, :]
@@ -87,13 +88,14 @@ def attend_item(
 
     divisor = tl.where(total == 0.0, 1.0, total)  # NaN stays NaN
     values = values / divisor[:, None]
-    # A 0 that the compiler does not know: what follows from it is not computed before the loop and kept in registers.
+    # The compiler does not know that this is 0, so it does not compute what follows before the loop and keep it in
+    # registers.
     place += tl.load(item, volatile=True) - first_row
     is_row = place < num_rows * GROUP
     row = first_row + place // GROUP
     head = kv_head * GROUP + place % GROUP
     is_used = is_row[:, None] & is_dim[None, :]
-    if tl.load(row_parts + first_row) < 0:  # all rows of an item have parts, or none has
+    if tl.load(row_parts + first_row) < 0:  # either all rows of an item have parts, or none has
         token = tl.load(row_tokens + row, mask=is_row, other=0).to(tl.int64)
         at = (token * (KV_HEADS * GROUP) + head)[:, None] * DIM + lanes[None, :]
         tl.store(out + at, values.to(out.dtype.element_ty), mask=is_used)
@@ -130,19 +132,19 @@ def attend_kernel(
     PRECISION: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Programs: items * KV_HEADS, heads first, so that neighbours read the same slots.
+    """Runs items * KV_HEADS programs, heads first, so that neighbours read the same slots.
 
     Args:
-        query: [tokens, KV_HEADS * GROUP, DIM], a token every ``query_stride`` elements.
+        query: [tokens, KV_HEADS * GROUP, DIM], ``query_stride`` elements per token.
         kv_cache: [blocks, BLOCK_SIZE, 2 * KV_HEADS, DIM], key heads before value heads.
         out: [tokens, KV_HEADS * GROUP, DIM].
-        parts: [parts, KV_HEADS * GROUP, DIM] fp32, of tokens that several items compute.
+        parts: [parts, KV_HEADS * GROUP, DIM] fp32, for tokens that several items compute.
         part_scales: [parts, KV_HEADS * GROUP] fp32, log2 of the sum of weights.
         items: [items, 5] int32: first row, last row, offset into the table, first key, last key.
         table: int32 entries of all requests' block tables.
         row_tokens, row_limits, row_parts: [rows] int32 as in ``WorkList``.
-        scale: of scores, for base 2: log2(e) / sqrt(DIM).
-        PRECISION: of products in fp32.
+        scale: score factor for base 2: log2(e) / sqrt(DIM).
+        PRECISION: of fp32 products.
         UPCAST: widen first, for an interpreter that cannot multiply the cache's type.
     """
     program = tl.program_id(0)
@@ -205,7 +207,8 @@ def attend_kernel(
 
 @triton.jit
 def merge_kernel(out, parts, part_scales, merges, HEADS: tl.constexpr, DIM: tl.constexpr, LANES: tl.constexpr):
-    """Programs: merges * HEADS. ``merges`` is [merges, 3] int32: token, first part, last part; none if both are one."""
+    """Runs merges * HEADS programs. ``merges`` is [merges, 3] int32: token, first part, last part; equal parts mean
+    none."""
     program = tl.program_id(0)
     head = program % HEADS
     merge = merges + (program // HEADS) * MERGE_COLUMNS

@@ -1,4 +1,4 @@
-"""Attention over a work list in plain torch, item by item, in fp32: what the kernel is measured against."""
+"""Attention over a work list in plain torch, item by item, in fp32: the reference for the kernel's tests."""
 
 import numpy as np
 import torch
@@ -17,12 +17,13 @@ def slots_of(entries: IntArray, block_size: int) -> IntArray:
 
 
 def attend(query: Tensor, kv_cache: Tensor, work: WorkList, entries: IntArray) -> Tensor:
-    """
+    """Attention of each token of the step.
+
     Args:
         query: [tokens, heads, dim].
         kv_cache: [blocks, block_size, 2 * kv_heads, dim], key heads before value heads.
         work: of the step.
-        entries: [blocks of all requests] as of ``slots_of``.
+        entries: [blocks of all requests], as in ``slots_of``.
 
     Returns:
         [tokens, heads, dim] fp32.
@@ -53,8 +54,10 @@ def attend(query: Tensor, kv_cache: Tensor, work: WorkList, entries: IntArray) -
 
 
 def _attend_item(query: Tensor, keys_and_values: Tensor, is_seen: Tensor) -> tuple[Tensor, Tensor]:
-    """[rows, heads, dim] over [keys, 2 * kv_heads, dim] -> values [rows, heads, dim], log of the sums of weights
-    [rows, heads], -inf and values of 0 where a row sees none of the keys."""
+    """[rows, heads, dim] over [keys, 2 * kv_heads, dim] -> values [rows, heads, dim], log-sum-exp [rows, heads].
+
+    A row that sees no key gets -inf and values of 0.
+    """
     kv_heads = keys_and_values.shape[1] // 2
     group = query.shape[1] // kv_heads
     keys, values = keys_and_values.repeat_interleave(group, dim=1).chunk(2, dim=1)  # [keys, heads, dim]

@@ -1,4 +1,4 @@
-"""Which tiles the kernel takes: fixed, from a file, never searched for while serving."""
+"""Tile sizes of the attention kernel, read from a file. Nothing is searched for while serving."""
 
 import json
 from dataclasses import dataclass
@@ -9,49 +9,50 @@ FILE = Path(__file__).with_name("tiles.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
-    """Of a launch; rows and keys are powers of 2, at least 16."""
+    """Tile sizes of a launch; rows and keys are powers of 2, at least 16."""
 
     wide_rows: int
-    """Rows, tokens times query heads per KV head, of an item at most."""
+    """Most rows per item, tokens times query heads per KV head."""
     wide_keys: int
-    """Keys of a tile of such an item."""
+    """Keys per tile of a wide item."""
     narrow_rows: int
-    """Items of at most so many rows take tiles of this size."""
+    """Items of at most this many rows use narrow tiles."""
     narrow_keys: int
     stages: int
-    """Tiles of keys that are on their way at once."""
+    """Tiles of keys in flight at once."""
     warps: int
     registers: int
-    """Of a thread at most, where the compiler takes a limit (NVIDIA's)."""
+    """Most registers per thread, where the compiler accepts a limit (NVIDIA's)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What holds for which heads on which device."""
+    """The tiles for some heads on some devices."""
 
     element_bytes: int
     head_dim: int
-    """And smaller ones, down to the next entry."""
+    """Also used for smaller heads, down to the next entry's size."""
     group: int | None
     """Query heads per KV head; None for any."""
     device: str | None
-    """A device's name begins so; None for any."""
+    """Prefix of the device's name; None for any."""
     source: str
-    """How they were found."""
+    """How the tiles were found."""
     tiles: Tiles
 
 
 def load_tiles(path: Path = FILE) -> list[Entry]:
-    """
+    """The entries of the file.
+
     Raises:
-        TypeError: an entry lacks a field, or has one that nobody knows.
+        TypeError: an entry lacks a field or has an unknown one.
     """
     entries = json.loads(path.read_text(encoding="utf-8"))
     return [Entry(**entry | {"tiles": Tiles(**entry["tiles"])}) for entry in entries]
 
 
 def pick_tiles(entries: list[Entry], head_dim: int, group: int, element_bytes: int, device: str) -> Tiles | None:
-    """The entry that says most about these heads on this device; None if heads are larger than those of all entries."""
+    """The most specific entry for these heads on this device; None if no entry has heads that large."""
     fitting = [
         entry
         for entry in entries

@@ -1,6 +1,6 @@
-"""A trial of Triton's kernels on the device that they are to run on, before anything is served with them.
+"""Tries Triton's kernels on the device before a server uses them.
 
-They are compiled for each device by what is installed there, and no machine of ours has tried all of those.
+They are compiled on each device by the software installed there, and our own tests cover only some of those.
 """
 
 from collections.abc import Iterator
@@ -21,24 +21,24 @@ from neaptide.kernels.prefix_attention.attention import PrefixAttention
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 _QUERY_LENS = (1, 1, 1, 3, 70)
 _CONTEXT_LENS = (330, 331, 130, 97, 19)
-"""A prefix that four of them share, a context that is split, a chunk that joins the prefix and one that does not."""
+"""Four requests share a prefix, one context is split, one chunk joins the prefix and one does not."""
 _SHARED_TOKENS = 64
 _COPIED_SLOTS = 5
 
 
 def try_kernels(kernel: PrefixAttention) -> None:
-    """Copies slots of two layers, computes a step of five requests as a layer does, and compares with torch.
+    """Compares the kernels with torch: copies of slots in two layers, and a layer's attention for five requests.
 
     Raises:
-        ValueError: a kernel does not compile, does not run, or computes something else; one line.
+        ValueError: a kernel does not compile, does not run, or gives other results. The message is one line.
     """
     try:
         for what, off_by in _differences(kernel):
             if not off_by <= _TOLERANCES[kernel.dtype]:
                 raise _DiffersError(f"{what} is off by {off_by:.2g}")
     except _DiffersError as error:
-        raise ValueError(f"Triton's kernels compute something else than torch on this device: {error}") from None
-    except Exception as error:  # a compiler's errors are of any kind, and torch can do without it
+        raise ValueError(f"Triton's kernels give other results than torch on this device: {error}") from None
+    except Exception as error:  # compilers raise errors of any kind; torch can compute instead
         first_line = str(error).partition("\n")[0]
         raise ValueError(f"Triton's kernels fail on this device: {type(error).__name__}: {first_line}") from error
 
@@ -68,7 +68,7 @@ def _make_step(block_size: int) -> _Step:
 
 
 def _differences(kernel: PrefixAttention) -> Iterator[tuple[str, float]]:
-    """What was computed, and how far it is from what torch computes; NaN where there is one."""
+    """Each operation with its distance from torch's result; NaN if there is a NaN."""
     device, dtype, size = kernel.device, kernel.dtype, kernel.block_size
     generator = torch.Generator(device).manual_seed(0)
 
@@ -102,6 +102,6 @@ def _differences(kernel: PrefixAttention) -> Iterator[tuple[str, float]]:
 
 
 def _distance(found: Tensor, expected: Tensor) -> float:
-    """The largest, beside 1 and the number itself."""
+    """Largest error, relative to 1 + the expected value."""
     wide = expected.float()
     return float(((found.float() - wide).abs() / (1 + wide.abs())).max())

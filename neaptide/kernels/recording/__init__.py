@@ -1,4 +1,4 @@
-"""Calls of kernels in C that are noted while they run, and repeated by one call."""
+"""Records calls of C kernels while they run, and replays them with one call."""
 
 from neaptide.kernels.recording.native import Recording, call, empty, scratch
 

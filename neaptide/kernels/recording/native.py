@@ -1,4 +1,4 @@
-"""What the wrappers of kernels in C call them with, and who notes it (``recording.c`` repeats it)."""
+"""Calls C kernels, and records the calls (``recording.c`` replays them)."""
 
 import contextlib
 import ctypes
@@ -17,21 +17,21 @@ _FIRST = ctypes.c_int64 * 4
 
 
 class _Call(ctypes.Structure):
-    """``call_t`` of the source."""
+    """``call_t`` of the C source."""
 
     _fields_ = [("run", ctypes.c_void_p), ("job", ctypes.c_void_p), ("rows", ctypes.c_void_p), ("first", _FIRST)]
 
 
 class Recording:
-    """Calls with all that they point to.
+    """Recorded calls with all the memory that they point to.
 
-    What is computed by torch in between is not noted: a recording has to be tried on other inputs.
+    Torch operations in between are not recorded, so a recording must be tried on other inputs.
 
     Args:
-        max_rows: that it may be repeated on, and so the rows of all that kernels compute.
+        max_rows: most rows per replay; buffers have this many rows.
 
     Raises:
-        CompileError: the source cannot be compiled here.
+        CompileError: the source does not compile here.
     """
 
     def __init__(self, max_rows: int) -> None:
@@ -51,12 +51,12 @@ class Recording:
         self._scratch = torch.empty(0)
 
     def __len__(self) -> int:
-        """Calls that are noted."""
+        """Number of recorded calls."""
         return len(self._noted)
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Calls of this thread are noted, behind those that are there."""
+        """Records this thread's calls after those recorded before."""
         token = _recording.set(self)
         try:
             yield
@@ -65,26 +65,26 @@ class Recording:
             self._calls = (_Call * len(self._noted))(*self._noted)
 
     def begin_layer(self) -> None:
-        """What has been computed so far may be overwritten, but for what is kept outside."""
+        """Lets the next layer reuse the buffers of the layers before. Tensors kept by the caller are not reused."""
         self._next_buffer = 0
 
     def replay(
         self, step_job: ctypes.Structure, num_rows: int, counts: int | None = None, looking_share: float = 0.0
     ) -> bool:
-        """Repeats the calls on what the first rows of their memory hold by now.
+        """Replays the calls on the first rows of their buffers.
 
         Args:
-            step_job: for the calls that took a step's own job.
-            num_rows: for the others, whatever it was when they were noted.
-            counts: address of two ``int64`` that others write. The calls end before one of them once the first is
-                larger than the second ...
-            looking_share: ... in so much of them.
+            step_job: for the calls that use a job of the step.
+            num_rows: for the other calls, whatever it was when they were recorded.
+            counts: address of two ``int64`` that another thread writes. The replay stops before a call once the first
+                is larger than the second.
+            looking_share: fraction of the calls that check ``counts``.
 
         Returns:
             Whether all calls were made.
 
         Raises:
-            ValueError: there is no memory for so many; nothing has been computed.
+            ValueError: the buffers are too small for ``num_rows``. Nothing has been computed.
         """
         if not 0 < num_rows <= self.max_rows:
             raise ValueError(f"{num_rows} rows of {self.max_rows}")
@@ -94,8 +94,8 @@ class Recording:
     def note(
         self, function: Callable[..., None], job: ctypes.Structure, tensors: Sequence[Tensor], *, rows: str | None
     ) -> None:
-        """One call that is about to be made."""
-        self._kept.extend(tensors)  # one that torch has made is the wrong one next time, but must still be there
+        """Records one call before it is made."""
+        self._kept.extend(tensors)  # torch makes another tensor next time, but this one must stay valid
         run = ctypes.cast(function, ctypes.c_void_p)  # type: ignore[arg-type]
         if rows is None:
             self._noted.append(_Call(run, None, None, _FIRST.from_buffer_copy(job)))
@@ -105,7 +105,8 @@ class Recording:
         self._noted.append(_Call(run, ctypes.addressof(own), ctypes.addressof(own) + getattr(type(job), rows).offset))
 
     def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Uninitialised, the layer's own until the next one begins; the first of ``max_rows`` rows."""
+        """An uninitialised tensor, the first rows of ``max_rows``. It belongs to the layer until the next one
+        begins."""
         all_rows = torch.Size((self.max_rows, *shape[1:]))
         if self._next_buffer < len(self._buffers):
             found = self._buffers[self._next_buffer]
@@ -119,7 +120,7 @@ class Recording:
         return made[: shape[0]]
 
     def scratch(self, floats_each: int) -> Tensor:
-        """At least so many for each row, for one call alone."""
+        """Uninitialised memory, at least ``floats_each`` per row, valid for one call."""
         floats = self.max_rows * floats_each
         if self._scratch.numel() < floats:
             self._scratch = torch.empty(floats)
@@ -131,14 +132,14 @@ _recording: ContextVar[Recording | None] = ContextVar("recording", default=None)
 
 
 def call(function: Callable[[Any], None], job: ctypes.Structure, *tensors: Tensor, rows: str | None = "rows") -> None:
-    """Runs a kernel.
+    """Runs a kernel, and records the call if recording is on.
 
     Args:
-        function: of a library.
-        job: its argument; what it points to beside tensors and ``scratch`` has to last.
-        tensors: that it points to.
-        rows: the field that says how many there are, of all that differs by step; None: every step has a job of its
-            own, whose first four fields differ by layer.
+        function: of a C library.
+        job: its argument. Memory that it points to, other than ``tensors`` and ``scratch``, must stay valid.
+        tensors: that the job points to.
+        rows: the job's field with the number of rows, which is all that differs between steps. None: each step has a
+            job of its own, whose first four fields differ by layer.
     """
     recording = _recording.get()
     if recording is not None:
@@ -147,12 +148,12 @@ def call(function: Callable[[Any], None], job: ctypes.Structure, *tensors: Tenso
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """For the rows that a kernel computes: uninitialised, on the CPU."""
+    """An uninitialised CPU tensor for a kernel's result."""
     recording = _recording.get()
     return torch.empty(shape, dtype=dtype) if recording is None else recording.buffer(shape, dtype)
 
 
 def scratch(num_rows: int, floats_each: int) -> Tensor:
-    """For what a kernel keeps of its rows while it computes."""
+    """Uninitialised memory for a kernel's intermediate values."""
     recording = _recording.get()
     return torch.empty(num_rows * floats_each) if recording is None else recording.scratch(floats_each)

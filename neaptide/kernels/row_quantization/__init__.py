@@ -1,4 +1,4 @@
-"""Rows of activations as 8-bit numbers with a scale and a zero for each, and back from sums of products of such."""
+"""Rows of activations as 8-bit numbers with a scale and zero point each, and sums of their products back as floats."""
 
 import logging
 
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 def row_quantizer(kernels: str = "auto") -> RowQuantizer:
-    """In C, unless ``kernels`` is ``torch`` or there is no compiler."""
+    """The C quantizer, or torch's if ``kernels`` is ``torch`` or there is no compiler."""
     if kernels != "torch":
         try:
             return NativeRowQuantizer()

@@ -1,4 +1,4 @@
-"""Rows as 8-bit numbers in C (``quantize.c``), for fp32 and bf16 on CPUs with a compiler: two passes, not ten."""
+"""Row quantization in C (``quantize.c``), for fp32 and bf16 on CPUs with a compiler: two passes instead of ten."""
 
 import ctypes
 from pathlib import Path
@@ -14,7 +14,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 class Job(ctypes.Structure):
-    """``job_t`` of the source."""
+    """``job_t`` of the C source."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "y", "scales", "zeros", "of_ones", "bias")),
@@ -26,10 +26,10 @@ class Job(ctypes.Structure):
 
 
 class NativeRowQuantizer(RowQuantizer):
-    """Takes what it can, and leaves other tensors to torch.
+    """Quantizes supported tensors in C and others in torch.
 
     Raises:
-        CompileError: the source cannot be compiled here.
+        CompileError: the source does not compile here.
     """
 
     def __init__(self) -> None:

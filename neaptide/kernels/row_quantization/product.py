@@ -1,4 +1,4 @@
-"""Products of 8-bit numbers in C (``bytes.h``): rows are quantized, multiplied and restored by one call."""
+"""Products of 8-bit numbers in C (``bytes.h``): one call quantizes rows, multiplies and restores."""
 
 import ctypes
 from typing import ClassVar
@@ -12,7 +12,7 @@ from neaptide.kernels.row_quantization.native import DTYPES, SOURCE, Job
 
 
 class _ProductJob(Job):
-    """``product_t`` of the source."""
+    """``product_t`` of the C source."""
 
     _fields_: ClassVar = [
         *((name, ctypes.c_void_p) for name in ("packed", "weight_scales", "weight_sums", "out")),
@@ -31,15 +31,15 @@ def _library() -> ctypes.CDLL:
 
 
 class ByteProduct:
-    """``x (scales numbers)^T + b`` for rows of x rounded to 8 bits; sums are exact, results are rounded once.
+    """``x (scales numbers)^T + b`` with the rows of x rounded to 8 bits. Sums are exact; results are rounded once.
 
     Args:
-        numbers: [out_features, in_features] int8, none below -127; not needed any more afterwards.
+        numbers: [out_features, in_features] int8, at least -127; copied.
         scales: [out_features] fp32.
         bias: [out_features] of any float type.
 
     Raises:
-        CompileError: the source cannot be compiled here.
+        CompileError: the source does not compile here.
     """
 
     __slots__ = ("_bias", "_job", "_library", "_packed", "_scales", "_scratch_floats", "_sums")
@@ -70,18 +70,18 @@ class ByteProduct:
 
     @staticmethod
     def takes(dtype: torch.dtype, in_features: int) -> bool:
-        """Whether there is one for such rows here: the processor has to multiply groups of bytes.
+        """Whether such rows are supported here. The processor must multiply groups of bytes.
 
         Raises:
-            CompileError: as above.
+            CompileError: the source does not compile here.
         """
         return dtype in DTYPES and bool(_library().neaptide_product_takes(ctypes.c_int64(in_features)))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[rows, in_features] fp32 or bf16 -> [rows, out_features] likewise.
+        """[rows, in_features] fp32 or bf16 -> [rows, out_features] of the same type.
 
         Raises:
-            ValueError: not such a tensor; nothing has been read.
+            ValueError: wrong shape or type. Nothing has been read.
         """
         out = empty((x.shape[0], self._job.outputs), x.dtype)
         self._run(x, out, adds=False)
@@ -91,16 +91,16 @@ class ByteProduct:
         """Adds the product to ``residual``.
 
         Raises:
-            ValueError: as above.
+            ValueError: wrong shape or type. Nothing has been read.
         """
         self._run(x, residual, adds=True)
 
     def _run(self, x: Tensor, out: Tensor, *, adds: bool) -> None:
         job, rows = self._job, x.shape[0]
         if x.dim() != 2 or x.shape[1] != job.size or x.dtype not in DTYPES or x.stride(1) != 1:
-            raise ValueError(f"rows of shape {tuple(x.shape)}, {x.dtype} are not what the weight takes")
+            raise ValueError(f"rows of shape {tuple(x.shape)}, {x.dtype} do not match the weight's input")
         if out.shape != (rows, job.outputs) or out.dtype != x.dtype or not out.is_contiguous():
-            raise ValueError(f"a sum of shape {tuple(out.shape)}, {out.dtype} is not what the weight makes")
+            raise ValueError(f"a sum of shape {tuple(out.shape)}, {out.dtype} is not the weight's output")
         room = scratch(rows, self._scratch_floats)
         job.x, job.x_stride, job.rows, job.is_bfloat16 = x.data_ptr(), x.stride(0), rows, x.dtype == torch.bfloat16
         job.out, job.adds, job.scratch, job.num_threads = out.data_ptr(), adds, room.data_ptr(), torch.get_num_threads()

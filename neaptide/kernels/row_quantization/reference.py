@@ -1,4 +1,4 @@
-"""Rows as 8-bit numbers, in torch."""
+"""Row quantization in torch."""
 
 from typing import NamedTuple
 
@@ -7,22 +7,22 @@ from torch import Tensor
 
 LEVELS = 255
 LEAST_SCALE = 1e-30
-"""Of a row of zeros: its inverse is a number."""
+"""Scale of a row of zeros: small, but its inverse is finite."""
 
 
 class Quantized(NamedTuple):
     """``x ~ scales * (numbers - zeros)``, row by row."""
 
     numbers: Tensor
-    """[at least rows, size] uint8; what rows behind those of x hold means nothing."""
+    """[at least rows, size] uint8; rows after those of x are undefined."""
     scales: Tensor
-    """[rows] fp32; no number where a row has one that is none."""
+    """[rows] fp32; NaN for a row with a number that is not finite."""
     zeros: Tensor
-    """[rows] fp32, whole numbers from 0 to 255: what stands for zero, which is exact."""
+    """[rows] fp32, whole numbers from 0 to 255: the zero point, which represents 0 exactly."""
 
 
 class RowQuantizer:
-    """For any float type on a CPU."""
+    """Row quantization for any float type on a CPU."""
 
     def quantize(self, x: Tensor, num_rows: int) -> Quantized:
         """[rows, size] as 8-bit numbers, with memory for ``num_rows`` rows."""
@@ -46,11 +46,11 @@ class RowQuantizer:
 
         Args:
             sums: [at least rows, outputs] fp32: products of the numbers with a weight.
-            quantized: what they are products of.
-            of_ones: [outputs] fp32: what a row of ones makes of the weight.
+            quantized: the quantized rows.
+            of_ones: [outputs] fp32: product of a row of ones with the weight.
             bias: [outputs] fp32.
             out: [rows, outputs] of any float type.
-            adds: to what is there.
+            adds: add to ``out`` instead of overwriting it.
         """
         values = sums[: out.shape[0]].addr(quantized.zeros, of_ones, alpha=-1.0).mul_(quantized.scales.unsqueeze(1))
         if bias is not None:

@@ -1,4 +1,4 @@
-"""Batch files over HTTP, as any client of the batches API sends them."""
+"""Submits batch files over HTTP, like any client of the batches API."""
 
 import asyncio
 import json
@@ -12,23 +12,23 @@ VALIDATION_POLL_S = 0.2
 
 
 class BatchError(Exception):
-    """The server took the file and then refused the batch."""
+    """The server accepted the file and then rejected the batch."""
 
 
 def endpoint_of(content: bytes) -> str:
-    """The endpoint that a batch file's first line asks for.
+    """The endpoint that a batch file's first line names.
 
-    Raises ValueError for a file whose first line asks for none.
+    Raises ValueError if the first line names none.
     """
     try:
         url = json.loads(content[: content.find(b"\n")] if b"\n" in content else content)["url"]
     except (ValueError, KeyError, TypeError):
-        raise ValueError("the first line is no batch request: it has no url") from None
+        raise ValueError("the first line is not a batch request: it has no url") from None
     return str(url)
 
 
 async def submit_batch(http: httpx.AsyncClient, name: str, content: bytes, window: str = "24h") -> dict[str, Any]:
-    """Uploads the file and creates the batch. Raises httpx.HTTPError, and ValueError as ``endpoint_of``."""
+    """Uploads the file and creates the batch. Raises httpx.HTTPError, and ValueError like ``endpoint_of``."""
     endpoint = endpoint_of(content)
     files = {"file": (name, content, "application/jsonl")}
     upload = (await http.post("/v1/files", files=files, data={"purpose": "batch"})).raise_for_status().json()
@@ -43,17 +43,17 @@ async def get_batch(http: httpx.AsyncClient, batch_id: str) -> dict[str, Any]:
 
 
 async def wait_until_it_runs(http: httpx.AsyncClient, batch: dict[str, Any]) -> dict[str, Any]:
-    """Returns when the file is validated. Raises BatchError if the batch is over by then."""
+    """Waits until the file is validated. Raises BatchError if the batch has ended by then without success."""
     while batch["status"] == "validating":
         await asyncio.sleep(VALIDATION_POLL_S)
         batch = await get_batch(http, batch["id"])
     if batch["status"] in TERMINAL - {"completed"}:
-        raise BatchError(f"the batch is {batch['status']}: {'; '.join(errors_of(batch)) or 'it says not why'}")
+        raise BatchError(f"the batch is {batch['status']}: {'; '.join(errors_of(batch)) or 'no reason given'}")
     return batch
 
 
 def errors_of(batch: Mapping[str, Any], most: int = 3) -> list[str]:
-    """What the batch says of itself and of its lines, in words."""
+    """Readable errors of the batch and its lines."""
     found = (batch["errors"] or {}).get("data") or []
     said = [
         (f"line {entry['line']}: " if entry["line"] is not None else "") + f"{entry['message']} ({entry['code']})"

@@ -1,7 +1,7 @@
-"""Streaming requests against an OpenAI-compatible server, timed at the client.
+"""Streams requests to an OpenAI-compatible server and times them at the client.
 
-With aiohttp, for what the client itself takes is in every latency that it measures: httpx takes almost three times as
-long. It is imported where a client is made: commands and servers that stream nothing need not wait for it.
+It uses aiohttp, because the client's own time adds to every measured latency; httpx takes almost three times as long.
+aiohttp is imported when a client is made, so that other commands and servers do not wait for it.
 """
 
 import asyncio
@@ -24,23 +24,25 @@ if TYPE_CHECKING:
     import aiohttp
 
 KEEP_ALIVE_S = 4.0
-"""Below the 5 s after which many servers end a connection, perhaps just when it is asked on again."""
+"""Less than the 5 s after which many servers close a connection, perhaps just when it is reused."""
 CLOSE_S = 1.0
-"""For connections to end: one whose server reads nothing more would never."""
+"""Limit for closing connections: one whose server reads nothing more would never end."""
 OF_HTTPX = frozenset({"accept", "accept-encoding", "connection", "user-agent"})
-"""What a client of httpx says of itself."""
+"""Headers with which httpx describes itself."""
 LARGE_BYTES = 1 << 20
-"""aiohttp warns of a body above it that is not a file."""
+"""aiohttp warns about larger bodies that are not files."""
 
 
 class StreamClient:
-    """One server, one model. A context manager, for it keeps connections: as many as requests are in flight.
+    """A client of one server and one model.
+
+    It is a context manager, because it keeps connections: as many as there are requests in flight.
 
     Args:
-        url: the server's root, or what stands before ``/v1``.
-        headers: of every request.
-        timeout_s: to connect, and to wait for the next piece of an answer; None is for ever.
-        keep_alive_s: for which a connection waits for its next request; 0 is one request each.
+        url: the server's root, or the part before ``/v1``.
+        headers: sent with every request.
+        timeout_s: to connect, and to wait for the next piece of an answer; None waits for ever.
+        keep_alive_s: how long a connection waits for its next request; 0 uses a connection per request.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class StreamClient:
 
     @classmethod
     def beside(cls, http: httpx.AsyncClient, model: str) -> "StreamClient":
-        """For the same server, with the same headers and patience."""
+        """A client of the same server as ``http``, with the same headers and time-out."""
         headers = {name: value for name, value in http.headers.items() if name not in OF_HTTPX}
         return cls(str(http.base_url), model, headers=headers, timeout_s=http.timeout.read)
 
@@ -70,7 +72,7 @@ class StreamClient:
 
         how: dict[str, Any] = {"keepalive_timeout": self._keep_alive_s} if self._keep_alive_s else {"force_close": True}
         if urlsplit(self._url).scheme == "https":
-            how["ssl"] = httpx.create_ssl_context()  # the same authorities are trusted
+            how["ssl"] = httpx.create_ssl_context()  # trust the same authorities as httpx
             how["ssl"].set_alpn_protocols(["http/1.1"])
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, **how),
@@ -100,8 +102,10 @@ class StreamClient:
         return await self._stream("/v1/completions", body, cancel_after_s)
 
     async def _stream(self, path: str, body: dict[str, Any], cancel_after_s: float | None) -> Record:
-        """Every way to fail ends in ``Record.error``; only cancellation from outside leaves early. After
-        ``cancel_after_s`` the client itself hangs up."""
+        """Streams one answer. Every failure is recorded in ``Record.error``; only outside cancellation raises.
+
+        The client itself disconnects after ``cancel_after_s``.
+        """
         import aiohttp
 
         now = asyncio.get_running_loop().time
@@ -112,7 +116,7 @@ class StreamClient:
             async with patience:
                 await self._read(path, body, record)
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            # A server that is silent for too long is a TimeoutError as well, and no wish of the client's.
+            # A server that is silent for too long also raises TimeoutError, which is not the client's own cancellation.
             if patience.expired():
                 record.cancelled = True
             else:
@@ -132,7 +136,7 @@ class StreamClient:
                 record.error = f"HTTP {response.status}: {(await response.read()).decode(errors='replace')[:200]}"
                 return
             rest = bytearray()
-            # Not line by line: aiohttp takes none of more than 512 KiB, and log-probabilities may be longer.
+            # Not line by line: aiohttp rejects lines over 512 KiB, and log-probabilities may be longer.
             async for piece in response.content.iter_any():
                 now_s = now()
                 rest += piece
@@ -145,7 +149,7 @@ class StreamClient:
 
 
 def _take(line: bytes, record: Record, now_s: float) -> None:
-    """A line of the stream. Raises ValueError for data that is no chunk."""
+    """Handles a line of the stream. Raises ValueError for data that is not a chunk."""
     if not line.startswith(b"data:"):
         return
     text = line[5:].strip()
@@ -158,15 +162,15 @@ def _take(line: bytes, record: Record, now_s: float) -> None:
 
 
 def _decoded(text: bytes) -> Any:
-    """Raises ValueError."""
+    """Decodes JSON. Raises ValueError."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return json.loads(text.decode(errors="replace"))  # knows NaN, minds no broken characters, says where it ends
+        return json.loads(text.decode(errors="replace"))  # accepts NaN and broken characters, and reports positions
 
 
 def _proxy_of(url: str) -> str | None:
-    """What the environment asks for, as httpx reads it. aiohttp would look for every request, in a thread."""
+    """The proxy from the environment, as httpx reads it. aiohttp would look it up for every request, in a thread."""
     parts, proxies = urlsplit(url), getproxies()
     found = proxies.get(parts.scheme) or proxies.get("all")
     if not found or proxy_bypass(parts.hostname or ""):
@@ -175,7 +179,7 @@ def _proxy_of(url: str) -> str | None:
 
 
 def poisson_arrivals(rate_rps: float, duration_s: float, seed: int) -> list[float]:
-    """Arrival times in [0, duration_s), seconds."""
+    """Arrival times in [0, duration_s), in seconds."""
     rng = random.Random(seed)
     arrivals, t_s = [], rng.expovariate(rate_rps)
     while t_s < duration_s:
@@ -186,8 +190,11 @@ def poisson_arrivals(rate_rps: float, duration_s: float, seed: int) -> list[floa
 
 @contextlib.contextmanager
 def heap_left_alone() -> Iterator[None]:
-    """Meanwhile the garbage collector passes over what is there now: to walk what a benchmark has imported takes a
-    tenth of a second and more, which would stand in the times of every answer that comes just then."""
+    """Excludes existing objects from garbage collection in this context.
+
+    Scanning what a benchmark has imported takes a tenth of a second or more, which would delay every answer at that
+    moment.
+    """
     gc.collect()
     gc.freeze()
     try:
@@ -199,9 +206,9 @@ def heap_left_alone() -> Iterator[None]:
 async def open_loop(
     arrivals_s: Sequence[float], send: Callable[[int], Awaitable[Record]], on_record: Callable[[int, Record], None]
 ) -> None:
-    """Sends request i at ``arrivals_s[i]`` whatever became of the others; returns when all have ended.
+    """Sends request i at ``arrivals_s[i]``, independently of the others. Returns when all have ended.
 
-    Cancelling it cancels what is in flight.
+    Cancelling it cancels the requests in flight.
     """
     now = asyncio.get_running_loop().time
     with heap_left_alone():
@@ -226,9 +233,9 @@ async def closed_loop(
     send: Callable[[int], Awaitable[Record]],
     on_record: Callable[[int, Record], None],
 ) -> None:
-    """So many users, each of which sends the next of ``count`` requests ``think_s`` after the answer to the one before.
+    """Runs ``users`` users. Each sends the next of ``count`` requests ``think_s`` after its previous answer.
 
-    A slow server is asked less: the times count from when a request was sent.
+    A slow server gets fewer requests, so times count from the sending of each request.
     """
     now = asyncio.get_running_loop().time
     indices = iter(range(count))

@@ -4,11 +4,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 class Samples:
-    """One scrape.
+    """The samples of one scrape.
 
     Args:
-        only: beginnings of the names that will be asked for. To parse a whole exposition takes a tenth of a second on a
-            busy machine, long enough to make a client's requests late.
+        only: prefixes of the needed names. Parsing everything takes a tenth of a second on a busy machine, long enough
+            to delay a client's requests.
     """
 
     def __init__(self, exposition: str, only: tuple[str, ...] = ("",)) -> None:
@@ -22,7 +22,7 @@ class Samples:
         return name in self._values
 
     def sum(self, name: str, **labels: str) -> float:
-        """Sum over all series of ``name`` that carry ``labels``; 0 if there are none."""
+        """Sum over all series of ``name`` with these ``labels``; 0 if there are none."""
         return sum(
             value
             for series, value in self._values.get(name, [])

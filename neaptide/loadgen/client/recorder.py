@@ -1,4 +1,4 @@
-"""What a client saw of each request, and the measures made from it (definitions: ``docs/metrics.md``)."""
+"""A client's record of each request, and the measures made from it (definitions: ``docs/metrics.md``)."""
 
 import math
 from collections.abc import Sequence
@@ -8,28 +8,28 @@ from typing import Any
 
 @dataclass(slots=True)
 class Record:
-    """One streamed request. Times are seconds on the client's monotonic clock."""
+    """One streamed request. Times are in seconds on the client's monotonic clock."""
 
     sent_s: float
     arrival_s: float = 0.0
     """Scheduled arrival, from the start of the run."""
     due_s: float | None = None
-    """When it should have been sent: a client that falls behind must not make the server look fast. ``None`` where the
-    one before decides when the next is sent."""
+    """Scheduled sending time: a slow client must not make the server look fast. ``None`` in a closed loop, where the
+    previous answer decides."""
     token_times_s: list[float] = field(default_factory=list)
-    """When each chunk with text arrived, be that the answer's, its reasoning or a call of a tool."""
+    """Arrival of each chunk with text of the answer, its reasoning or a tool call."""
     end_s: float = 0.0
     text: str = ""
-    """The answer's alone."""
+    """Text of the answer only."""
     num_output_tokens: int = 0
     num_prompt_tokens: int = 0
     finish_reason: str | None = None
     error: str | None = None
     cancelled: bool = False
-    """By the client, on purpose: it says nothing about the server."""
+    """Cancelled by the client on purpose, which says nothing about the server."""
 
     def add_chunk(self, chunk: dict[str, Any], now_s: float) -> None:
-        """Takes in one decoded event of a chat or completions stream."""
+        """Adds one decoded event of a chat or completions stream."""
         if "error" in chunk:
             self.error = str(chunk["error"].get("message"))
             return
@@ -46,12 +46,12 @@ class Record:
 
     @property
     def start_s(self) -> float:
-        """What its times count from."""
+        """Reference time of the latencies."""
         return self.sent_s if self.due_s is None else self.due_s
 
     @property
     def late_s(self) -> float:
-        """So much later than it should have been was it sent."""
+        """Delay of the sending."""
         return self.sent_s - self.start_s
 
     @property
@@ -60,7 +60,7 @@ class Record:
 
     @property
     def ttft_from_sending_s(self) -> float | None:
-        """What other tools call TTFT: the client's own lateness is not in it."""
+        """TTFT as other tools define it, without the client's own delay."""
         return self.token_times_s[0] - self.sent_s if self.token_times_s else None
 
     @property
@@ -76,15 +76,14 @@ class Record:
         return (self.token_times_s[-1] - self.token_times_s[0]) / (count - 1)
 
     def met(self, ttft_slo_s: float, tpot_slo_s: float) -> bool:
-        """An answer that failed has missed; one of a single token has no TPOT to miss."""
+        """Whether both targets were met. A failed request misses; a single token has no TPOT to miss."""
         if self.error is not None or self.ttft_s is None:
             return False
         return self.ttft_s <= ttft_slo_s and (self.tpot_s is None or self.tpot_s <= tpot_slo_s)
 
 
 def _thinks_or_calls(delta: dict[str, Any]) -> bool:
-    """Whether a chunk has tokens that are no part of the answer's text. Servers send them under these names, and count
-    them."""
+    """Whether a chunk has tokens outside the answer's text. Servers send them under these names and count them."""
     if any(delta.get(name) for name in ("reasoning_content", "reasoning", "refusal")):
         return True
     functions = (call.get("function") or {} for call in delta.get("tool_calls") or ())
@@ -92,7 +91,7 @@ def _thinks_or_calls(delta: dict[str, Any]) -> bool:
 
 
 def attainment(records: Sequence[Record], ttft_slo_s: float, tpot_slo_s: float) -> float:
-    """Share of all accepted requests that met both targets; NaN of nothing."""
+    """Fraction of the accepted requests that met both targets; NaN without requests."""
     if not records:
         return math.nan
     return sum(r.met(ttft_slo_s, tpot_slo_s) for r in records) / len(records)

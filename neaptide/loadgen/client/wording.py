@@ -1,8 +1,8 @@
-"""Prompts of given lengths in the server's own tokens, asked for over HTTP.
+"""Makes prompts of given lengths in the server's own tokens, which it learns over HTTP.
 
-A prompt is a row of words that the server's tokenizer turns into one token each, so that as many words are as many
-tokens and equal beginnings stay equal beginnings. A server that cannot tokenize is asked for an answer of one token to
-prompts of two lengths; what it counts gives the mean, and lengths hold about.
+A prompt is a sequence of words that the server's tokenizer maps to one token each. So the number of words is the number
+of tokens, and equal beginnings stay equal. A server that cannot tokenize gets prompts of two lengths with answers of
+one token. Its token counts give a mean per word, and lengths are then approximate.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from neaptide.loadgen.workloads.traces import FIRST_TOKEN_ID, Segments, token_id
 
 PROBE_WORDS = 64
 LEAST_WORDS = 16
-"""Below so many words of one token each, prompts would hardly differ; then the mean over all words is taken."""
+"""Minimum number of one-token words for distinct prompts; with fewer, the mean over all words is used."""
 _COMMON = """
 the of and to in is you that it he was for on are as with his they at be this have from or one had by word but not
 what all were we when your can said there use an each which she do how their if will up other about out many then them
@@ -31,21 +31,21 @@ begin life always those both paper together got group often run
 """
 WORDS = tuple(_COMMON.split())
 LEAD = WORDS[0]
-"""Every prompt begins with it, for at the very beginning many words are more tokens than behind a space."""
+"""Every prompt begins with it, because many words need more tokens at the very beginning than after a space."""
 
 
 @dataclass(slots=True, frozen=True)
 class Wording:
-    """How the server counts."""
+    """How the server counts tokens."""
 
     words: Sequence[str]
     tokens_per_word: float = 1.0
     overhead_tokens: int = 0
-    """Of a prompt of the first word alone: that, a chat template, a token that begins the text."""
+    """Tokens of a prompt with only the first word: that word, a chat template, a token that begins the text."""
     exact: bool = True
 
     def text(self, segments: Segments) -> str:
-        """A prompt with these lengths; segments with the same content ids are the same words. One word at least."""
+        """A prompt with these lengths and at least one word; segments with equal content ids get equal words."""
         scaled = tuple((content, max(1, round(tokens / self.tokens_per_word))) for content, tokens in segments)
         total = sum(tokens for _, tokens in segments)
         count = max(0, round((total - self.overhead_tokens) / self.tokens_per_word))
@@ -55,14 +55,14 @@ class Wording:
 
 @dataclass(slots=True, frozen=True)
 class Counting:
-    """Asks a server what a text counts."""
+    """Learns how a server counts tokens."""
 
     http: httpx.AsyncClient
     model: str
     is_chat: bool
 
     async def wording(self) -> Wording:
-        """Raises httpx.HTTPError if the server can be asked in neither way."""
+        """Raises httpx.HTTPError if the server supports neither way."""
         response = await self.http.post("/tokenize", json={"model": self.model, "prompt": LEAD})
         if not response.is_success:
             return await self._by_usage()
@@ -75,7 +75,7 @@ class Counting:
         return Wording(WORDS, mean, overhead, exact=False)
 
     async def _of_one_token(self, words: Sequence[str], first: int) -> Sequence[str]:
-        """Those that are one token each behind others: all of them, or looked for in halves."""
+        """The words that are one token each after another word: all of them, or found by halving."""
         if await self._count(" ".join([LEAD, *words])) - first == len(words):
             return words
         if len(words) == 1:
@@ -87,7 +87,7 @@ class Counting:
         return await self._tokenize({"prompt": text, "add_special_tokens": False})
 
     async def _count_prompt(self, text: str) -> int:
-        """With everything around it."""
+        """Tokens of the prompt including everything around the text."""
         whole: dict[str, Any] = {"messages": [{"role": "user", "content": text}]} if self.is_chat else {"prompt": text}
         return await self._tokenize(whole)
 

@@ -1,4 +1,4 @@
-"""The report of one or several runs as a single HTML file: nothing is loaded, no script runs, it can be mailed."""
+"""The report of one or more runs as a single HTML file, without scripts or external files, so that it can be mailed."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from neaptide.loadgen.run.samples import KV_STATES
 
 BINS = 60
 LEAST_IN_BIN = 5
-"""Requests, on average: a share of fewer says little."""
+"""Mean number of requests per bin: a fraction of fewer says little."""
 ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("requests", ("requests",)),
     ("failed", ("failed",)),
@@ -41,7 +41,7 @@ def report(
     title: str,
     ratios: Mapping[str, Mapping[str, float | None]] | None = None,
 ) -> str:
-    """The whole page; ``ratios`` of every run over the first, by their names."""
+    """The whole page. ``ratios`` are relative to the first run, by run name."""
     several = len(runs) > 1
     sections = [_table(runs)]
     if ratios:
@@ -87,7 +87,7 @@ def _ratios(ratios: Mapping[str, Mapping[str, float | None]]) -> str:
 
 
 def cell_text(label: str, found: Summary, path: Sequence[str]) -> str:
-    """A figure of a row of ``ROWS``."""
+    """The text of a cell in a row of ``ROWS``."""
     value: Any = found
     for name in path:
         value = value[name]
@@ -99,7 +99,7 @@ def cell_text(label: str, found: Summary, path: Sequence[str]) -> str:
 
 
 def _shared(runs: Mapping[str, tuple[Progress, Summary]]) -> str:
-    """The distributions of all servers in one plot each."""
+    """The latency distributions of all servers, one plot each."""
     ttft = [cumulative(name, _ms(r.ttft_s for r in fine(p))) for name, (p, _) in runs.items()]
     tpot = [cumulative(name, _ms(r.tpot_s for r in fine(p))) for name, (p, _) in runs.items()]
     one = next(iter(runs.values()))[0]
@@ -131,7 +131,7 @@ def _distribution(name: str, lines: Sequence[Line], progress: Progress) -> Plot:
     return Plot(
         name,
         "ms",
-        "% of requests with at most so much",
+        "% of requests at or below",
         lines,
         x_marks=[(f"target {shown(mark)}", mark) for mark in marks],
         y_max=100.0,
@@ -151,7 +151,7 @@ def _attainment(progress: Progress) -> Plot:
 
 
 def _throughput(progress: Progress) -> Plot:
-    """As the engine says; of another server, the tokens that the clients got."""
+    """Tokens computed by the engine; for other servers, the pieces that the clients received."""
     samples = progress.watch.samples
     if samples:
         xs = [sample.at_s for sample in samples]

@@ -1,4 +1,4 @@
-"""Every request of a run as a line of JSON, for statistics that the summary does not have (``docs/loadgen.md``)."""
+"""Writes every request of a run as a line of JSON, for further statistics (``docs/loadgen.md``)."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from neaptide.loadgen.run.runner import Progress
 
 
 def record_lines(runs: Mapping[str, Progress]) -> str:
-    """By server, in the order of arrival. Holds no text."""
+    """Lines by server, in the order of arrival, without any text."""
     return "".join(
         json.dumps({"server": name} | _fields(shot, record)) + "\n"
         for name, progress in runs.items()

@@ -1,4 +1,4 @@
-"""The figures of a run, for its JSON: what the clients got, and what the server says it did (``docs/loadgen.md``)."""
+"""A run's figures for its JSON: the clients' measurements and the server's metrics (``docs/loadgen.md``)."""
 
 import math
 from collections import Counter
@@ -23,11 +23,11 @@ COMPARED: dict[str, tuple[str, ...]] = {
     "output_tokens_per_s": ("output_tokens_per_s",),
     "offline_tokens_per_s": ("offline_tokens_per_s",),
 }
-"""Names of the ratios between two servers, and where their figures stand in a summary."""
+"""Names of the ratios between two servers, with the path of their figure in a summary."""
 
 
 def summary(progress: Progress, warm_up_s: float = 0.0) -> Summary:
-    """Of the requests that arrived after the warm-up. ``None`` where there is nothing to measure."""
+    """The figures of requests that arrived after the warm-up; ``None`` where nothing was measured."""
     pairs = [pair for pair in progress.records if pair[1].arrival_s >= warm_up_s]
     records = [record for _, record in pairs]
     fine = [(shot, record) for shot, record in pairs if record.error is None and not record.cancelled]
@@ -58,12 +58,12 @@ def summary(progress: Progress, warm_up_s: float = 0.0) -> Summary:
 
 
 def ratios(first: Summary, other: Summary) -> dict[str, float | None]:
-    """Of the other over the first."""
+    """Ratios of the other summary to the first."""
     return {name: _ratio(_at(other, path), _at(first, path)) for name, path in COMPARED.items()}
 
 
 def met(pairs: Iterable[Pair]) -> list[tuple[bool, bool]]:
-    """Whether TTFT and TPOT were met, of all but what the client itself gave up; what failed has missed both."""
+    """Whether TTFT and TPOT were met, for all requests that the client did not cancel. A failed request misses both."""
     return [
         (
             record.met(shot.target.ttft_s, math.inf),
@@ -75,7 +75,7 @@ def met(pairs: Iterable[Pair]) -> list[tuple[bool, bool]]:
 
 
 def span_s(records: Sequence[Record]) -> float:
-    """From the first start to the last end."""
+    """Seconds from the first start to the last end."""
     if not records:
         return 0.0
     return max(record.end_s for record in records) - min(record.start_s for record in records)
@@ -122,7 +122,7 @@ def _rate(count: float, seconds: float) -> float | None:
 
 
 def _mean_rate(samples: Sequence[Sample], name: str) -> float | None:
-    """A long sample counts for more than a short one."""
+    """Mean rate, weighted by the samples' lengths."""
     seconds = sum(sample.seconds for sample in samples)
     tokens = sum(sample.seconds * sample.tokens_per_s[name] for sample in samples)
     return round(tokens / seconds, 2) if samples else None

@@ -1,6 +1,6 @@
-"""Plots as SVG that a page carries inside itself: no script, no file beside it, colours from the page's own style.
+"""Plots as inline SVG, without scripts or external files, coloured by the page's style.
 
-Series are told apart by the classes ``s0``, ``s1``, ...; the page says which colour that is in light and in dark.
+Series have the classes ``s0``, ``s1``, ...; the page defines their colours for light and dark mode.
 """
 
 import math
@@ -11,12 +11,12 @@ from html import escape
 WIDTH, HEIGHT = 380, 230
 LEFT, RIGHT, TOP, BOTTOM = 48, 16, 10, 34
 CHAR_WIDTH, ROW_HEIGHT = 6.5, 13
-"""Of names inside a plot, about."""
+"""Approximate size of text in a plot."""
 MOST_TICKS = 5
 LEAST_SPAN = 1e-9
-"""Of an axis, relative to where it begins: less is a single value."""
+"""Smallest span of an axis relative to its begin; less means a single value."""
 MOST_POINTS = 400
-"""Of a line: more cannot be seen."""
+"""Most points per line: more are not visible."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,7 +30,7 @@ class Line:
 
 @dataclass(slots=True, frozen=True)
 class Plot:
-    """Lines, or areas stacked on each other, over one axis."""
+    """Lines or stacked areas over one axis."""
 
     title: str
     x_label: str
@@ -38,7 +38,7 @@ class Plot:
     lines: Sequence[Line]
     stacked: bool = False
     x_marks: Sequence[tuple[str, float]] = ()
-    """Upright lines: targets."""
+    """Vertical lines for the targets."""
     y_max: float | None = None
 
     @property
@@ -47,7 +47,7 @@ class Plot:
 
 
 def cumulative(name: str, values: Sequence[float]) -> Line:
-    """The share of the values that are at most x, in percent."""
+    """Percentage of the values that are at most x."""
     ordered = sorted(values)
     count = len(ordered)
     picked = sorted({round(k * (count - 1) / (MOST_POINTS - 1)) for k in range(MOST_POINTS)}) if count else []
@@ -55,10 +55,10 @@ def cumulative(name: str, values: Sequence[float]) -> Line:
 
 
 def figure(plot: Plot) -> str:
-    """A ``<figure>`` with the plot and its legend; what is not there is said."""
+    """A ``<figure>`` with the plot and its legend, or a note if there is no data."""
     head = f"<figcaption>{escape(plot.title)} <span>{escape(plot.y_label)}</span></figcaption>"
     if plot.is_empty:
-        return f"<figure>{head}<p class='none'>not known of this server</p></figure>"
+        return f"<figure>{head}<p class='none'>no data from this server</p></figure>"
     legend = "".join(
         f"<span class='s{k}'><i></i>{escape(line.name)}</span>"
         for k, line in enumerate(plot.lines)
@@ -87,7 +87,7 @@ def _svg(plot: Plot) -> str:
 
 
 def _marks(marks: Sequence[tuple[str, float]], frame: "_Frame") -> list[str]:
-    """Upright lines with their names at the foot; a name that would meet another one stands above it."""
+    """Vertical lines with names at the bottom; a name that would overlap another moves up."""
     parts = []
     rows: list[list[tuple[float, float]]] = []
     for name, x in sorted(marks, key=lambda mark: mark[1]):
@@ -134,13 +134,13 @@ class _Frame:
         )
 
     def path(self, xs: Sequence[float], ys: Sequence[float | None]) -> str:
-        """A line with gaps where there is no value."""
+        """A line with gaps at missing values."""
         parts, pen = [], "M"
         for x, y in zip(xs, ys, strict=True):
             if y is None:
                 pen = "M"
                 continue
-            # a point alone is a dot, by the round end of a line without length
+            # a single point is a dot: the round cap of a line of length zero
             parts.append(f"{pen}{self.x(x):.1f} {self.y(y):.1f}" + ("h0" if pen == "M" else ""))
             pen = "L"
         return "".join(parts)
@@ -168,7 +168,7 @@ class _Frame:
 
 
 def shown(value: float) -> str:
-    """Short: 1.5k, 2M."""
+    """A short form: 1.5k, 2M."""
     for size, unit in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.4g}{unit}"
@@ -176,7 +176,7 @@ def shown(value: float) -> str:
 
 
 def _stack(lines: Sequence[Line]) -> list[list[float | None]]:
-    """The tops of areas over the same xs."""
+    """The upper edges of stacked areas over the same xs."""
     tops: list[list[float | None]] = []
     sums = [0.0] * len(lines[0].xs)
     for line in lines:

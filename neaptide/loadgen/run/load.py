@@ -1,4 +1,4 @@
-"""The load of a run: what is sent when, under which targets, and what the client gives up on."""
+"""The load of a run: requests, their targets and the client's cancellations."""
 
 import random
 import re
@@ -10,12 +10,12 @@ from neaptide.loadgen.workloads.traces import TraceRequest
 
 @dataclass(slots=True, frozen=True)
 class Target:
-    """What the requests of a class should get."""
+    """Latency targets of a class of requests."""
 
     ttft_s: float
     tpot_s: float
     share: float = 1.0
-    """Of all requests, beside the shares of the other classes."""
+    """Fraction of all requests, relative to the shares of the other classes."""
 
     @classmethod
     def parse(cls, text: str) -> "Target":
@@ -36,21 +36,21 @@ class Shot:
     request: TraceRequest
     target: Target
     cancel_after_s: float | None = None
-    """The client hangs up so long after it has sent it."""
+    """The client disconnects this long after sending."""
 
 
 @dataclass(slots=True, frozen=True)
 class Cancelling:
     share: float = 0.0
-    """Of the requests that are cancelled ..."""
+    """Fraction of the requests that are cancelled."""
     within_s: float = 5.0
-    """... at a moment spread evenly over so long."""
+    """They are cancelled at a uniformly distributed moment within this time."""
 
 
 def make_shots(
     requests: Sequence[TraceRequest], targets: Sequence[Target], cancelling: Cancelling, seed: int
 ) -> list[Shot]:
-    """Targets and cancellations are drawn by the seed."""
+    """Draws targets and cancellations from the seed."""
     rng = random.Random(seed)
     drawn = rng.choices(targets, [target.share for target in targets], k=len(requests))
     shots = []

@@ -1,4 +1,4 @@
-"""Sends a load to one server and keeps what every request got."""
+"""Sends a load to one server and records every request."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ TIMEOUT_S = 600.0
 
 @dataclass(slots=True, frozen=True)
 class Users:
-    """A closed loop: so many users, each waits for its answer and thinks before it asks again."""
+    """A closed loop of users; each waits for its answer and pauses before the next request."""
 
     count: int
     think_s: float = 0.0
@@ -32,30 +32,30 @@ class How:
 
     is_chat: bool = True
     model: str | None = None
-    """None takes the first that the server lists."""
+    """None takes the first model that the server lists."""
     users: Users | None = None
-    """None is an open loop: requests come when they are due, whatever became of the others."""
+    """None is an open loop: requests are sent at their times, independently of the others."""
     ignores_end: bool = True
-    """Asks for answers of exactly the recorded lengths (``ignore_eos``), which vLLM, SGLang and Neaptide know."""
+    """Asks for answers of exactly the recorded lengths (``ignore_eos``), as vLLM, SGLang and Neaptide support."""
     sends_targets: bool = False
-    """As ``ttft_slo_ms`` and ``tpot_slo_ms``."""
+    """Sends the targets as ``ttft_slo_ms`` and ``tpot_slo_ms``."""
     fields: dict[str, Any] = field(default_factory=dict)
-    """More for the body of every request."""
+    """More fields for every request's body."""
     batch: tuple[str, bytes] | None = None
-    """Name and content of a batch file that is submitted beside."""
+    """Name and content of a batch file that runs along with the load."""
     keeps_batch: bool = False
-    """It goes on when the run is over; else it is cancelled."""
+    """Lets the batch continue after the run; otherwise it is cancelled."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """A run while it goes on."""
+    """The state of a run."""
 
     shots: Sequence[Shot]
     watch: Watch
     wording: Wording
     records: list[tuple[Shot, Record]] = field(default_factory=list)
-    """In the order in which they ended."""
+    """In the order of their end."""
     num_sent: int = 0
     elapsed_s: float = 0.0
 
@@ -64,11 +64,11 @@ OnProgress = Callable[[Progress], None]
 
 
 class RunError(Exception):
-    """The server cannot be tested; one line says why."""
+    """The server cannot be tested. The message is one line with the reason."""
 
 
 async def run(http: httpx.AsyncClient, shots: Sequence[Shot], how: How, on_progress: OnProgress) -> Progress:
-    """One run. Raises RunError if it cannot begin."""
+    """Executes one run. Raises RunError if it cannot begin."""
     watch = Watch(http)
     try:
         model, wording = await _begin(http, how, watch)
@@ -81,7 +81,7 @@ async def run(http: httpx.AsyncClient, shots: Sequence[Shot], how: How, on_progr
 
 
 async def _begin(http: httpx.AsyncClient, how: How, watch: Watch) -> tuple[str, Wording]:
-    """The model, the words of prompts, and the batch beside: the watch has it as soon as it is there."""
+    """Finds the model and the prompts' words, and submits the batch, which ``watch`` gets at once."""
     try:
         model = how.model or await _first_model(http)
         wording = await Counting(http, model, how.is_chat).wording()
@@ -91,10 +91,10 @@ async def _begin(http: httpx.AsyncClient, how: How, watch: Watch) -> tuple[str, 
     except httpx.HTTPStatusError as error:
         text = error.response.text[:200] if error.response.is_closed else ""
         if how.is_chat and "no chat template" in text:
-            text += "; --endpoint completions needs none"
+            text += "; use --endpoint completions, which needs none"
         raise RunError(f"{http.base_url}: {error.response.status_code} to {error.request.url.path}: {text}") from error
     except (httpx.HTTPError, KeyError, IndexError, ValueError) as error:
-        advice = "; neaptide serve starts a server" if isinstance(error, httpx.ConnectError) else ""
+        advice = "; start a server with: neaptide serve" if isinstance(error, httpx.ConnectError) else ""
         raise RunError(f"{http.base_url}: {type(error).__name__}: {error}{advice}") from error
     return model, wording
 
@@ -105,7 +105,7 @@ async def _first_model(http: httpx.AsyncClient) -> str:
 
 async def _send_all(client: StreamClient, progress: Progress, how: How, on_progress: OnProgress) -> None:
     shots = progress.shots
-    # Before the first is due: what a prompt costs to make must not make the next one late.
+    # Prompts are made before the first request is due, so that making one does not delay another.
     prompts = [progress.wording.text(shot.request.segments) for shot in shots]
 
     async def send(index: int) -> Record:
@@ -124,7 +124,7 @@ async def _send_all(client: StreamClient, progress: Progress, how: How, on_progr
         sending = open_loop([shot.request.arrival_s for shot in shots], send, note)
     else:
         sending = closed_loop(len(shots), how.users.count, how.users.think_s, send, note)
-    await progress.watch.look()  # before the first request is due, for the first of everything takes longest
+    await progress.watch.look()  # before the first request is due, because first calls take longest
     following = asyncio.create_task(progress.watch.follow())
     showing = asyncio.create_task(_show(progress, on_progress))
     try:
@@ -147,7 +147,7 @@ async def _show(progress: Progress, on_progress: OnProgress) -> None:
 
 
 async def _end_batch(watch: Watch, how: How) -> None:
-    """However the run ended, also where it was stopped before it began: a batch that goes on would be in the next."""
+    """Cancels the batch however the run ended: otherwise it would disturb the next run."""
     try:
         if watch.batch is not None and watch.batch["status"] not in TERMINAL and not how.keeps_batch:
             await watch.http.post(f"/v1/batches/{watch.batch['id']}/cancel")

@@ -1,6 +1,6 @@
-"""What a server says of itself during a run: its metrics and the batch beside, about once a second.
+"""Samples a server's metrics and its batch during a run, about once per second.
 
-The figures of the engine are there if the server is a Neaptide; of others only the clients' own are known.
+Engine figures exist only for a Neaptide server; for others only the clients' own figures are known.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from neaptide.loadgen.client.prometheus import Samples
 
 PERIOD_S = 1.0
 LEAST_S = 0.2
-"""Of a sample: steps count when they end, and rates over less than a few of them scatter."""
+"""Shortest sample: steps count when they end, so rates over few of them scatter."""
 KV_STATES = ("online", "offline", "cached", "free")
 CLASSES = ("online", "offline")
 SERIES = ("neaptide_step_tokens_total", "neaptide_step_seconds_", "neaptide_steps_", "neaptide_kv_blocks")
@@ -22,13 +22,13 @@ SERIES = ("neaptide_step_tokens_total", "neaptide_step_seconds_", "neaptide_step
 
 @dataclass(slots=True, frozen=True)
 class Sample:
-    """Between this moment and the sample before."""
+    """Figures between the previous sample and this one."""
 
     at_s: float
     seconds: float
-    """Since the sample before."""
+    """Seconds since the previous sample."""
     tokens_per_s: dict[str, float]
-    """By class, as the engine computed them."""
+    """Tokens computed by the engine, by class."""
     kv_blocks: dict[str, float]
     predicted_step_s: float | None
     measured_step_s: float | None
@@ -36,20 +36,20 @@ class Sample:
 
 @dataclass(slots=True)
 class Watch:
-    """Of one run."""
+    """The samples of one run."""
 
     http: httpx.AsyncClient
     samples: list[Sample] = field(default_factory=list)
     batch: dict[str, Any] | None = None
     batch_progress: list[tuple[float, int, int]] = field(default_factory=list)
-    """Moment, lines that have ended, lines in all."""
+    """Time, ended lines, all lines."""
     failures: int = 0
-    """Scrapes that did not succeed."""
+    """Failed scrapes."""
     _last: tuple[float, Samples] | None = None
     _start_s: float | None = None
 
     async def follow(self) -> None:
-        """From a period after the first look on, until it is cancelled."""
+        """Samples periodically, one period after the first look, until cancelled."""
         while True:
             await asyncio.sleep(PERIOD_S)
             await self.look()

@@ -1,13 +1,13 @@
-"""BlendServe's workloads: three kinds of requests mixed to a compute density and a share of common prefixes.
+"""BlendServe's workloads: three kinds of requests mixed to a compute density and a degree of prefix sharing.
 
-BlendServe (ASPLOS'26), sections 4.1 and 6.2, appendix A.3, Tables 2 and 4. All synthetic: the recorded sets are not
+BlendServe (ASPLOS'26), sections 4.1 and 6.2, appendix A.3, Tables 2 and 4. All are synthetic: the recorded sets are not
 bundled, so each part is drawn to its density and sharing in Table 4.
 
-Density is the paper's ``(1 - s) T_comp / T_mem`` without prefill attention, which the paper leaves out too. With
-``T_comp ~ p + d`` and ``T_mem ~ p d + d^2 / 2`` tokens it is ``K (1 - s) sum(p + d) / sum(p d + d^2 / 2)``; the one
-constant ``K = 2 P bandwidth / (compute kv_bytes_per_token)``, in tokens, holds all of model and device. ``s`` is the
-share of the compute that common prefixes save (section 3.2), so of prompt and output tokens: with few long outputs it
-is a little less than the share of prompt tokens.
+Density is the paper's ``(1 - s) T_comp / T_mem`` without prefill attention, which the paper also omits. With ``T_comp ~
+p + d`` and ``T_mem ~ p d + d^2 / 2`` tokens it is ``K (1 - s) sum(p + d) / sum(p d + d^2 / 2)``. The constant ``K = 2 P
+bandwidth / (compute kv_bytes_per_token)``, in tokens, describes model and device. ``s`` is the fraction of the compute
+that common prefixes save (section 3.2), and so of prompt and output tokens. With few long outputs it is slightly less
+than the fraction of prompt tokens.
 """
 
 import math
@@ -27,9 +27,9 @@ BLEND_REQUESTS = 40_000
 TRACE_TARGETS = {1: (1.4, 0.35), 2: (0.9, 0.35), 3: (1.4, 0.05), 4: (0.9, 0.05)}
 """(density, sharing) of Table 2."""
 DENSITY_TOLERANCE = 0.03
-"""So much of its density a mix may miss ..."""
+"""Allowed relative error of a mix's density."""
 SHARING_TOLERANCE = 0.015
-"""... and so much of all tokens its sharing."""
+"""Allowed error of its sharing, as a fraction of all tokens."""
 
 BURSTGPT_DENSITY, BURSTGPT_SHARING = 17.78, 0.02
 MMLU_SHARING = 0.8646
@@ -41,15 +41,15 @@ MMLU_PROMPT_TOKENS, MMLU_OUTPUT_TOKENS, MMLU_SUBJECT_REQUESTS = 874, 2, 246
 
 BURSTGPT_OUTPUT_TOKENS = DENSITY_TOKENS * (1 - BURSTGPT_SHARING) / BURSTGPT_DENSITY
 OPENVID_OUTPUT_TOKENS = DENSITY_TOKENS / OPENVID_DENSITY
-"""An exponential output of mean D has the density K / D whatever its prompts: 44 tokens, and 16,015 for OpenVid, which
-is the "16K" that the paper states."""
+"""An exponential output of mean D has the density K / D for any prompts: 44 tokens, and 16,015 for OpenVid, which is
+the paper's "16K"."""
 BURSTGPT_SYSTEM_TOKENS = round(BURSTGPT_SHARING * (BURSTGPT_PROMPT_TOKENS + BURSTGPT_OUTPUT_TOKENS))
 MMLU_HEAD_TOKENS = MMLU_SHARING * (MMLU_PROMPT_TOKENS + MMLU_OUTPUT_TOKENS) * (1 + 1 / (MMLU_SUBJECT_REQUESTS - 1))
 
 
 @dataclass(slots=True)
 class _Part:
-    """What one request of a part adds on average, in tokens."""
+    """Mean contribution of one request of a part, in tokens."""
 
     compute: float
     memory: float
@@ -76,8 +76,8 @@ _OPENVID = _Part(
 def blend(density: float, sharing: float, density_tokens: float = DENSITY_TOKENS) -> Generator:
     """A mix of BurstGPT-, MMLU- and OpenVid-like requests with this density and sharing.
 
-    density_tokens: K of another model or device; the parts' lengths stay, their counts change.
-    The generator raises ValueError where no mix of the parts hits the target.
+    density_tokens: K of another model or device; it changes the parts' counts, not their lengths. The generator raises
+    ValueError if no mix of the parts reaches the target.
     """
 
     def generate(ids: ContentIds, rng: np.random.Generator, count: int) -> list[TraceRequest]:
@@ -93,14 +93,14 @@ def blend(density: float, sharing: float, density_tokens: float = DENSITY_TOKENS
 
 @dataclass(slots=True, frozen=True)
 class Mix:
-    """What a pool of requests has, as the targets say it."""
+    """Density and sharing of a pool of requests."""
 
     density: float
     sharing: float
 
     @classmethod
     def of(cls, requests: Sequence[TraceRequest], density_tokens: float = DENSITY_TOKENS) -> "Mix":
-        """By definition: every token that prompts share counts once."""
+        """Measures a pool: every token that prompts share counts once."""
         prompts = np.array([request.input_tokens for request in requests], np.float64)
         outputs = np.array([request.output_tokens for request in requests], np.float64)
         shared = prefix_sharing(request.segments for request in requests)
@@ -110,19 +110,19 @@ class Mix:
         return cls(density_tokens * (1.0 - sharing) * compute / memory, sharing)
 
     def check(self, density: float, sharing: float) -> None:
-        """Raises ValueError if it misses a target by more than is allowed: few requests cannot be mixed as finely."""
+        """Raises ValueError if the mix misses a target by more than the tolerance, as small pools may."""
         if abs(self.density / density - 1.0) > DENSITY_TOLERANCE or abs(self.sharing - sharing) > SHARING_TOLERANCE:
             raise ValueError(
                 f"the mix has a density of {self.density:.3f} and a sharing of {self.sharing:.3f}, not {density} and "
-                f"{sharing}: more requests would be nearer"
+                f"{sharing}: use more requests"
             )
 
 
 def blend_counts(density: float, sharing: float, count: int, density_tokens: float = DENSITY_TOKENS) -> tuple[int, ...]:
-    """Requests of the BurstGPT-, MMLU- and OpenVid-like parts: three linear equations, for the number of requests, the
-    saved tokens and the density.
+    """Numbers of requests of the BurstGPT-, MMLU- and OpenVid-like parts.
 
-    Raises ValueError where a part would have less than one request.
+    They solve three linear equations for the number of requests, the saved tokens and the density. Raises ValueError if
+    a part would have less than one request.
     """
     parts = (_BURSTGPT, _MMLU, _OPENVID)
     equations = [
@@ -146,7 +146,7 @@ def _burstgpt_like(ids: ContentIds, rng: np.random.Generator, count: int) -> lis
 
 
 def _mmlu_like(ids: ContentIds, rng: np.random.Generator, count: int) -> list[TraceRequest]:
-    """Whole subjects of about 246 questions, each with a head of worked examples."""
+    """Whole subjects of about 246 questions, each with a prefix of worked examples."""
     subjects = max(1, round(count / MMLU_SUBJECT_REQUESTS))
     heads = lognormal_lengths(rng, subjects, MMLU_HEAD_TOKENS, 0.6 * MMLU_HEAD_TOKENS)
     own_mean = MMLU_PROMPT_TOKENS - MMLU_HEAD_TOKENS
@@ -169,7 +169,7 @@ def _openvid_like(ids: ContentIds, rng: np.random.Generator, count: int) -> list
 def _stretched(
     videos: list[TraceRequest], rest: list[TraceRequest], density: float, sharing: float, density_tokens: float
 ) -> list[TraceRequest]:
-    """The long outputs, scaled so that the whole mix has its density: a few dozen requests cannot hit it by count."""
+    """The long outputs, scaled so that the mix reaches its density: a few dozen requests cannot reach it by count."""
     prompts = np.array([request.input_tokens for request in videos], float)
     outputs = np.array([request.output_tokens for request in videos], float)
     rest_compute = sum(request.input_tokens + request.output_tokens for request in rest)

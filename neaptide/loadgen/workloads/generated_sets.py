@@ -1,7 +1,7 @@
-"""Offline sets drawn to the moments that papers state. All of them are synthetic.
+"""Synthetic offline sets drawn to the statistics that papers state.
 
-A generator takes fresh content ids, a random generator and the number of requests, and returns requests document by
-document: the order of a submission that was not shuffled.
+A generator takes fresh content ids, a random generator and the number of requests. It returns requests document by
+document, like an unshuffled submission.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,12 +33,12 @@ INDUSTRY_SAVING = 0.581
 
 
 def loogle_qa(kind: str) -> Generator:
-    """Questions on long documents: Echo (Table 1 and section 7.1), the QA sets; ``kind`` is ``short`` or ``long``.
+    """Questions on long documents: the QA sets of Echo (Table 1 and section 7.1); ``kind`` is ``short`` or ``long``.
 
     105 documents, 1,951 requests, 9,865 prompt tokens on average (document + question), outputs of about 20 or 200
-    tokens. The documents' lengths, the questions per document and the lengths of questions and answers are distributed
-    as in the bundled LooGLE file (five articles, 80 questions), the first two and the answers scaled to these means.
-    Echo's table is lost but for the mean prompt and "more than 80%" of sharing.
+    tokens. Document lengths, questions per document and the lengths of questions and answers follow the bundled LooGLE
+    file (five articles, 80 questions). The first two and the answers are scaled to these means. Echo's table gives only
+    the mean prompt and "more than 80%" of sharing.
     """
 
     def generate(ids: ContentIds, rng: np.random.Generator, count: int) -> list[TraceRequest]:
@@ -60,16 +60,16 @@ def loogle_qa(kind: str) -> Generator:
 
 
 def bros_be(ids: ContentIds, rng: np.random.Generator, count: int) -> list[TraceRequest]:
-    """Best-effort work of BROS (section 7.1, Table 2): prompts U(512, 1024), outputs U(32, 128), nothing shared."""
+    """BROS's best-effort work (section 7.1, Table 2): prompts U(512, 1024), outputs U(32, 128), no sharing."""
     prompts = uniform_lengths(rng, count, 512, 1024).tolist()
     outputs = uniform_lengths(rng, count, 32, 128).tolist()
     return [TraceRequest(0.0, ((next(ids), p),), d) for p, d in zip(prompts, outputs, strict=True)]
 
 
 def batchllm(prefix_tokens: int, own_tokens: int, degree: int) -> Generator:
-    """BatchLLM's microbenchmark (section 6.2.1, Figures 5 and 6): ``degree`` prompts on each prefix, fixed lengths.
+    """BatchLLM's microbenchmark (section 6.2.1, Figures 5 and 6): ``degree`` prompts per prefix, fixed lengths.
 
-    Output 100 tokens. Only whole groups are generated: the saving is ``P (1 - 1/D) / (P + O)`` exactly.
+    Outputs have 100 tokens. Only whole groups are generated, so the saving is exactly ``P (1 - 1/D) / (P + O)``.
     """
 
     def generate(ids: ContentIds, rng: np.random.Generator, count: int) -> list[TraceRequest]:
@@ -90,11 +90,11 @@ def batchllm(prefix_tokens: int, own_tokens: int, degree: int) -> Generator:
 def batchllm_industry(ids: ContentIds, rng: np.random.Generator, count: int) -> list[TraceRequest]:
     """BatchLLM's snippet generation (section 6.2.2, Figure 7): instruction, document, query.
 
-    Stated: two levels with a very short first one, about 3 prompts on a shared prefix, prefixes of about 1,570 tokens,
-    own parts of about 30, a saving of 58.1% (section 6.3.1). A degree of 3 for every document would save 65%; both
-    numbers hold if some documents are asked about once and share nothing but the instruction, so their share follows
-    from the saving. Degrees of the others: 2 + geometric. The figure itself is lost: the spreads (half of the mean
-    for documents, a third for queries), the instruction's 32 tokens and the 100 output tokens are ours.
+    The paper states two levels with a very short first one, about 3 prompts per shared prefix, prefixes of about 1,570
+    tokens, own parts of about 30, and a saving of 58.1% (section 6.3.1). A degree of 3 for every document would save
+    65%. Both numbers hold if some documents have one query and share only the instruction; their fraction follows from
+    the saving. The other degrees are 2 + geometric. The figure gives no more, so these are ours: the spreads (half of
+    the mean for documents, a third for queries), the instruction's 32 tokens and the 100 output tokens.
     """
     prompt_tokens = INDUSTRY_PREFIX_TOKENS + INDUSTRY_OWN_TOKENS
     document_tokens = INDUSTRY_PREFIX_TOKENS - INDUSTRY_INSTRUCTION_TOKENS
@@ -122,7 +122,7 @@ def _on_documents(
     own_tokens: Tokens,
     output_tokens: Tokens,
 ) -> list[TraceRequest]:
-    """``degrees[k]`` requests on document k: the common head, the document, a part of their own."""
+    """``degrees[k]`` requests on document k: the common prefix, the document, an own part."""
     own = iter(zip(own_tokens.tolist(), output_tokens.tolist(), strict=True))
     requests = []
     for tokens, degree in zip(lengths.tolist(), degrees.tolist(), strict=True):

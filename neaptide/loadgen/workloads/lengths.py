@@ -1,7 +1,7 @@
-"""Token counts with stated moments.
+"""Token counts with stated means and spreads.
 
-Every draw is stratified: the values are a distribution's quantiles at evenly spaced ranks, and the random generator
-decides their order alone. So the mean and the spread of a set are the same for every seed.
+Every draw is stratified: the values are a distribution's quantiles at evenly spaced ranks, in random order. So mean and
+spread of a set are equal for every seed.
 """
 
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 
 Tokens = NDArray[np.int64]
 MISS = 0.02
-"""A moment that misses its target by more is an error."""
+"""Largest allowed relative error of a mean or spread."""
 
 
 def uniform_lengths(rng: np.random.Generator, count: int, low: int, high: int) -> Tokens:
-    """``count`` lengths spread evenly over low .. high, both included."""
+    """``count`` lengths spread evenly over low to high, inclusive."""
     lengths: Tokens = low + (_ranks(count) * (high - low + 1)).astype(np.int64)
     return rng.permutation(lengths)
 
 
 def exponential_lengths(rng: np.random.Generator, count: int, mean: float) -> Tokens:
-    """Exponential lengths of at least 1: the standard deviation is close to the mean."""
+    """Exponential lengths of at least 1, with a standard deviation close to the mean."""
     shape = -np.log1p(-_ranks(count))
     return rng.permutation(_scaled(shape, mean))
 
@@ -30,10 +30,10 @@ def exponential_lengths(rng: np.random.Generator, count: int, mean: float) -> To
 def lognormal_lengths(
     rng: np.random.Generator, count: int, mean: float, std: float, low: int = 1, high: int = 1 << 20
 ) -> Tokens:
-    """Log-normal lengths, cut to low .. high, whose mean and standard deviation after the cut are the stated ones.
+    """Log-normal lengths, clipped to low to high, with the stated mean and standard deviation after clipping.
 
-    The cut moves both moments, so the parameters are moved against it until they fit. Raises ValueError if the bounds
-    leave no such distribution.
+    Clipping changes both, so the parameters are adjusted until they fit. Raises ValueError if the bounds allow no such
+    distribution.
     """
     if count < 2:
         return np.full(count, round(mean), np.int64)
@@ -52,12 +52,12 @@ def lognormal_lengths(
 
 
 def sampled_lengths(rng: np.random.Generator, count: int, sample: Sequence[float], mean: float) -> Tokens:
-    """Lengths with the distribution of a sample, scaled to a mean; at least 1."""
+    """Lengths distributed like a sample, scaled to a mean; at least 1."""
     return rng.permutation(_scaled(np.quantile(np.asarray(sample, float), _ranks(count)), mean))
 
 
 def shares_of(total: int, weights: NDArray[np.float64]) -> Tokens:
-    """Whole numbers of at least 1 in proportion to the weights, with the given sum (the largest remainders go up).
+    """Whole numbers of at least 1 in proportion to the weights, with the given sum. Largest remainders round up.
 
     Raises ValueError if there are more weights than ``total``.
     """

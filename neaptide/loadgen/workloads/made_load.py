@@ -1,4 +1,4 @@
-"""Made-up online load: arrivals of a shape, lengths of a distribution, prefixes that some prompts share."""
+"""Synthetic online load: an arrival process, a length distribution, and shared prefixes."""
 
 import itertools
 import logging
@@ -16,12 +16,12 @@ log = logging.getLogger(__name__)
 
 SHAPES = ("poisson", "gamma", "on-off", "diurnal")
 FAR_OFF = 0.2
-"""Of the mean: the load is then another one than was asked for, and that is said."""
+"""Relative deviation of the number of requests from its mean that causes a warning."""
 
 
 @dataclass(slots=True, frozen=True)
 class Arrivals:
-    """When requests come; the rate is the mean."""
+    """The arrival process; the rate is its mean."""
 
     rate_rps: float
     duration_s: float
@@ -30,7 +30,7 @@ class Arrivals:
     """gamma: standard deviation of the gaps over their mean; 1 is Poisson."""
     on_s: float = 10.0
     off_s: float = 20.0
-    """on-off: so long requests come, so long none."""
+    """on-off: lengths of the periods with and without requests."""
 
     @property
     def mean_requests(self) -> float:
@@ -42,10 +42,10 @@ class Arrivals:
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive")
         if not (0 < self.on_s < math.inf and 0 <= self.off_s < math.inf):
-            raise ValueError("--on-s must be positive, and --off-s not negative")
+            raise ValueError("--on-s must be positive, and --off-s at least 0")
 
     def draw(self, rng: np.random.Generator) -> list[float]:
-        """Sorted, in [0, duration)."""
+        """Arrival times, sorted, in [0, duration)."""
         if self.shape == "gamma":
             return self._gamma(rng)
         if self.shape == "diurnal":
@@ -68,7 +68,7 @@ class Arrivals:
         return arrivals
 
     def _on_off(self, rng: np.random.Generator) -> list[float]:
-        """Poisson while it is on; the rate while it is on is such that the mean of a whole cycle is the given one."""
+        """Poisson arrivals in the on periods, at a rate that gives the mean over a whole cycle."""
         cycle_s = self.on_s + self.off_s
         cycles = math.ceil(self.duration_s / cycle_s)
         busy = poisson_arrivals(rng, np.array([self.rate_rps * cycle_s / self.on_s]), cycles * self.on_s)
@@ -78,7 +78,7 @@ class Arrivals:
 
 @dataclass(slots=True, frozen=True)
 class Lengths:
-    """Tokens of a prompt or an answer."""
+    """Token counts of prompts or answers."""
 
     kind: str
     first: float
@@ -107,7 +107,7 @@ class Lengths:
 
 @dataclass(slots=True, frozen=True)
 class Sharing:
-    """Prompts begin with one of so many prefixes of so many tokens."""
+    """Prompts begin with one of ``prefixes`` prefixes of ``tokens`` tokens each."""
 
     prefixes: int = 0
     tokens: int = 0
@@ -116,10 +116,10 @@ class Sharing:
 def made_load(
     arrivals: Arrivals, inputs: Lengths, outputs: Lengths, seed: int, sharing: Sharing = Sharing()
 ) -> list[TraceRequest]:
-    """Whoever asks with another seed or other settings gets other prompts, prefixes too: one that a server has in its
-    cache from a run before would be answered too soon.
+    """The requests of a synthetic load.
 
-    Raises ValueError for numbers that make no load.
+    Another seed or setting gives other prompts, including prefixes: otherwise a server could answer from the cache of
+    an earlier run. Raises ValueError for invalid numbers.
     """
     arrivals.check()
     rng = np.random.default_rng([content_base("made") >> 31, seed])
@@ -128,8 +128,7 @@ def made_load(
         raise ValueError("no request arrives in this time at this rate: raise --rate or --duration")
     if abs(len(times) - arrivals.mean_requests) > FAR_OFF * arrivals.mean_requests:
         log.warning(
-            "%d requests were drawn where the mean is %.0f: another --seed draws another number, a longer --duration "
-            "comes closer",
+            "this seed gives %d requests; at this rate %.0f are expected: use another --seed or a longer --duration",
             len(times),
             arrivals.mean_requests,
         )

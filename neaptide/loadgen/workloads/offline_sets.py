@@ -1,4 +1,4 @@
-"""Offline sets by name: bundled files, OpenAI batch files and generated sets, and how much their prompts share."""
+"""Offline sets by name: bundled files, OpenAI batch files and generated sets, and their prefix sharing."""
 
 import itertools
 import re
@@ -39,42 +39,43 @@ FIXED_GENERATORS: dict[str, tuple[Generator, int]] = {
     **{f"blend-trace-{k}": (blend(*target), BLEND_REQUESTS) for k, target in TRACE_TARGETS.items()},
 }
 PATTERNS = ("bros-be-N", "batchllm-P-O-sD", "blend-RHO-S")
-"""Names with numbers in them: see ``load_offline``."""
+"""Name patterns with numbers: see ``load_offline``."""
 BROS_BATCH = 256
 BROS_BATCHES = 10
 NAMESPACE_IDS = 1 << 31
-"""Content ids from a ``content_base`` on."""
+"""Number of content ids from a ``content_base`` on."""
 
 
 @dataclass(slots=True, frozen=True)
 class OfflineSet:
     name: str
     requests: list[TraceRequest]
-    """In the order of submission. Arrivals are 0 where the source has none."""
+    """In the order of submission. Arrivals are 0 if the source has none."""
     synthetic: bool
-    """Drawn to stated moments, not recorded."""
+    """Drawn to stated statistics, not recorded."""
     batch_size: int | None = None
-    """So many requests are submitted at once, the next ones when these have ended; ``None``: all at the start."""
+    """Requests are submitted in groups of this size, each after the previous group has ended; ``None``: all at the
+    start."""
     generation: int = 0
     content: str | None = None
-    """What names its contents; ``None``: its name does."""
+    """Identifies the contents; ``None``: the name does."""
     share: str = ""
-    """Of offline work that it counts as a part of."""
+    """Tenant of offline work that the set belongs to."""
     submitted_s: float = 0.0
     deadline_s: float | None = None
-    """Counted from its submission; ``None``: as all others."""
+    """Deadline, counted from the submission; ``None``: the common one."""
 
     @property
     def is_job(self) -> bool:
-        """Whether it is submitted as a job of its own, once; the others are one load, which may go on for ever."""
+        """Whether the set is submitted once as a job of its own. The others form one load that may be refilled."""
         return bool(self.share) or self.submitted_s > 0.0 or self.deadline_s is not None
 
     def sharing(self, block_size: int = 1) -> Sharing:
-        """See ``prefix_sharing``; a block size of 1 is the unaligned bound."""
+        """See ``prefix_sharing``; a block size of 1 gives the unaligned bound."""
         return prefix_sharing((request.segments for request in self.requests), block_size)
 
     def check_refill(self) -> None:
-        """Raises ValueError if a content id lies outside the set's own namespace, which a refill moves."""
+        """Raises ValueError if a content id is outside the set's own namespace, which a refill shifts."""
         namespace = self._namespace(self.generation)
         base = content_base(namespace)
         for request in self.requests:
@@ -86,9 +87,9 @@ class OfflineSet:
                     )
 
     def refill(self, generation: int) -> "OfflineSet":
-        """The same set with content that no other generation has, so that a pool can go on for ever.
+        """The same set with content of its own generation, so that a pool can be refilled without end.
 
-        Raises ValueError as ``check_refill``.
+        Raises ValueError like ``check_refill``.
         """
         self.check_refill()
         shift = content_base(self._namespace(generation)) - content_base(self._namespace(self.generation))
@@ -116,15 +117,15 @@ def load_offline(
 ) -> OfflineSet:
     """An offline set, shuffled by the seed unless ``keep_order``.
 
-    spec: a name of ``offline_names()``; ``bros-be-N`` (batches of N), ``batchllm-P-O-sD`` (prefix P, own part O,
-        sharing degree D) or ``blend-RHO-S`` (density RHO, sharing S: the grid, such as ``blend-1.10-0.25``); or a
-        file: an OpenAI batch file, or a trace in a format of ``trace_formats``.
-    limit: at most so many requests: the first of a file, before shuffling; a generated set is drawn that large.
-    recorded_arrivals: those of a trace, whose order is kept then; else all arrive at once.
-    tokenize: turns the texts of an OpenAI batch file into tokens; without it a token is four characters.
+    spec: a name of ``offline_names()``, ``bros-be-N`` (batches of N), ``batchllm-P-O-sD`` (prefix P, own part O,
+    sharing degree D) or ``blend-RHO-S`` (density RHO, sharing S: the grid, such as ``blend-1.10-0.25``). Or a file: an
+    OpenAI batch file, or a trace in a format of ``trace_formats``.
+    limit: most requests: the first of a file, before shuffling; a generated set is drawn with this size.
+    recorded_arrivals: keep a trace's arrivals and order; otherwise all arrive at once.
+    tokenize: tokenizes the texts of an OpenAI batch file; without it a token is four characters.
 
-    Raises ValueError for an unknown name, a file that cannot be read, arrivals that were not recorded and a blend
-    without solution.
+    Raises ValueError for an unknown name, an unreadable file, arrivals that were not recorded, and a blend without
+    solution.
     """
     name = str(spec)
     generated = _generator(name)
@@ -179,7 +180,7 @@ def _bundled(name: str, base: int, limit: int | None) -> list[TraceRequest]:
 
 
 def arriving(offline: OfflineSet, rows: int, seconds: float) -> OfflineSet:
-    """The same set in parts: so many rows at once, the next so many seconds later. The first ones come at 0."""
+    """The same set in parts: ``rows`` requests every ``seconds``, the first ones at 0."""
     requests = [replace(request, arrival_s=k // rows * seconds) for k, request in enumerate(offline.requests)]
     return replace(offline, requests=requests)
 
@@ -192,7 +193,7 @@ def _arriving_set(path: Path, limit: int | None) -> OfflineSet:
 
 
 def _file_set(path: Path, seed: int, keep_order: bool, limit: int | None, tokenize: Tokenize | None) -> OfflineSet:
-    """Of an OpenAI batch file, or of a trace; the same bytes under another name are the same set."""
+    """The set of an OpenAI batch file or a trace; equal bytes under another name are the same set."""
     _check_file(path)
     content = content_name(path)
     base = content_base(_namespace(content, 0))

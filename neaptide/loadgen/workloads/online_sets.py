@@ -1,4 +1,4 @@
-"""Synthetic online load: Poisson arrivals at a rate or along the curve of a day, with drawn or bundled lengths."""
+"""Synthetic online load: Poisson arrivals at a constant rate or along a daily curve, with drawn or bundled lengths."""
 
 import itertools
 import math
@@ -29,7 +29,7 @@ BROS_TABLE_2 = {
 """(mean, standard deviation) of input and output tokens."""
 BROS_DURATION_S = 600.0
 BROS_MAX_TOKENS = 1023
-"""Of prompt and of output each: the OPT models that BROS serves have a context of 2,048."""
+"""Limit for prompt and for output: BROS serves OPT models with a context of 2,048."""
 DAY_S = 86_400
 DAY_NAMES = ("echo-day", "servegen-day-large", "servegen-day-small")
 CURVE_BIN_S = 60
@@ -51,11 +51,13 @@ def online_requests(
 ) -> list[TraceRequest]:
     """Online requests sorted by arrival: of a recorded trace (``load_online``), or of a synthetic set by name.
 
-    spec: ``NAME`` or ``NAME@RATE`` of ``generated_online_names()``, RATE in requests/s, by default 1 (the mean over
-        the day for the day curves); anything else is a recorded trace.
-    seed: draws the synthetic sets, which have contents of their own for each seed and each spec; a recorded trace does
-        not depend on it.
-    The rest is as in ``load_online``. Raises ValueError as that does, and for a rate that is no positive number.
+    spec: ``NAME`` or ``NAME@RATE`` of ``generated_online_names()``, RATE in requests/s, by default 1 (the mean over the
+    day for the daily curves); anything else is a recorded trace.
+    seed: draws the synthetic sets, whose contents differ for each seed and each spec. A recorded trace does not depend
+    on it.
+
+    The other arguments are those of ``load_online``. Raises ValueError like that function, and for a rate that is not
+    positive.
     """
     name, _, rate = str(spec).partition("@")
     if name not in generated_online_names():
@@ -68,18 +70,18 @@ def online_requests(
     if not 0 < rate_rps < math.inf:
         raise ValueError(f"{spec}: the rate must be positive")
     rng = np.random.default_rng([content_base(str(spec)) >> 31, seed])
-    # Of this spec and this seed alone: a server that has one rate in its cache must not find the next one there.
+    # Content ids of this spec and seed only: a server that has cached one rate must not find the next one there.
     ids = itertools.count(content_base(f"{spec} {seed}"))
     requests = _bros_rt(rng, ids, name, rate_rps) if name in BROS_TABLE_2 else _day(rng, ids, name, rate_rps)
     return select(requests, window_s=window_s, speed=speed, max_input_tokens=max_input_tokens)
 
 
 def _check_recorded(spec: str | Path, name: str) -> None:
-    """Raises ValueError, with every name there is, if the spec is neither a recorded trace nor a path."""
+    """Raises ValueError, listing all names, if the spec is neither a recorded trace nor a path."""
     if str(spec) in online_names() or Path(spec).exists():
         return
     if name in online_names():
-        raise ValueError(f"{spec}: a recorded trace takes no rate; only its speed can be changed")
+        raise ValueError(f"{spec}: a recorded trace has no rate; change its speed instead")
     synthetic = ", ".join(generated_online_names())
     raise ValueError(
         f"no trace {str(spec)!r}: neither a file nor one of {', '.join(online_names())}, nor synthetic: {synthetic} "
@@ -88,7 +90,7 @@ def _check_recorded(spec: str | Path, name: str) -> None:
 
 
 def poisson_arrivals(rng: np.random.Generator, rates_rps: Rates, bin_s: float) -> list[float]:
-    """Sorted arrival seconds of a Poisson process whose rate is constant over each bin."""
+    """Sorted arrival times in seconds of a Poisson process whose rate is constant over each bin."""
     counts = rng.poisson(rates_rps * bin_s)
     starts = np.repeat(np.arange(len(counts)) * bin_s, counts)
     arrivals: list[float] = np.sort(starts + rng.random(len(starts)) * bin_s).tolist()
@@ -98,9 +100,10 @@ def poisson_arrivals(rng: np.random.Generator, rates_rps: Rates, bin_s: float) -
 def echo_day_curve(peak_to_trough: float = 4.0, burst: float = 2.0) -> Rates:
     """Relative request rate for each minute of a day, mean 1: Echo, section 2.2 and Figure 2.
 
-    The highest from 12:00 to 14:00, the lowest from 4:00 to 6:00, straight lines between; from 13:00 on five minutes
-    at ``burst`` times the peak. The paper's ratio of peak to trough is lost: 4 is our assumption (the bundled rates of
-    two production models have 1.5 and 2.4 between hours averaged over days), and so are the burst's size and length.
+    The rate is highest from 12:00 to 14:00 and lowest from 4:00 to 6:00, linear between. At 13:00 there are five
+    minutes at ``burst`` times the peak. The paper's ratio of peak to trough is unknown: 4 is our assumption, as are the
+    burst's size and length. The bundled rates of two production models have ratios of 1.5 and 2.4 between hours
+    averaged over days.
     """
     hours = np.arange(DAY_S // CURVE_BIN_S) * CURVE_BIN_S / 3600
     evening = 1 + (peak_to_trough - 1) * 0.6
@@ -135,7 +138,7 @@ def _bros_rt(rng: np.random.Generator, ids: Iterator[int], name: str, rate_rps: 
 
 
 def _day(rng: np.random.Generator, ids: Iterator[int], name: str, rate_rps: float) -> list[TraceRequest]:
-    """A day of chat: arrivals along a curve, lengths of the bundled ShareGPT rounds (as Echo, section 7.1, does)."""
+    """A day of chat: arrivals along a curve, lengths of the bundled ShareGPT rounds (as in Echo, section 7.1)."""
     model = name.removeprefix("servegen-day-")
     curve, bin_s = (echo_day_curve(), CURVE_BIN_S) if name == "echo-day" else (servegen_day_curve(model), RATE_WINDOW_S)
     arrivals = poisson_arrivals(rng, rate_rps * curve, bin_s)

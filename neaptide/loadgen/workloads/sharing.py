@@ -1,4 +1,4 @@
-"""How much of their prompts requests share."""
+"""Measures how much of their prompts requests share."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from neaptide.loadgen.workloads.traces import Segments
 
 @dataclass(slots=True, frozen=True)
 class Sharing:
-    """What a prefix cache without limit saves of a set's prompts."""
+    """What a prefix cache of unlimited size saves of a set's prompts."""
 
     tokens: int
     unique_tokens: int
-    """What must be computed: the tokens of the prefix tree."""
+    """Tokens that must be computed: those of the prefix tree."""
 
     @property
     def ratio(self) -> float:
@@ -21,10 +21,10 @@ class Sharing:
 
 
 def prefix_sharing(prompts: Iterable[Segments], block_size: int = 1) -> Sharing:
-    """The prefix tree of the prompts, counted in whole blocks as a block-hashed cache keeps them.
+    """Counts the prompts' prefix tree in whole blocks, as a block-hashed cache does.
 
-    A block is shared by the prompts that are equal up to its end; the tokens after a prompt's last whole block are
-    shared by none. With a block size of 1 the unique tokens are the tree's own.
+    Prompts share a block if they are equal up to its end. The tokens after a prompt's last whole block are never
+    shared. With a block size of 1 the unique tokens are those of the tree itself.
     """
     tokens = unique = 0
     nodes: dict[tuple[int, int, int], int] = {}  # (parent, content, tokens) -> node

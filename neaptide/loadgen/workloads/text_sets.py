@@ -1,7 +1,7 @@
-"""Offline sets with texts: their prompts are put together here and cut into blocks that show what they share.
+"""Offline sets with texts: builds their prompts and splits them into blocks that show what they share.
 
-Tokens are characters / 4 and blocks 64 characters, unless a tokenizer is given: then tokens are its tokens and blocks
-16 of them.
+A token is 4 characters and a block 64 characters, unless a tokenizer is given. Then tokens are its tokens, and a block
+has 16.
 """
 
 import ast
@@ -29,17 +29,17 @@ MMLU_SHOTS = 5
 GSM8K_SHOTS = 8
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 OPENAI_DEFAULT_OUTPUT_TOKENS = 256
-"""Output of a batch line that sets no maximum."""
+"""Output of a batch line without a maximum."""
 
 
 def mmlu(base: int, limit: int | None) -> list[TraceRequest]:
-    """The answer is one token."""
+    """Five-shot questions whose answer is one token."""
     prompts = mmlu_prompts()[:limit]
     return text_requests(base, prompts, [1] * len(prompts))
 
 
 def mmlu_prompts() -> list[str]:
-    """Five-shot multiple-choice prompts, one head of examples per subject."""
+    """Five-shot multiple-choice prompts, with one prefix of examples per subject."""
     heads: dict[str, list[str]] = defaultdict(list)
     prompts: list[str] = []
     for row in read_jsonl(data_file("offline", "mmlu.jsonl.gz")):
@@ -55,7 +55,8 @@ def mmlu_prompts() -> list[str]:
 
 
 def bbh(base: int, limit: int | None) -> list[TraceRequest]:
-    """Three-shot chain-of-thought prompts. The outputs are the bare answers, mostly one token: prefill work."""
+    """Three-shot chain-of-thought prompts. The outputs are the bare answers, mostly one token, so this is
+    prefill work."""
     rows = read_jsonl(data_file("offline", "bbh.jsonl.gz"))[:limit]
     heads = json.loads(data_file("offline", "bbh_cot_prompts.json").read_text(encoding="utf-8"))
     prompts = [f"{heads[row['task']]}\n\nQ: {row['input']}\nA: Let's think step by step." for row in rows]
@@ -68,7 +69,7 @@ def gsm8k(base: int, limit: int | None) -> list[TraceRequest]:
 
 
 def gsm8k_prompts() -> list[tuple[str, str]]:
-    """Eight-shot arithmetic, with answers: the first eight rows are the shots of all others."""
+    """Eight-shot arithmetic prompts with answers; the first eight rows are the examples of all others."""
     rows = read_jsonl(data_file("offline", "gsm8k.jsonl.gz"))
     shots = "".join(f"Q: {row['question']}\nA: {row['answer']}\n\n" for row in rows[:GSM8K_SHOTS])
     return [(f"{shots}Q: {row['question']}\nA:", row["answer"]) for row in rows[GSM8K_SHOTS:]]
@@ -85,23 +86,23 @@ def loogle_wiki_qa(base: int, limit: int | None) -> list[TraceRequest]:
 
 
 def loogle_articles() -> list[tuple[str, list[tuple[str, str]]]]:
-    """The articles of the LooGLE file, each with its pairs of question and answer."""
+    """The articles of the LooGLE file, each with its question-answer pairs."""
     rows = read_jsonl(data_file("offline", "loogle_wiki_qa.jsonl.gz"))
-    # the source keeps the pairs as a Python literal inside a string
+    # the source stores the pairs as a Python literal in a string
     return [(row["input"], [(p["Q"], str(p["A"])) for p in ast.literal_eval(row["qa_pairs"])]) for row in rows]
 
 
 def is_openai_batch(path: Path) -> bool:
-    """Or else a trace: the first line tells. Raises ValueError as ``trace_rows``."""
+    """Whether the file is an OpenAI batch, by its first line; otherwise it is a trace. Raises ValueError like
+    ``trace_rows``."""
     first = next(trace_rows(path), None)
     return first is not None and first.is_json and format_of(first) is None
 
 
 def openai_batch(base: int, path: Path, limit: int | None, tokenize: Tokenize | None) -> list[TraceRequest]:
-    """The lines of an OpenAI batch file. The output is the line's own maximum, which a model may fall short of.
+    """The lines of an OpenAI batch file. The output length is the line's own maximum, which a model may not reach.
 
-    Raises ValueError for an empty file and, with the line's number, for a line that is no request with messages, prompt
-    or input text.
+    Raises ValueError for an empty file and, with the line's number, for a line without messages, prompt or input text.
     """
     lines = numbered_jsonl(path)
     if not lines:
@@ -116,7 +117,7 @@ def openai_batch(base: int, path: Path, limit: int | None, tokenize: Tokenize | 
         except (TypeError, AttributeError) as error:
             raise ValueError(f"{path.name}, line {number}: not a request: a field has the wrong type") from error
         if not prompts[-1]:
-            raise ValueError(f"{path.name}, line {number}: not a request: its prompt is empty")
+            raise ValueError(f"{path.name}, line {number}: not a request: the prompt is empty")
         fields = Cells(path.name, number, body)
         limit_name = next(filter(fields.has, LIMITS), None)
         outputs.append(OPENAI_DEFAULT_OUTPUT_TOKENS if limit_name is None else fields.length(limit_name))
@@ -126,7 +127,7 @@ def openai_batch(base: int, path: Path, limit: int | None, tokenize: Tokenize | 
 def text_requests(
     base: int, prompts: Sequence[str], output_tokens: Sequence[int], tokenize: Tokenize | None = None
 ) -> list[TraceRequest]:
-    """Requests of real texts: prompts that start alike start with the same segments, in whole blocks."""
+    """Requests of real texts: prompts with equal beginnings have equal first segments, in whole blocks."""
     sizes, pieces = _text_blocks(prompts) if tokenize is None else _token_blocks(prompts, tokenize)
     ids: dict[tuple[int, object], int] = {}
     chains = []
@@ -145,7 +146,7 @@ def text_requests(
 def _text_blocks(prompts: Sequence[str]) -> tuple[list[int], Iterable[list[str]]]:
     chars = TEXT_BLOCK_TOKENS * CHARS_PER_TOKEN
     blocks = ([prompt[at : at + chars] for at in range(0, len(prompt), chars)] for prompt in prompts)
-    # a few characters may be too few for a token
+    # a few characters may be less than a token
     return [max(1, _tokens(prompt)) for prompt in prompts], blocks
 
 
@@ -156,17 +157,17 @@ def _token_blocks(prompts: Sequence[str], tokenize: Tokenize) -> tuple[list[int]
 
 
 def _joined(base: int, chains: list[list[int]], input_tokens: list[int]) -> list[Segments]:
-    """Segments of chained blocks. Blocks that always come together are one segment, named by its first block.
+    """Segments of chained blocks. Blocks that always occur together are one segment, named by the first block.
 
-    A block's id stands for all text up to it, so the next block belongs to the same segment where just as many prompts
-    have it.
+    A block's id stands for all text up to its end. So the next block belongs to the same segment if exactly as many
+    prompts have it.
     """
     uses = Counter(block for chain in chains for block in chain)
     rows = []
     for chain, total in zip(chains, input_tokens, strict=True):
         starts = [k for k, block in enumerate(chain) if k == 0 or uses[block] != uses[chain[k - 1]]]
         ends = [TEXT_BLOCK_TOKENS * start for start in starts[1:]] + [total]
-        # characters left over at the end may be too few for a token
+        # remaining characters at the end may be less than a token
         rows.append(
             tuple(
                 (base + chain[start], end - TEXT_BLOCK_TOKENS * start)

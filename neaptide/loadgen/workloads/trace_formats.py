@@ -1,4 +1,4 @@
-"""The trace formats that are read, told apart by their columns. ``docs/workloads.md`` has their table."""
+"""The supported trace formats, recognised by their columns. ``docs/workloads.md`` lists them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 from neaptide.loadgen.workloads.trace_rows import Row
 
 CHARS_PER_TOKEN = 4
-"""What a token is taken to be where a source has characters only."""
+"""Assumed token length where a source has only characters."""
 TEXT_BLOCK_TOKENS = 16
 MOONCAKE_BLOCK_TOKENS = 512
 MOONCAKE_TICK_MS = 3000
 AGENT_SESSION_GAP_S = 10.0
-"""The agents' sessions were recorded one after the other; a replay starts one every so many seconds."""
+"""Start interval of the agents' sessions in a replay; they were recorded one after the other."""
 ARRIVAL_COLUMNS = ("arrival_s", "arrived_at", "arrival_time_s")
 LENGTH_COLUMNS = (
     ("input_tokens", "output_tokens"),
@@ -27,38 +27,38 @@ FAILED = "failed requests, which have no response"
 
 
 class Entry(NamedTuple):
-    """What a row says."""
+    """The content of a row."""
 
     stamp: float
     """In the format's own unit."""
     input_tokens: int
     output_tokens: int
     block_ids: Sequence[int] | None = None
-    """None: nothing is known of shared prefixes."""
+    """None: nothing is known about shared prefixes."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TraceFormat:
-    """How the rows of one file are read; it may remember those before."""
+    """Reads the rows of one file; it may remember earlier rows."""
 
     name: str
     read: Callable[[Row], Entry | str]
-    """An entry, or why the row is no request."""
+    """Returns an entry, or the reason why the row is not a request."""
     has_arrivals: bool = True
     advice: str = "add a column arrival_s"
-    """To whoever needs arrivals and has none."""
+    """Advice for a file without arrivals where they are needed."""
     from_first: bool = False
     """Arrivals count from the earliest stamp; else from 0."""
     in_order: bool = True
-    """Whether the source is sorted by arrival, so that a file that is not was changed."""
+    """Whether the source is sorted by arrival, so that an unsorted file was changed."""
     stamps_per_s: float = 1.0
     tick: float | None = None
-    """Where all stamps are multiples of it, requests are spread evenly over it."""
+    """If all stamps are multiples of it, requests are spread evenly over each tick."""
     block_tokens: int = 1
 
 
 def format_of(row: Row) -> TraceFormat | None:
-    """The format whose columns the first row of a file has; None if it has those of none."""
+    """The format that matches the columns of a file's first row; None if none does."""
     return next((make(row) for fits, make in _FORMATS if fits(row)), None)
 
 
@@ -71,7 +71,7 @@ KNOWN = (
     "arrival_s or arrived_at, or neither for offline work, with one of "
     + "; ".join(f"{a}, {b}" for a, b in LENGTH_COLUMNS),
 )
-"""For people who hold a file that is none of these."""
+"""Listed in the error for a file of unknown format."""
 
 
 def _azure(row: Row) -> TraceFormat:
@@ -113,7 +113,7 @@ def _agents(row: Row) -> TraceFormat:
 
     def read(row: Row) -> Entry:
         start_s = starts_s.setdefault(_session(row, "session"), len(starts_s) * AGENT_SESSION_GAP_S)
-        # a few characters may be too few for a token
+        # a few characters may be less than a token
         input_tokens = max(1, row.length("input_chars") // CHARS_PER_TOKEN)
         output_tokens = max(1, row.length("output_chars") // CHARS_PER_TOKEN)
         blocks = row.block_ids("hash_ids", input_tokens, TEXT_BLOCK_TOKENS)
@@ -124,10 +124,10 @@ def _agents(row: Row) -> TraceFormat:
 
 @dataclass(slots=True)
 class _AgentTexts:
-    """The agents' traces as published: texts, whose common beginnings become common block ids."""
+    """The agents' traces as published: texts, whose equal beginnings become equal block ids."""
 
     starts_s: dict[Any, tuple[float, float]] = field(default_factory=dict)
-    """Of each session, in the replay and in the file."""
+    """Start of each session in the replay and in the file."""
     blocks: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def read(self, row: Row) -> Entry:
@@ -162,7 +162,7 @@ def _batch_job(row: Row) -> TraceFormat:
     def read(row: Row) -> Entry:
         input_tokens = row.length("input_length")
         blocks = row.block_ids("hash_ids", input_tokens, TEXT_BLOCK_TOKENS) if row.has("hash_ids") else None
-        # a source without outputs: one token, so prefill work
+        # the source has no outputs: one token each, so prefill work
         output_tokens = row.length("output_length") if row.has("output_length") else 1
         return Entry(0.0, input_tokens, output_tokens, blocks)
 
@@ -174,13 +174,13 @@ def _lengths(row: Row) -> TraceFormat:
     lengths = [names for names in LENGTH_COLUMNS if row.columns.issuperset(names)]
     for alike in (arrivals, [names[0] for names in lengths]):
         if len(alike) > 1:
-            raise row.fault(alike[1], f"stands beside {alike[0]}: which is meant? Leave one of them out")
+            raise row.fault(alike[1], f"is ambiguous with {alike[0]}: remove one of them")
     arrival = arrivals[0] if arrivals else None
     inputs, outputs = lengths[0]
 
     def read(row: Row) -> Entry:
         if row.has("hash_ids"):
-            raise row.fault("hash_ids", "is not in the first row, which says how all are read")
+            raise row.fault("hash_ids", "is not in the first row, which defines the format")
         return Entry(row.number(arrival) if arrival else 0.0, row.length(inputs), row.length(outputs))
 
     lengths_only = TraceFormat(name="lengths", read=read, has_arrivals=arrival is not None)
@@ -205,7 +205,7 @@ def _conversation(row: Row, messages: Any) -> str:
 
 
 def _has_lengths(row: Row) -> bool:
-    """Without block ids, which say how large a block is only beside the other columns of their format."""
+    """Without block ids, whose block size only the other columns of their format define."""
     return any(row.columns.issuperset(names) for names in LENGTH_COLUMNS) and "hash_ids" not in row.columns
 
 
@@ -215,7 +215,7 @@ def _with(*columns: str) -> Callable[[Row], bool]:
 
 
 def _is_mooncake(row: Row) -> bool:
-    """A CSV file with these columns is somebody's own, most likely in seconds."""
+    """A CSV file with these columns is not Mooncake's, and most likely in seconds."""
     return row.is_json and {"timestamp", "input_length", "output_length"} <= row.columns
 
 

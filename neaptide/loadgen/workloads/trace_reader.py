@@ -1,6 +1,6 @@
-"""Reads a trace file, once and while cutting: a window of a million rows does not hold the others.
+"""Reads a trace file in one pass and keeps only the requested window, so that a million rows need little memory.
 
-Whatever is done to a trace beside what was asked for (rows sorted, rows left out) is said in the log.
+Every change to a trace that was not requested (rows sorted or skipped) is logged.
 """
 
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 Window = tuple[float, float]
 WHOLE: Window = (0.0, math.inf)
 TICK_SLACK = 1.0
-"""The recorded ticks are up to 1 ms off."""
+"""Recorded ticks deviate by up to 1 ms."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -26,21 +26,21 @@ class Kept:
     """A row inside the window."""
 
     arrival_s: float
-    """Counted from the start of the trace."""
+    """Seconds from the start of the trace."""
     number: int
-    """Of the row among all, from 0."""
+    """Number of the row among all rows, from 0."""
     entry: Entry
 
 
 @dataclass(slots=True)
 class TraceFile:
-    """What was read."""
+    """The content of a file."""
 
     format: TraceFormat
     rows: list[Kept]
     """Sorted by arrival."""
     num_rows: int
-    """In the file."""
+    """Number of rows in the file."""
     last_s: float
     """Arrival of the last request in the file, whatever the window."""
 
@@ -48,8 +48,8 @@ class TraceFile:
 def read_trace(path: Path, window_s: Window = WHOLE, *, needs_arrivals: bool = True) -> TraceFile:
     """The requests of a file with A <= arrival < B.
 
-    Every row is checked, also those outside the window. Raises ValueError for a file of no known format, a row that
-    cannot be meant, and, if arrivals are needed, a file without them.
+    Every row is checked, also outside the window. Raises ValueError for a file of unknown format, an invalid row, and a
+    file without arrivals if they are needed.
     """
     reading = _pass(path, window_s, None)
     if reading.format.from_first and reading.first < reading.start:
@@ -66,17 +66,17 @@ def read_trace(path: Path, window_s: Window = WHOLE, *, needs_arrivals: bool = T
 class _Reading:
     format: TraceFormat
     start: float = 0.0
-    """Stamp that counts as 0."""
+    """The stamp that counts as 0."""
     first: float = math.inf
     last: float = -math.inf
     num_rows: int = 0
     num_late: int = 0
-    """Rows after one with a later stamp."""
+    """Rows after a row with a later stamp."""
     dropped: Counter[str] = field(default_factory=Counter)
     near: list[tuple[int, Entry]] = field(default_factory=list)
-    """Rows that may lie in the window, each with its number: whole ticks, where a format has them."""
+    """Rows that may be in the window, with their numbers: whole ticks, if the format has them."""
     off_tick: float = 0.0
-    """The farthest that a stamp is from a tick."""
+    """Largest distance of a stamp from a tick."""
 
     @property
     def last_s(self) -> float:
@@ -92,7 +92,8 @@ class _Reading:
         return kept
 
     def _arrivals_s(self) -> Iterator[float]:
-        """Of the rows near; where all stamps are ticks, a tick's requests are spread evenly over it in their order."""
+        """Arrivals of the rows in ``near``. If all stamps are ticks, a tick's requests are spread evenly over it, in
+        order."""
         tick, per_s = self.format.tick, self.format.stamps_per_s
         if tick is None or self.off_tick > TICK_SLACK:
             yield from ((entry.stamp - self.start) / per_s for _, entry in self.near)
@@ -106,7 +107,7 @@ class _Reading:
 
 
 def _pass(path: Path, window_s: Window, start: float | None) -> _Reading:
-    """``start`` is the stamp that counts as 0; None takes the first row's for it."""
+    """Reads the file. ``start`` is the stamp that counts as 0; None uses the first row's."""
     rows = trace_rows(path)
     row = next(rows, None)
     if row is None:
@@ -114,7 +115,7 @@ def _pass(path: Path, window_s: Window, start: float | None) -> _Reading:
     form = format_of(row)
     if form is None:
         raise ValueError(
-            f"{path.name} has no columns of a known trace format: it has {', '.join(sorted(row.columns))}; known are "
+            f"{path.name} has an unknown format, with the columns {', '.join(sorted(row.columns))}; known formats: "
             + " | ".join(KNOWN)
         )
     reading = _Reading(form)
@@ -157,7 +158,7 @@ def _say(file: str, reading: _Reading, *, sorts: bool) -> None:
             "%s: %d of %d rows come after a later one: sorted by arrival", file, reading.num_late, reading.num_rows
         )
     if reading.dropped:
-        log.warning("%s: of %d rows are left out: %s", file, reading.num_rows, _counts(reading.dropped))
+        log.warning("%s: of %d rows, these are skipped: %s", file, reading.num_rows, _counts(reading.dropped))
 
 
 def _counts(dropped: Counter[str]) -> str:

@@ -1,7 +1,7 @@
-"""Rows of trace files, one at a time: CSV or JSON lines, gzipped or not, told apart by their content.
+"""Rows of trace files, one at a time: CSV or JSON lines, gzipped or not, recognised by their content.
 
-A file is never held whole. What a row cannot mean is refused with the file, the line and the column, for a trace that
-is silently wrong gives a figure that is silently wrong.
+A file is never held in memory as a whole. An invalid value is an error with file, line and column, because a trace with
+wrong values gives wrong figures without notice.
 """
 
 import csv
@@ -21,11 +21,11 @@ from typing import Any, BinaryIO, TextIO
 GZIP_MAGIC = b"\x1f\x8b"
 DELIMITERS = ",;\t"
 MAX_TOKENS = 1 << 24
-"""Longer than any context: a length above it is a mistake, and would be as many tokens in memory."""
+"""Longer than any context: a larger length is a mistake, and would need as much memory."""
 NUM_BLOCK_IDS = 1 << 30
-"""Half the room that a set has for content ids; the other half is for rows of which no blocks are known."""
+"""Half of a set's content ids; the other half is for rows without block ids."""
 MAX_NUMBER = 1e15
-"""Above it a stamp in milliseconds is no whole number any more."""
+"""Above it a stamp in milliseconds is no longer exact."""
 SHOWN_CHARS = 40
 
 
@@ -46,11 +46,11 @@ class Row:
 
     @property
     def is_json(self) -> bool:
-        """Or else CSV."""
+        """Whether the row is JSON; otherwise it is CSV."""
         return self._names is None
 
     def has(self, column: str) -> bool:
-        """Whether the column is there and not null."""
+        """Whether the column exists and is not null."""
         return self._cells.get(column) is not None
 
     def cell(self, column: str) -> Any:
@@ -64,7 +64,7 @@ class Row:
         return ValueError(f"{self._file}, line {self.line}, column {shown}: {complaint}")
 
     def number(self, column: str) -> float:
-        """A finite number that is not negative."""
+        """A finite number of at least 0."""
         value = self.cell(column)
         try:
             if isinstance(value, str):
@@ -84,7 +84,7 @@ class Row:
         return number
 
     def count(self, column: str) -> int:
-        """A whole number of at least 0; ``12.0`` is one, as tables with gaps write them."""
+        """A whole number of at least 0; ``12.0`` is accepted, as tables with gaps write it."""
         number = self.number(column)
         if number != int(number):
             raise self.fault(column, f"{_shown(self.cell(column))} is not a whole number")
@@ -100,28 +100,28 @@ class Row:
         return tokens
 
     def stamp_s(self, column: str) -> float:
-        """Seconds since 1970 of a date and time, with any number of decimals and any zone; without a zone it is UTC."""
+        """Seconds since 1970 of a date and time with any decimals and any zone; UTC without a zone."""
         text = self.cell(column)
         if not isinstance(text, str):
             raise self.fault(column, f"{_shown(text)} is not a date and time")
         whole, dot, rest = text.strip().partition(".")
-        if len(whole) <= len("2024-05-10"):  # a date alone would be read as its midnight
+        if len(whole) <= len("2024-05-10"):  # a date alone would be read as midnight
             raise self.fault(column, f"{_shown(text)} is not a date and time")
         digits = len(rest) - len(rest.lstrip("0123456789"))
-        # decimals of minutes or hours would be read as those of a second
+        # decimals of minutes or hours would be read as decimals of a second
         if dot and not (digits and re.search(r"[ T]\d\d:?\d\d:?\d\d$", whole, re.IGNORECASE)):
             raise self.fault(column, f"{_shown(text)} is not a date and time")
         try:
             moment = datetime.fromisoformat(whole + rest[digits:])
             if moment.tzinfo is None:
                 moment = moment.replace(tzinfo=UTC)
-            # more decimals than datetime reads
+            # more decimals than datetime accepts
             return moment.timestamp() + float("0." + (rest[:digits] or "0"))
         except (ValueError, OverflowError):
             raise self.fault(column, f"{_shown(text)} is not a date and time") from None
 
     def block_ids(self, column: str, input_tokens: int, block_tokens: int) -> Sequence[int]:
-        """One id for each block of the prompt; one more is let through, for a source may count in other units."""
+        """One id for each block of the prompt. One extra id is accepted, because a source may count in other units."""
         ids = self.cell(column)
         if not isinstance(ids, list):
             raise self.fault(column, f"{_shown(ids)} is not a list of block ids")
@@ -139,10 +139,10 @@ class Row:
 
 
 def trace_rows(path: Path) -> Iterator[Row]:
-    """The rows of a file. Empty lines are passed over.
+    """The rows of a file, without empty lines.
 
-    Raises ValueError, with the file and as far as it is known the line, for what is not text in UTF-8, cut off, or
-    neither CSV with a header nor JSON lines.
+    Raises ValueError, with the file and if known the line, for content that is not UTF-8, truncated, or neither CSV
+    with a header nor JSON lines.
     """
     with _text(path) as text:
         first = _first_char(text, path.name)
@@ -151,7 +151,7 @@ def trace_rows(path: Path) -> Iterator[Row]:
 
 
 def content_name(path: Path) -> str:
-    """Names what a file contains: the same bytes under another name are the same trace."""
+    """Identifies a file's content: equal bytes under another name are the same trace."""
     with path.open("rb") as file:
         return file_digest(file, "sha256").hexdigest()
 
@@ -170,13 +170,13 @@ def _text(path: Path) -> Iterator[TextIO]:
             line = line_of_other_text(gzip.GzipFile(fileobj=raw) if packed else raw)
             raise ValueError(f"{path.name}, line {line}: not text in UTF-8") from None
         except (gzip.BadGzipFile, EOFError, zlib.error):
-            raise ValueError(f"{path.name}: not a gzip file, or cut off") from None
+            raise ValueError(f"{path.name}: not a gzip file, or truncated") from None
         finally:
             text.close()
 
 
 def line_of_other_text(lines: Iterable[bytes]) -> int:
-    """The first that is not UTF-8: the reader, which is ahead of its rows, does not know it."""
+    """The first line that is not UTF-8. The reader is ahead of its rows and does not know it."""
     for number, line in enumerate(lines, 1):  # noqa: B007
         try:
             line.decode()
@@ -201,7 +201,7 @@ def json_cells(file: str, number: int, line: str) -> dict[str, Any]:
     try:
         cells = json.loads(line, object_pairs_hook=_cells_of)
     except _TwiceError as error:
-        raise ValueError(f"{file}, line {number}, column {_cut(str(error))}: is there twice") from None
+        raise ValueError(f"{file}, line {number}, column {_cut(str(error))}: occurs twice") from None
     except json.JSONDecodeError as error:
         advice = "; write one object a line" if line.strip() == "{" else ""
         raise ValueError(f"{file}, line {number}: not JSON: {error.msg}, character {error.pos + 1}{advice}") from None
@@ -213,7 +213,7 @@ def json_cells(file: str, number: int, line: str) -> dict[str, Any]:
 
 
 class _TwiceError(Exception):
-    """An object has two values of one name, of which Python's reader would keep the last."""
+    """An object has two values of one name; Python's reader would keep the last."""
 
 
 def _cells_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -236,12 +236,12 @@ def _csv_rows(file: str, text: TextIO) -> Iterator[Row]:
     names = [name.strip() for name in next(csv.reader([header_line], delimiter=delimiter))]
     columns = [name.lower() for name in names]
     if all(map(_is_number, names)):
-        raise ValueError(f"{file}, line {before}: numbers where a header has the names of the columns: add one")
+        raise ValueError(f"{file}, line {before}: numbers instead of column names: add a header")
     if len(set(columns)) < len(columns):
         twice = next(name for name, column in zip(names, columns, strict=True) if columns.count(column) > 1)
         raise ValueError(f"{file}, line {before}: two columns are called {twice}")
     shown = dict(zip(columns, names, strict=True))
-    # Strict: a quotation that never ends would be one long cell, and the rows inside it would be lost.
+    # Strict: an unclosed quotation would swallow the following rows into one cell.
     reader = csv.reader(text, delimiter=delimiter, strict=True)
     following, rows = before + 1, 0
     try:
@@ -257,7 +257,7 @@ def _csv_rows(file: str, text: TextIO) -> Iterator[Row]:
     except csv.Error as error:
         raise ValueError(f"{file}, line {following}: not CSV: {error}") from None
     if not rows:
-        raise ValueError(f"{file} has no requests: nothing follows its header, {_shown(header_line.strip())}")
+        raise ValueError(f"{file} has no requests: no rows after its header, {_shown(header_line.strip())}")
 
 
 def _is_number(text: str) -> bool:

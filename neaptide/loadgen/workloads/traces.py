@@ -1,7 +1,7 @@
 """Recorded request traces: lengths, arrival times and shared prefixes, without any text.
 
-A prompt is a row of segments ``(content id, tokens)``. Equal leading segments mean equal leading tokens, so a prefix
-cache finds in a replay what it could have found in production. ``token_ids`` turns segments into tokens.
+A prompt is a sequence of segments ``(content id, tokens)``. Equal leading segments mean equal leading tokens, so a
+replay has the prefix hits that production could have had. ``token_ids`` turns segments into tokens.
 """
 
 import csv
@@ -34,7 +34,7 @@ Segments = tuple[tuple[int, int], ...]
 Row = dict[str, Any]
 
 FIRST_TOKEN_ID = 6
-"""Ids below are the special tokens of the bundled tokenizer."""
+"""Smaller ids are the special tokens of the bundled tokenizer."""
 ONLINE_TRACES = {
     "azure_conv_2023": "azure_conv_2023.csv.gz",
     "azure_code_2023": "azure_code_2023.csv.gz",
@@ -50,14 +50,13 @@ class TraceRequest:
     """One request of a trace or of an offline set."""
 
     arrival_s: float
-    """Seconds since the start of the replay; 0.0 where the set has no arrival times."""
+    """Seconds since the start of the replay; 0.0 if the set has no arrival times."""
     segments: Segments
     """``(content id, tokens)`` in prompt order: equal leading segments are equal leading tokens."""
     output_tokens: int
     """The true length, at least 1. The scheduler must not see it before the request ends."""
     is_fixed: bool = False
-    """Its caller has asked for exactly this length (``ignore_eos``), as for a video of so many frames: of offline
-    requests, it is known."""
+    """The caller asked for exactly this length (``ignore_eos``), so it is known for offline requests."""
 
     @property
     def input_tokens(self) -> int:
@@ -78,15 +77,15 @@ def load_online(
 ) -> list[TraceRequest]:
     """The requests of a trace, sorted by arrival.
 
-    name_or_path: a name of ``online_names()``, or a file in one of the formats of ``trace_formats`` (its columns tell
-        which).
-    window_s: ``(A, B)`` keeps the requests with A <= arrival < B, in trace seconds before ``speed``; their arrivals
-        then count from A.
+    name_or_path: a name of ``online_names()``, or a file in one of the formats of ``trace_formats``, recognised by its
+    columns.
+    window_s: ``(A, B)`` keeps the requests with A <= arrival < B, in trace seconds before ``speed``. Their arrivals
+    then count from A.
     speed: arrival times are divided by it.
-    max_input_tokens: leaves out the requests with longer prompts.
+    max_input_tokens: skips requests with longer prompts.
 
-    Content ids depend on what the trace contains and on a request's place in it only: another window, speed or name of
-    the file keeps them. Raises ValueError for an unknown name, as ``read_trace`` for the file, and as ``select`` does.
+    Content ids depend only on the trace's content and a request's position in it, not on the window, speed or file
+    name. Raises ValueError for an unknown name, like ``read_trace`` for the file, and like ``select``.
     """
     check_cut(window_s, speed)
     path = _online_path(name_or_path)
@@ -101,11 +100,9 @@ def load_online(
 def load_lengths(
     path: Path, base: int, limit: int | None = None, *, recorded_arrivals: bool = False
 ) -> list[TraceRequest]:
-    """The requests of a trace in the order of the file, with content ids from ``base`` on; arrivals are 0.
+    """The requests of a trace in file order, with content ids from ``base`` on; arrivals are 0.
 
-    recorded_arrivals: sorted by their arrivals instead; the trace must have them.
-
-    Raises ValueError as ``read_trace``.
+    recorded_arrivals: sort by arrival instead; the trace must have arrivals. Raises ValueError like ``read_trace``.
     """
     trace = read_trace(path, needs_arrivals=recorded_arrivals)
     if recorded_arrivals:
@@ -123,7 +120,7 @@ def select(
 ) -> list[TraceRequest]:
     """The requests of a window, replayed at a speed, sorted by arrival; the arguments are those of ``load_online``.
 
-    Raises ValueError for a speed that is not positive, and for a window that starts before 0, has no length or holds
+    Raises ValueError for a speed that is not positive, and for a window that starts before 0, has no length or contains
     no request.
     """
     check_cut(window_s, speed)
@@ -137,7 +134,7 @@ def select(
         if max_input_tokens is None or request.input_tokens <= max_input_tokens
     ]
     if left_out := len(inside) - len(kept):
-        log.info("%d of %d requests have prompts above %s tokens: left out", left_out, len(inside), max_input_tokens)
+        log.info("%d of %d requests skipped: prompts above %s tokens", left_out, len(inside), max_input_tokens)
     return sorted(kept, key=lambda request: request.arrival_s)
 
 
@@ -153,7 +150,7 @@ def check_cut(window_s: tuple[float, float] | None, speed: float) -> None:
 
 
 def window_of(text: str | None, flag: str) -> tuple[float, float] | None:
-    """``A:B`` in seconds, as the command line has it. Raises ValueError, which names the flag."""
+    """``A:B`` in seconds from the command line. Raises ValueError, naming the flag."""
     if text is None:
         return None
     start, colon, end = text.partition(":")
@@ -162,7 +159,7 @@ def window_of(text: str | None, flag: str) -> tuple[float, float] | None:
             raise ValueError
         return float(start), float(end)
     except ValueError:
-        raise ValueError(f"{flag} is two numbers A:B in seconds, not {text!r}") from None
+        raise ValueError(f"{flag} must be two numbers A:B in seconds, not {text!r}") from None
 
 
 def empty_window(window_s: tuple[float, float], last_s: float) -> ValueError:
@@ -171,11 +168,11 @@ def empty_window(window_s: tuple[float, float], last_s: float) -> ValueError:
 
 
 def token_ids(segments: Segments, vocab_size: int) -> NDArray[np.int32]:
-    """The tokens of a prompt, shape ``[input tokens]``, ids in 6 .. vocab_size - 1.
+    """The tokens of a prompt, shape ``[input tokens]``, with ids in 6 .. vocab_size - 1.
 
-    A token is a hash of its content id and its position inside the segment: a shorter segment is the start of a longer
-    one with the same content id. The same on every machine and in every process. Raises ValueError for a vocabulary
-    without room for ordinary tokens.
+    A token is a hash of its content id and its position in the segment, equal on every machine and in every process. So
+    a shorter segment is the beginning of a longer one with the same content id. Raises ValueError for a vocabulary
+    without ordinary tokens.
     """
     choices = vocab_size - FIRST_TOKEN_ID
     if choices <= 0:
@@ -192,21 +189,23 @@ def token_ids(segments: Segments, vocab_size: int) -> NDArray[np.int32]:
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64: every input bit reaches every output bit."""
+    """The finaliser of splitmix64: every input bit affects every output bit."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 def content_base(namespace: str) -> int:
-    """The first content id of a namespace, with room for 2**31: two sets share no content unless they mean to."""
+    """The first of a namespace's 2**31 content ids. Two sets share no content unless intended."""
     return zlib.crc32(namespace.encode()) << 31
 
 
 def salted(requests: Iterable[TraceRequest], salt: str) -> list[TraceRequest]:
-    """The same load in other words: prompts share with each other what they shared, and nothing with those of another
-    salt or of none."""
-    # Not by CRC as namespaces are: the differences between two of those are those between two others.
+    """The same load with other words.
+
+    Sharing between the prompts stays the same; they share nothing with those of another salt or none.
+    """
+    # Not by CRC, as for namespaces: the difference between two CRCs also occurs between two others.
     moved = int.from_bytes(sha256(salt.encode()).digest()[:4]) << 31
     return [
         replace(request, segments=tuple((content ^ moved, tokens) for content, tokens in request.segments))
@@ -215,12 +214,12 @@ def salted(requests: Iterable[TraceRequest], salt: str) -> list[TraceRequest]:
 
 
 def delayed(requests: Iterable[TraceRequest], seconds: float) -> list[TraceRequest]:
-    """The same requests, so much later: time for offline work to come up to its level before the first of them."""
+    """The same requests ``seconds`` later, so that offline work can reach its level first."""
     return [replace(request, arrival_s=request.arrival_s + seconds) for request in requests]
 
 
 def block_segments(base: int, hash_ids: Sequence[int], block_tokens: int, input_tokens: int) -> Segments:
-    """Segments of a prompt whose blocks are numbered; the last block is cut to the prompt's length."""
+    """Segments of a prompt whose blocks are numbered. The last block is cut to the prompt's length."""
     whole = input_tokens // block_tokens
     segments = [(base + block, block_tokens) for block in hash_ids[:whole]]
     if rest := input_tokens - whole * block_tokens:
@@ -229,7 +228,7 @@ def block_segments(base: int, hash_ids: Sequence[int], block_tokens: int, input_
 
 
 def data_file(*parts: str) -> Path:
-    """A file of the bundled traces."""
+    """Path of a bundled trace file."""
     return Path(str(resources.files("neaptide"))).joinpath("data", "traces", *parts)
 
 
@@ -239,14 +238,14 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def read_jsonl(path: Path) -> list[Row]:
-    """The objects of a JSON lines file, gzipped or not; empty lines are passed over. Raises as ``numbered_jsonl``."""
+    """The objects of a JSON lines file, gzipped or not, without empty lines. Raises like ``numbered_jsonl``."""
     return [row for _, row in numbered_jsonl(path)]
 
 
 def numbered_jsonl(path: Path) -> list[tuple[int, Row]]:
-    """The objects of a JSON lines file, each with the number of its line; the first is 1.
+    """The objects of a JSON lines file with their line numbers, from 1.
 
-    Raises ValueError, with the file's name and the line's number, for a line that is no JSON object.
+    Raises ValueError, with the file's name and the line's number, for a line that is not a JSON object.
     """
     rows = []
     for number, line in enumerate(_read_text(path).split("\n"), 1):
@@ -264,13 +263,14 @@ def _read_text(path: Path) -> str:
         line = line_of_other_text(content.split(b"\n"))
         raise ValueError(f"{path.name}, line {line}: not text in UTF-8") from None
     except (gzip.BadGzipFile, EOFError, zlib.error):
-        raise ValueError(f"{path.name}: not a gzip file, or cut off") from None
+        raise ValueError(f"{path.name}: not a gzip file, or truncated") from None
 
 
 def check_regular(path: Path) -> None:
-    """Raises ValueError for a pipe or a directory; a name that nothing has is left to those who know other names."""
+    """Raises ValueError for a pipe or a directory. A name that does not exist passes, because callers know
+    other names."""
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path}: not a file; a trace is read more than once, so a pipe has to be written to one")
+        raise ValueError(f"{path}: not a regular file; a trace is read more than once, so save a pipe to a file first")
 
 
 def _online_path(name_or_path: str | Path) -> Path:
@@ -284,7 +284,7 @@ def _online_path(name_or_path: str | Path) -> Path:
 
 
 def _requests(trace: TraceFile, base: int) -> list[TraceRequest]:
-    """Rows without block ids have contents behind all block ids: beside rows that have them they share nothing."""
+    """The requests of the rows. Contents of rows without block ids are after all block ids, so they share nothing."""
     size = trace.format.block_tokens
     return [
         TraceRequest(

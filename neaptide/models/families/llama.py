@@ -8,9 +8,10 @@ ARCHITECTURE = "LlamaForCausalLM"
 
 
 def parse_config(raw: RawConfig, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-    """
+    """The configuration of a Llama checkpoint.
+
     Raises:
-        UnsupportedModelError: a value that is missing or nonsense, or a variant that ``models.llama`` does not compute.
+        UnsupportedModelError: a value is missing or invalid, or ``models.llama`` does not support the variant.
     """
     refuse(raw, "sliding_window")
     attention = bool(raw.get("attention_bias", False))

@@ -1,4 +1,4 @@
-"""What Llama and its descendants have in common."""
+"""Parsing shared by Llama and its descendants."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from neaptide.models.fields import RawConfig, dtype, number, positive_int, rope
 
 
 class Biases(NamedTuple):
-    """Which projections have one."""
+    """Which projections have a bias."""
 
     qkv: bool = False
     out: bool = False
@@ -23,17 +23,18 @@ def parse_llama_like(
     context_tokens: int,
     head_dim: int | None = None,
 ) -> LlamaLikeConfig:
-    """
+    """The configuration of a Llama-like checkpoint.
+
     Args:
         raw: ``config.json``.
         eos_token_ids: of the model.
         architecture: its name in the registry.
         biases: of this family.
-        context_tokens: the family's ``max_position_embeddings`` where the file has none.
-        head_dim: likewise; None is what the heads leave each other of ``hidden_size``.
+        context_tokens: the family's default for ``max_position_embeddings``.
+        head_dim: the family's default; None divides ``hidden_size`` by the number of heads.
 
     Raises:
-        UnsupportedModelError: a value that is missing or nonsense, or a variant that is not computed.
+        UnsupportedModelError: a value is missing or invalid, or the variant is not supported.
     """
     if raw.get("hidden_act", "silu") != "silu":
         raise UnsupportedModelError(f"hidden_act {raw['hidden_act']!r} is not supported: only silu")
@@ -67,9 +68,10 @@ def parse_llama_like(
 
 
 def refuse(raw: RawConfig, *keys: str) -> None:
-    """
+    """Refuses features that the family does not support.
+
     Raises:
-        UnsupportedModelError: one of the keys asks for what the family does not have.
+        UnsupportedModelError: one of the keys is set.
     """
     for key in keys:
         if raw.get(key):
@@ -77,10 +79,10 @@ def refuse(raw: RawConfig, *keys: str) -> None:
 
 
 def refuse_windows(raw: RawConfig) -> None:
-    """For families whose layers may each have a sliding window or none.
+    """Refuses sliding windows, in families whose layers may each have one.
 
     Raises:
-        UnsupportedModelError: some have one.
+        UnsupportedModelError: some layers have one.
     """
     refuse(raw, "use_sliding_window")
     kinds = sorted({str(kind) for kind in raw.get("layer_types") or ()} - {"full_attention"})

@@ -1,7 +1,7 @@
-"""Mistral: Llama, of which some checkpoints look back over a sliding window only.
+"""Mistral: Llama, in some checkpoints with a sliding attention window.
 
-Full attention is computed. A token sees as many tokens as the window is long, itself included, so that up to that
-length the two are the same: such a checkpoint is served with contexts of at most its window.
+Neaptide computes full attention. A token sees as many tokens as the window is long, including itself, so up to that
+length both are the same. Such a checkpoint is served with contexts of at most its window.
 """
 
 from dataclasses import replace
@@ -12,13 +12,14 @@ from neaptide.models.fields import RawConfig, positive_int
 
 ARCHITECTURE = "MistralForCausalLM"
 _WINDOW_TOKENS = 4096
-"""Where the file does not speak of a window; null says that there is none."""
+"""Default if the file has no entry for the window; null means no window."""
 
 
 def parse_config(raw: RawConfig, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-    """
+    """The configuration of a Mistral checkpoint.
+
     Raises:
-        UnsupportedModelError: a value that is missing or nonsense, or a variant that is not computed.
+        UnsupportedModelError: a value is missing or invalid, or the variant is not supported.
     """
     refuse(raw, "attention_bias", "mlp_bias", "layer_types")
     config = parse_llama_like(raw, eos_token_ids, ARCHITECTURE, Biases(), context_tokens=131_072)

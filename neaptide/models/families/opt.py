@@ -13,17 +13,18 @@ class OptConfig(ModelConfig):
     """A decoder of the OPT family."""
 
     norms_first: bool
-    """Norms stand before attention and feed-forward; else behind them, on the sum."""
+    """Norms come before attention and feed-forward; otherwise after them, on the sum."""
     final_norm: bool
-    """There is one behind the last layer."""
+    """There is a norm after the last layer."""
     bias: bool
-    """The projections have one."""
+    """The projections have biases."""
 
 
 def parse_config(raw: RawConfig, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-    """
+    """The configuration of an OPT checkpoint.
+
     Raises:
-        UnsupportedModelError: a value that is missing or nonsense, or a variant that ``models.opt`` does not compute.
+        UnsupportedModelError: a value is missing or invalid, or ``models.opt`` does not support the variant.
     """
     if raw.get("activation_function", "relu") != "relu":
         raise UnsupportedModelError(f"activation_function {raw['activation_function']!r} is not supported: only relu")
@@ -32,7 +33,7 @@ def parse_config(raw: RawConfig, eos_token_ids: tuple[int, ...]) -> ModelConfig:
     hidden_size = positive_int(raw, "hidden_size")
     num_heads = positive_int(raw, "num_attention_heads")
     if hidden_size % num_heads:
-        raise UnsupportedModelError(f"hidden_size {hidden_size} cannot be shared by {num_heads} attention heads evenly")
+        raise UnsupportedModelError(f"hidden_size {hidden_size} is not a multiple of the {num_heads} attention heads")
     embedded = positive_int(raw, "word_embed_proj_dim", hidden_size)
     if embedded != hidden_size:
         raise UnsupportedModelError(f"word_embed_proj_dim {embedded} is not supported: only hidden_size, {hidden_size}")

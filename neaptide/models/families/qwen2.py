@@ -8,9 +8,10 @@ ARCHITECTURE = "Qwen2ForCausalLM"
 
 
 def parse_config(raw: RawConfig, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-    """
+    """The configuration of a Qwen2 checkpoint.
+
     Raises:
-        UnsupportedModelError: a value that is missing or nonsense, or a variant that is not computed.
+        UnsupportedModelError: a value is missing or invalid, or the variant is not supported.
     """
     refuse_windows(raw)
     refuse(raw, "mlp_bias")

@@ -6,13 +6,14 @@ from neaptide.models.fields import RawConfig
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 _HEAD_DIM = 128
-"""Where the file has none; it does not follow from ``hidden_size``."""
+"""Default if the file has none; it does not follow from ``hidden_size``."""
 
 
 def parse_config(raw: RawConfig, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-    """
+    """The configuration of a Qwen3 checkpoint.
+
     Raises:
-        UnsupportedModelError: a value that is missing or nonsense, or a variant that ``models.qwen3`` does not compute.
+        UnsupportedModelError: a value is missing or invalid, or ``models.qwen3`` does not support the variant.
     """
     refuse_windows(raw)
     refuse(raw, "mlp_bias")

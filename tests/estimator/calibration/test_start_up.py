@@ -175,7 +175,7 @@ def test_a_directory_that_cannot_be_written_does_not_stop_a_start(
     (tmp_path / "file").write_text("")
     model, _ = start(tmp_path / "file")
     assert error_of(model) < 0.02
-    assert "cannot be kept" in caplog.text
+    assert "cannot be saved" in caplog.text
 
 
 @pytest.mark.parametrize(("kept_in", "fingerprint"), [(False, "f"), (True, "")])

@@ -222,4 +222,4 @@ def test_without_a_compiler_the_others_remain(
     layer, _ = make(bias=False)
     assert layer.weight is not None
     assert "native" not in product_kinds(layer.weight, None, "auto")
-    assert caplog.messages[0].startswith("linear layers do without native: there is no C compiler")
+    assert caplog.messages[0].startswith("linear layers do not use native: there is no C compiler")

@@ -133,7 +133,7 @@ def test_all_but_the_logits_and_small_weights_may_be_quantized(
     assert not caplog.messages
     monkeypatch.setattr(products, "UNMEASURED_BYTES", 1 << 30)
     choose_products([layer(), layer()], "auto", MonotonicClock(), row_quantizer())
-    assert caplog.messages == ["no layer is quantized: none is faster so, or large enough for it to matter"]
+    assert caplog.messages == ["no layer is quantized: 8-bit products are not faster here, or the layers are too small"]
 
 
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
@@ -144,7 +144,7 @@ def test_whole_models_are_close(family: str, kernels: str, tmp_path: Path, monke
     monkeypatch.setattr(products, "choose", lambda seconds, **_: {1: list(next(iter(seconds.values())))[-1]})
     model = write_family(family, tmp_path, spread=0.1)
     if overflows(quantized_product, row_quantizer(kernels)):
-        with pytest.raises(ValueError, match=f"'w8a8' cannot be had: {OVERFLOW}"):
+        with pytest.raises(ValueError, match=f"'w8a8' is not available: {OVERFLOW}"):
             make_executor(tmp_path, cpu_kernels=kernels, quantization="w8a8")
         return
     executor = make_executor(tmp_path, cpu_kernels=kernels, quantization="w8a8")
@@ -162,8 +162,8 @@ def test_whole_models_are_close(family: str, kernels: str, tmp_path: Path, monke
     ("changes", "device", "words"),
     [
         ({"quantization": "w4"}, "cpu", "quantization 'w4' is not supported: none, w8a8"),
-        ({}, "meta", "quantization 'w8a8' is for CPUs, not for device 'meta'"),
-        ({"batch_invariant": True}, "cpu", "quantization 'w8a8' does not go with batch_invariant"),
+        ({}, "meta", "quantization 'w8a8' needs a CPU, not device 'meta'"),
+        ({"batch_invariant": True}, "cpu", "quantization 'w8a8' cannot be combined with batch_invariant"),
     ],
 )
 def test_what_it_does_without_is_refused_in_one_line(changes: dict[str, Any], device: str, words: str) -> None:
@@ -175,14 +175,17 @@ def test_what_it_does_without_is_refused_in_one_line(changes: dict[str, Any], de
 
 def test_other_executors_have_none() -> None:
     check_executor("torch", quantization="w8a8")
-    with pytest.raises(UnknownExecutorError, match="executor = 'vllm' has no quantization = 'w8a8'"):
+    with pytest.raises(UnknownExecutorError, match="executor = 'vllm' does not support quantization = 'w8a8'"):
         check_executor("vllm", quantization="w8a8")
 
 
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
-        (lambda *_: (_ for _ in ()).throw(RuntimeError("no such operator\nmore")), "cannot be had: no such operator"),
+        (
+            lambda *_: (_ for _ in ()).throw(RuntimeError("no such operator\nmore")),
+            "is not available: no such operator",
+        ),
         (lambda *_: lambda x: x[:, :16] * 32.4, OVERFLOW),
     ],
 )

@@ -174,7 +174,7 @@ def test_one_line_says_what_to_do(gqa: Gqa, monkeypatch: pytest.MonkeyPatch, cap
     with caplog.at_level(logging.WARNING):
         driver.run(1)
     assert caplog.messages == [
-        "60 tokens at once do not fit into memory: up to 30 are computed at once from now on. If it stays so, lower "
+        "60 tokens at once do not fit into memory: steps now compute up to 30 tokens at once. If this persists, lower "
         "max_num_batched_tokens or kv_cache_gib"
     ]
 

@@ -63,7 +63,7 @@ def test_the_engine_ends_with_its_worker(worker_status: int, case: str, status: 
         check=False,
     )
     assert done.returncode == status, done.stderr
-    assert ("so the engine ends" in done.stderr) == (status != GOES_ON)
+    assert ("stopping the engine" in done.stderr) == (status != GOES_ON)
 
 
 class Worker:

@@ -21,38 +21,38 @@ REPOSITORY = Path(__file__).parents[3]
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("model", "MODEL decides that"),
-        ("max_num_seqs", "--max-num-seqs decides that"),
-        ("block_size", "--block-size decides that"),
-        ("kv_cache_memory_bytes", "--kv-cache-gib decides that"),
-        ("scheduling_policy", "vLLM's scheduler is not used, ours decides that"),
-        ("async_scheduling", "vLLM's scheduler is not used, ours decides that"),
-        ("enable_prefix_caching", "vLLM's scheduler is not used, ours decides that"),
-        ("long_prefill_token_threshold", "vLLM's scheduler is not used, ours decides that"),
+        ("model", "use MODEL instead"),
+        ("max_num_seqs", "use --max-num-seqs instead"),
+        ("block_size", "use --block-size instead"),
+        ("kv_cache_memory_bytes", "use --kv-cache-gib instead"),
+        ("scheduling_policy", "vLLM's scheduler is not used; Neaptide's is"),
+        ("async_scheduling", "vLLM's scheduler is not used; Neaptide's is"),
+        ("enable_prefix_caching", "vLLM's scheduler is not used; Neaptide's is"),
+        ("long_prefill_token_threshold", "vLLM's scheduler is not used; Neaptide's is"),
         ("enable_lora", "no adapters (LoRA)"),
         ("max_lora_rank", "no adapters (LoRA)"),
         ("speculative_config", "no drafts"),
         ("data_parallel_size", "no pipeline and data parallelism"),
         ("kv_transfer_config", "no KV connectors"),
-        ("trust_remote_code", "no code that a model brings along"),
-        ("kv_offloading_size", "--host-cache-gib decides that"),
-        ("model_weights", "MODEL decides that"),
+        ("trust_remote_code", "no code that comes with a model"),
+        ("kv_offloading_size", "use --host-cache-gib instead"),
+        ("model_weights", "use MODEL instead"),
         ("distributed_executor_backend", "no workers on other machines"),
-        ("reasoning_parser", "no front end of vLLM's, the server is ours"),
-        ("return_sampling_mask", "no front end of vLLM's, the server is ours"),
-        ("swa_bounded_replay", "vLLM's scheduler is not used, ours decides that"),
+        ("reasoning_parser", "no front end of vLLM's: Neaptide is the server"),
+        ("return_sampling_mask", "no front end of vLLM's: Neaptide is the server"),
+        ("swa_bounded_replay", "vLLM's scheduler is not used; Neaptide's is"),
         ("kv_sharing_fast_prefill", "no other log-probabilities than the model's own"),
         ("limit_mm_per_prompt", "no images, sound or video"),
         ("enable_elastic_ep", "no pipeline and data parallelism"),
         ("enable_nccl_comm_suspend", "no sleep"),
-        ("hf_overrides", "MODEL decides that"),
+        ("hf_overrides", "use MODEL instead"),
         ("hf_token", "no downloads: MODEL is a folder"),
-        ("logits_processors", "no other sampling than what a request asks for"),
-        ("log_config_file", "no front end of vLLM's, the server is ours"),
-        ("help", "it is no engine argument"),
+        ("logits_processors", "no sampling beyond the request's own parameters"),
+        ("log_config_file", "no front end of vLLM's: Neaptide is the server"),
+        ("help", "it is not an engine argument"),
         ("speculative_config.method", "no drafts"),
         ("kv_transfer_config.kv_connector", "no KV connectors"),
-        ("no_async_scheduling", "vLLM's scheduler is not used, ours decides that"),
+        ("no_async_scheduling", "vLLM's scheduler is not used; Neaptide's is"),
     ],
 )
 def test_what_contradicts_us_is_refused_by_name(name: str, reason: str) -> None:
@@ -89,14 +89,14 @@ def test_parts_of_an_argument_keep_their_names() -> None:
 
 @pytest.mark.parametrize("load_format", ["pt", "NpCache"])
 def test_no_argument_makes_vllm_read_pickles(load_format: str) -> None:
-    with pytest.raises(ValueError, match="is not supported: no weights in pickles"):
+    with pytest.raises(ValueError, match="is not supported: weights must be safetensors, not pickles"):
         check_arguments({"load_format": load_format})
 
 
 def test_another_device_than_that_of_the_build_is_refused() -> None:
     check_device("auto", "cpu")
     check_device("cpu", "cpu")
-    with pytest.raises(ValueError, match=r"^device = 'cuda' was asked for, but this build of vLLM computes on 'cpu'$"):
+    with pytest.raises(ValueError, match=r"^device = 'cuda' is set, but this build of vLLM runs on 'cpu'$"):
         check_device("cuda", "cpu")
 
 
@@ -113,7 +113,7 @@ def test_the_key_of_a_profile_does_not_depend_on_the_order() -> None:
 def test_an_interpreter_without_vllm_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     config = EngineConfig(executor=ExecutorConfig(kind="vllm", model_path=str(embedded_model_path())))
-    with pytest.raises(ValueError, match=r"needs vLLM, which this interpreter does not have .* engine_python"):
+    with pytest.raises(ValueError, match=r"needs vLLM, which is not installed in this interpreter .* engine_python"):
         start_executor(config, MonotonicClock())
 
 
@@ -137,7 +137,7 @@ def test_another_minor_version_of_vllm_is_warned_of(
         monkeypatch.setitem(sys.modules, f"neaptide.executors.vllm.{name}", ModuleType(name))
     import_vllm()
     assert [record.message for record in caplog.records] == [
-        f"vLLM {version}: the vllm executor is made for vLLM 0.32"
+        f"vLLM {version}: the vllm executor was written for vLLM 0.32"
     ] * warnings
 
 

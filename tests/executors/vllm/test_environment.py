@@ -17,7 +17,7 @@ def test_what_is_promised_rests_on_no_setting_of_the_operator(caplog: pytest.Log
     set_environment(0)
     assert {name: os.environ[name] for name in PROMISED} == PROMISED
     assert [record.message for record in caplog.records] == [
-        "VLLM_COMPUTE_NANS_IN_LOGITS is 1, whatever the environment says"
+        "VLLM_COMPUTE_NANS_IN_LOGITS is set to 1; the environment's value is ignored"
     ]
 
 
@@ -34,4 +34,4 @@ def test_threads_of_the_operator_stay_and_are_told_of(caplog: pytest.LogCaptureF
     set_environment(2)
     set_environment(3)
     assert os.environ["OMP_NUM_THREADS"] == "3"
-    assert [record.message for record in caplog.records] == ["OMP_NUM_THREADS=3 counts, not num_threads = 2"]
+    assert [record.message for record in caplog.records] == ["OMP_NUM_THREADS=3 overrides num_threads = 2"]

@@ -168,9 +168,9 @@ def test_block_ids_outside_the_cache_are_refused(block: int) -> None:
 def test_tensors_of_another_shape_are_refused() -> None:
     case = Case([(1, 40)])
     plan = planned(case)
-    with pytest.raises(ValueError, match="not what was planned"):
+    with pytest.raises(ValueError, match="not match the plan"):
         plan.attend(case.query[:, :4], case.new, case.cache)
-    with pytest.raises(ValueError, match="not what was planned"):
+    with pytest.raises(ValueError, match="not match the plan"):
         plan.attend(case.query, case.new, case.cache.double())
 
 

@@ -51,14 +51,14 @@ def test_kernels_that_compute_something_else_are_not(
 ) -> None:
     monkeypatch.setattr(module, name, Kernel())
     kernel = PrefixAttention(4, 2, 16, torch.float32, 16, CPU)
-    with pytest.raises(ValueError, match=f"something else than torch on this device: {what} is off by"):
+    with pytest.raises(ValueError, match=f"other results than torch on this device: {what} is off by"):
         try_kernels(kernel)
 
 
 def test_kernels_that_fail_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "attend_kernel", Kernel(RuntimeError("out of resource\nmore of it")))
     with pytest.raises(
-        ValueError, match=r"cannot be had: Triton's kernels fail on this device: RuntimeError: out of resource$"
+        ValueError, match=r"is not available: Triton's kernels fail on this device: RuntimeError: out of resource$"
     ):
         choose_kernels(SHAPE, dtype=torch.float32, device=CPU, gpu_kernels="triton")
 

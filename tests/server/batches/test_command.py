@@ -100,7 +100,7 @@ def test_submit_wait_and_fetch(running: Running, tmp_path: Path, capfd: pytest.C
     assert batch_id.startswith("batch_")
     assert err.splitlines()[-2:] == [
         "completed 3/3 (1 failed)",
-        f"Some lines failed; neaptide batch results {batch_id} --errors says why.",
+        f"Some lines failed; see why with: neaptide batch results {batch_id} --errors",
     ]
     target = tmp_path / "out.jsonl"
     assert run("results", batch_id, "-o", str(target), *url) == 0
@@ -124,7 +124,7 @@ def test_a_bad_file_is_one_clear_error(running: Running, tmp_path: Path, capfd: 
     err = capfd.readouterr().err
     assert "line 1: Missing required parameter: 'custom_id'. (missing_required_parameter)" in err
     assert "line 2: This line is not parseable" in err
-    assert "neaptide batch: the batch is failed: nothing of it was run" in err
+    assert "neaptide batch: the batch is failed: no line was run" in err
     (failed,) = (json.loads(entry)["id"] for entry in listed(running, capfd))
     assert run("results", failed, *url) == 0
     said = capfd.readouterr().err.splitlines()
@@ -135,7 +135,7 @@ def test_a_bad_file_is_one_clear_error(running: Running, tmp_path: Path, capfd: 
     assert run("submit", str(tmp_path / "missing.jsonl"), *url) == 1
     assert "missing.jsonl: No such file" in capfd.readouterr().err
     assert run("watch", "batch_unknown", *url) == 1
-    assert capfd.readouterr().err.endswith("(HTTP 404); neaptide batch list shows those that are there\n")
+    assert capfd.readouterr().err.endswith("(HTTP 404); list batches with: neaptide batch list\n")
 
 
 def test_cancel(running: Running, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -164,7 +164,9 @@ def test_who_stops_watching_is_told_that_the_batch_goes_on_and_nobody_else(
     with pytest.raises(KeyboardInterrupt):
         run("submit", path, "--wait", *url)
     out, err = capfd.readouterr()
-    assert err.endswith(f"neaptide batch: the batch goes on; neaptide batch watch {out.strip()} shows it again\n")
+    assert err.endswith(
+        f"neaptide batch: the batch continues; watch it with: neaptide batch watch {out.strip()} shows it again\n"
+    )
     monkeypatch.setattr(batch, "_call", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run("submit", path, "--wait", *url)
@@ -175,7 +177,7 @@ def test_a_server_that_is_none_of_openais_is_one_line(capfd: pytest.CaptureFixtu
     page = httpx.MockTransport(lambda request: httpx.Response(200, html="<title>Log in</title>"))
     with httpx.Client(base_url="http://proxy", transport=page) as client, pytest.raises(batch.CommandError) as said:
         batch._call(client, "GET", "/v1/batches")
-    assert str(said.value) == "http://proxy/v1/batches does not answer as an OpenAI server: what comes is no JSON"
+    assert str(said.value) == "http://proxy/v1/batches does not answer like an OpenAI server: the answer is not JSON"
 
 
 def test_no_server(capfd: pytest.CaptureFixture[str]) -> None:

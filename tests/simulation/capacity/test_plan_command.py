@@ -74,7 +74,7 @@ def test_the_file_of_a_batch_gets_an_interval(
     assert offline["tokens_per_day"] == pytest.approx(86_400 * offline["whole"]["tokens_per_s"])
     low_s, high_s = offline["finish_s"]
     assert 0 < low_s <= high_s
-    assert f"20 rows of 280 tokens are done after {low_s:.1f} s to {high_s:.1f} s" in shown[-1]
+    assert f"20 rows of 280 tokens take {low_s:.1f} s to {high_s:.1f} s" in shown[-1]
 
 
 def test_that_the_targets_do_not_hold_beside_offline_work_is_said(
@@ -82,7 +82,7 @@ def test_that_the_targets_do_not_hold_beside_offline_work_is_said(
 ) -> None:
     """The only seat is often an offline row's, and ``fcfs`` takes it from none."""
     assert main([*arguments, "--offline", str(tmp_path / "batch.jsonl"), "--policy", "fcfs"]) == 0
-    assert "beside offline work fewer than 90.0% meet both targets" in capsys.readouterr().err
+    assert "with offline work, fewer than 90.0% meet both targets" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_each_simulation_is_told_on_stderr(arguments: list[str], capsys: pytest.
 
 def test_what_the_context_does_not_hold_is_said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, "--max-model-len", "6"]) == 0
-    assert f"{NUM_REQUESTS} requests have more output than they may ask for" in capsys.readouterr().err
+    assert f"{NUM_REQUESTS} requests have more output than the limit" in capsys.readouterr().err
 
 
 def test_a_plot_is_drawn_with_offline_work_beside_every_size(
@@ -187,14 +187,14 @@ def test_the_json_line_is_printed_though_its_file_could_not_be_written(
         (["--profile", "abacus"], "no profile 'abacus'"),
         (["--offline", "nothing"], "no offline set 'nothing'"),
         (["--policy", "best"], "there is no policy 'best'"),
-        (["--policy", "fcfs,lpm"], "--policy names one policy here"),
-        (["--attainment", "90"], "--attainment is a share"),
-        (["--attainment", "0"], "--attainment is a share"),
+        (["--policy", "fcfs,lpm"], "plan accepts one policy"),
+        (["--attainment", "90"], "--attainment must be above 0"),
+        (["--attainment", "0"], "--attainment must be above 0"),
         (["--peak-s", "0"], "--peak-s must be positive"),
         (["--margin-s", "-1"], "--margin-s must be at least 0"),
         (["--max-replicas", "0"], "--max-replicas must be at least 1"),
         (["--find", "kv", "--replicas", "0"], "--replicas must be at least 1"),
-        (["--replicas", "2"], "--replicas goes with --find kv"),
+        (["--replicas", "2"], "--replicas needs --find kv"),
         (["--price", "1", "2"], "--price has 2 numbers for 1 profiles"),
         (["--price", "-1"], "--price must be positive"),
         (["--tpot-slo-s", "0"], "--tpot-slo-s must be positive"),

@@ -27,11 +27,11 @@ from neaptide.kernels.row_quantization import RowQuantizer
 logger = logging.getLogger(__name__)
 
 _ROOM = 4
-"""Times the weights: so much memory has to be free for a second copy of them."""
+"""A second copy of the weights needs free memory of this many times their size."""
 
 
 class Linear:
-    """``y = x W^T + b``; several projections of the same input are stacked in one weight."""
+    """``y = x W^T + b``; projections of the same input are stacked in one weight."""
 
     __slots__ = ("_limits", "_products", "bias", "weight")
 
@@ -45,11 +45,11 @@ class Linear:
         device: torch.device,
         weight: Tensor | None = None,
     ):
-        """``weight``: one that others use too."""
+        """Creates the layer; ``weight`` may be shared with another layer."""
         if weight is None:
             weight = torch.empty(out_features, in_features, dtype=dtype, device=device)
         self.weight: Tensor | None = weight
-        """None when no way that the layer is computed reads it as it is."""
+        """None if none of the chosen products reads the original weight."""
         self.bias = torch.empty(out_features, dtype=dtype, device=device) if bias else None
         self._limits: list[int] = []
         """Most rows of each product but the last."""
@@ -64,13 +64,13 @@ class Linear:
         self.product_of(x.shape[0]).add_to(residual, x)
 
     def use(self, limits: Sequence[int], chosen: Sequence[Product]) -> None:
-        """From now on ``chosen[i]`` computes what has ``limits[i]`` rows at most, the last one all above."""
+        """Sets the products: ``chosen[i]`` computes up to ``limits[i]`` rows, the last one any number."""
         self._limits, self._products = list(limits), list(chosen)
         if not any(isinstance(product, TorchProduct) for product in chosen):
             self.weight = None
 
     def most_rows_in_c(self) -> int:
-        """So many are computed by one product that a recording notes, and so are fewer; 0 if not even one row is."""
+        """Most rows for which the first product computes everything and can be recorded; 0 if it cannot be recorded."""
         first = self._products[0]
         if not first.is_noted:
             return 0
@@ -78,7 +78,7 @@ class Linear:
         return next((limit for limit, product in others if product is not first), sys.maxsize)
 
     def product_of(self, rows: int) -> Product:
-        """What computes so many rows."""
+        """The product for this many rows."""
         for limit, product in zip(self._limits, self._products, strict=False):
             if rows <= limit:
                 return product
@@ -88,15 +88,14 @@ class Linear:
 def choose_products(
     linears: Sequence[Linear], kernels: str, clock: Clock, quantizer: RowQuantizer | None = None
 ) -> None:
-    """Lets loaded layers be computed in the way that measures best, by shape and rows; copies of weights that are then
-    not read any more are dropped.
+    """Chooses each layer's fastest products by measurement, by shape and rows. Weight copies that become unused are
+    dropped.
 
     Args:
-        linears: of a model, all on one device, the last one that of the logits.
-        kernels: ``torch`` leaves them as they are.
-        clock: times the ways.
-        quantizer: products of 8-bit numbers are among the ways, but for logits and for small weights; None: they are
-            not.
+        linears: the model's layers on one device, with the logits' layer last.
+        kernels: ``torch`` changes nothing.
+        clock: times the products.
+        quantizer: adds 8-bit products to the choice, except for logits and small weights; None adds none.
     """
     by_shape: dict[tuple[torch.Size, bool, bool], list[Linear]] = defaultdict(list)
     for linear in linears:
@@ -125,28 +124,28 @@ def choose_products(
         for linear in same:
             _use(linear, kinds, chosen)
     if quantizer is not None and not num_quantized:
-        logger.warning("no layer is quantized: none is faster so, or large enough for it to matter")
+        logger.warning("no layer is quantized: 8-bit products are not faster here, or the layers are too small")
 
 
 def _has_no_room(linears: Sequence[Linear]) -> bool:
-    """For a second copy of the weights, which few rows take that another kind computes, and the cache beside it."""
+    """Whether memory lacks room for a second copy of the weights and the KV cache."""
     weights = [linear.weight for linear in linears if linear.weight is not None]
     free = free_bytes(weights[0].device) if weights else None
     return free is not None and free < _ROOM * sum(weight.numel() * weight.itemsize for weight in weights)
 
 
 def quantize(linears: Sequence[Linear], quantizer: RowQuantizer) -> None:
-    """Lets all loaded layers but the last, that of the logits, be computed with 8-bit numbers, faster or not."""
+    """Makes all loaded layers but the last (the logits' layer) use 8-bit products, faster or not."""
     for linear in linears[:-1]:
         assert linear.weight is not None, "it has been chosen already"
         linear.use([], [quantized_product(linear.weight, linear.bias, quantizer)])
 
 
 def use_packed(linears: Sequence[Linear]) -> None:
-    """Lets loaded layers be computed by the product in C whatever the rows: a row's bits do not depend on the others.
+    """Makes loaded layers use the C product for any number of rows, so that a row's bits do not depend on others.
 
     Raises:
-        CompileError: it cannot be compiled here.
+        CompileError: the C product does not compile here.
     """
     for linear in linears:
         assert linear.weight is not None, "it has been chosen already"
@@ -157,7 +156,7 @@ def _use(linear: Linear, kinds: Mapping[str, products.MakeProduct], chosen: Mapp
     assert linear.weight is not None
     made = {name: kinds[name](linear.weight, linear.bias) for name in set(chosen.values())}
     rows = list(chosen)
-    limits = [2 * low for low in rows[:-1]]  # halfway to the next, as factors go
+    limits = [2 * low for low in rows[:-1]]  # the geometric middle to the next measured size
     linear.use(limits, [made[name] for name in chosen.values()])
 
 

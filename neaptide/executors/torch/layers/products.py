@@ -1,7 +1,7 @@
-"""How the product of a linear layer is computed on a CPU: chosen by measurement when the model is loaded.
+"""Products of linear layers on a CPU, chosen by measurement when the model is loaded.
 
-Which is fastest depends on the processor, on the shape and on the rows: BLAS libraries pack the weight anew in every
-call, which a few rows do not repay, and some CPUs have matrix instructions that only some of the libraries use.
+Which product is fastest depends on the processor, the shape and the rows. BLAS libraries pack the weight again in every
+call, which does not pay off for a few rows. Some CPUs have matrix instructions that only some libraries use.
 """
 
 import logging
@@ -20,40 +20,47 @@ from neaptide.kernels.native import CompileError
 logger = logging.getLogger(__name__)
 
 MEASURED_ROWS = (64, 4, 16, 256, 1)
-"""In this order; each stands for up to twice as many. What is best at one row only would be many times slower at the
-rows of a prompt."""
+"""Measured in this order; each stands for up to twice as many rows.
+
+1 comes last: the best product for one row may be many times slower for the rows of a prompt.
+"""
 FEW_ROWS = 8
-"""A step of nothing but products in C is one call. Of so few rows the calls are a large part, so they are computed in C
-unless another kind is far faster."""
+"""Steps of at most this many rows prefer the C product.
+
+A step that uses only C products is one recorded call, and with few rows the calls take much of the time.
+"""
 _ALWAYS_MEASURED = 2
-"""So many of them, whatever the time: a busy machine takes many times as long."""
+"""Minimum number of measured row counts, however long they take: a busy machine takes many times longer."""
 BUDGET_S = 0.8
-"""For all shapes of a model, in equal shares; where one ends, rows are computed as the next that were measured."""
+"""Time budget for all shapes of a model, in equal shares. Row counts that were not measured use the next measured
+choice."""
 _REPEATS = 4
 SAMPLE_BYTES = 32 << 20
-"""Weights of one shape that take turns while it is measured: as in a step, none is still in a small cache."""
+"""Total weights per shape that are measured in turn. As in a step, none of them stays in a small cache."""
 UNMEASURED_BYTES = 1 << 18
-"""Smaller weights take the first kind: a measurement would be of the calls, not of the products."""
+"""Smaller weights use the first kind: a measurement would time the calls, not the products."""
 _CLEARLY_FASTER = 0.85
-"""A second kind for some rows, and so a second copy of the weights, has to take less than this share of the time."""
+"""A second kind for some rows needs a second copy of the weights. It must take less than this fraction of the time."""
 _FAR_FASTER = 0.6
-"""For a few rows another kind than that in C has to take less than this share of its time: that they are one call is
-worth a quarter of a step, which no product by itself shows, and the noise of a start must not decide on it."""
+"""For a few rows, another kind must take less than this fraction of the C product's time.
+
+One recorded call saves a quarter of a step, which no single product shows. The noise of a start must not decide.
+"""
 
 
 TILE_ROWS = 512
-"""More rows are computed as several products of so many: packing and reading the weight is then long repaid."""
+"""More rows are split into products of this many rows: packing and reading the weight has then paid off."""
 _SMALL_WEIGHT_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, TILE_ROWS)
-"""For which a product of a weight below ``UNMEASURED_BYTES`` is made: it takes hardly longer than the call."""
+"""Row counts of products with weights below ``UNMEASURED_BYTES``, whose product takes little longer than the call."""
 _ROUNDING = {64: 1, 128: 4, 256: 8, TILE_ROWS: 16}
-"""Of the rows of larger weights, up to the key: 2% more on average above 64, and at most 6%."""
+"""Rounding of row counts up to the key, for larger weights: 2% more rows on average above 64, at most 6%."""
 
 
 def rounded_up(rows: int, *, is_small: bool) -> int:
-    """The rows of the product that computes so many, of a small weight or of another.
+    """The number of rows that the product is made for.
 
-    For every shape of a product that it has seen oneDNN keeps code and memory (0.1 to 0.6 MB), also of shapes that its
-    cache has let go. A step has any number of rows, so products are made for few.
+    oneDNN keeps code and memory (0.1 to 0.6 MB) for every shape it has seen, even after its cache has evicted the
+    shape. A step may have any number of rows, so products are made for few sizes.
 
     Args:
         rows: 1 to ``TILE_ROWS``.
@@ -67,16 +74,17 @@ def rounded_up(rows: int, *, is_small: bool) -> int:
 ROUNDED_UP = {
     small: (0, *(rounded_up(rows, is_small=small) for rows in range(1, TILE_ROWS + 1))) for small in (False, True)
 }
-"""By whether the weight is small. To be looked up: a step of a few decodes makes a product every 0.1 ms."""
+"""``rounded_up`` by whether the weight is small. A table, because a step of a few decodes needs a product every
+0.1 ms."""
 
 
 def is_small(weight: Tensor) -> bool:
-    """Too small for its products to be measured, or made for many numbers of rows."""
+    """Whether products of the weight are too small to be measured or made for many row counts."""
     return weight.numel() * weight.itemsize < UNMEASURED_BYTES
 
 
 class TiledProduct:
-    """A product of few shapes: rows in tiles, what is left of them behind zeros.
+    """A product made for few shapes: rows are split into tiles, and the last tile is padded with zeros.
 
     Args:
         compute: [rows, in_features] -> [rows, out_features].
@@ -91,7 +99,7 @@ class TiledProduct:
         self._compute = compute
         self._rounded_up = ROUNDED_UP[is_small(weight)]
         most = max(more - rows for rows, more in enumerate(self._rounded_up))
-        # Put behind the rows by one copy: ``F.pad`` fills all of the result before it copies, twice the time.
+        # One copy appends them to the rows. ``F.pad`` would fill the whole result first, which takes twice the time.
         self._zeros = weight.new_zeros(most, weight.shape[1])
         self._out_features = weight.shape[0]
 
@@ -111,7 +119,7 @@ class TiledProduct:
             rows.add_(self._tile(part))
 
     def _tile(self, x: Tensor) -> Tensor:
-        """Rows of zeros have no part in those of ``x``, and go nowhere."""
+        """One tile. Rows of zeros do not change those of ``x`` and are cut off."""
         rows = x.shape[0]
         more = self._rounded_up[rows] - rows
         return self._compute(torch.cat((x, self._zeros[:more])))[:rows] if more else self._compute(x)
@@ -121,7 +129,7 @@ class Product(Protocol):
     """``x W^T + b``."""
 
     is_noted: ClassVar[bool]
-    """Whether all that it computes are calls that a ``Recording`` notes."""
+    """Whether all its computation is calls that a ``Recording`` can record."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
@@ -131,14 +139,14 @@ class Product(Protocol):
 
 
 class TorchProduct:
-    """As torch computes it from the weight as it is."""
+    """Torch's product with the original weight."""
 
     __slots__ = ("_tiled", "bias", "weight")
 
     is_noted: ClassVar[bool] = False
 
     _PADDED_ROWS = range(8, 16)
-    """On a CPU (fp32, one thread) products of so many rows take up to 1.5 times as long as those of 16."""
+    """On a CPU (fp32, one thread) products of 8 to 15 rows take up to 1.5 times as long as those of 16."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight, bias
@@ -154,7 +162,7 @@ class TorchProduct:
         return F.linear(x, self.weight, self.bias)[:rows]
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """The sum rides along in the matrix product, where that is not oneDNN's."""
+        """Adds within the matrix product, unless oneDNN computes it."""
         if self._tiled is not None:
             self._tiled.add_to(residual, x)
             return
@@ -167,7 +175,7 @@ class TorchProduct:
 
 
 class OnednnProduct(TiledProduct):
-    """oneDNN on a weight packed once, by the operators that torch's compiler uses when it freezes a model."""
+    """oneDNN with a weight packed once, by the operators that torch's compiler uses when it freezes a model."""
 
     __slots__ = ()
 
@@ -184,34 +192,36 @@ class OnednnProduct(TiledProduct):
 MakeProduct = Callable[[Tensor, Tensor | None], Product]
 
 NATIVE = "native"
-"""The kind that is written in C."""
+"""The C product."""
 QUANTIZED = "w8a8"
-"""The kind that computes something else: where it is faster it computes all rows of a layer, else none, so that a
-token's numbers do not depend on how many others are computed beside it."""
+"""The 8-bit product, which changes results.
+
+It computes all rows of a layer if it is faster, else none. So a token's numbers do not depend on the number of rows.
+"""
 
 
 def product_kinds(weight: Tensor, bias: Tensor | None, kernels: str) -> dict[str, MakeProduct]:
-    """Those that compute such a weight here, by name; the first is the one to take unmeasured.
+    """The kinds of product that work for this weight here, by name. The first is used without measurement.
 
     Args:
-        weight: any of the model.
-        bias: its own.
-        kernels: ``torch`` leaves all others out.
+        weight: any weight of the model.
+        bias: the weight's bias.
+        kernels: ``torch`` excludes all other kinds.
     """
     makers: dict[str, MakeProduct] = {NATIVE: PackedLinear, "onednn": OnednnProduct, "torch": TorchProduct}
     if kernels == "torch" or weight.device.type != "cpu":
         return {"torch": TorchProduct}
     if weight.dtype == torch.bfloat16 and not _multiplies_pairs():
-        makers[NATIVE] = makers.pop(NATIVE)  # for few rows; last, because unmeasured it would compute many, too
+        makers[NATIVE] = makers.pop(NATIVE)  # fast for few rows only; last, so that it is not used unmeasured
     elif weight.dtype not in DTYPES:
         del makers[NATIVE]
     expected = TorchProduct(weight, bias)(torch.ones(2, weight.shape[1], dtype=weight.dtype)).float()
     found: dict[str, MakeProduct] = {}
     for name, make in makers.items():
-        try:  # the operators are not public: they may be gone, or compute something else
+        try:  # the operators are not public: they may be missing or compute something else
             product = make(weight, bias)(torch.ones(2, weight.shape[1], dtype=weight.dtype)).float()
         except (CompileError, RuntimeError, AttributeError) as error:
-            logger.warning("linear layers do without %s: %s", name, str(error).splitlines()[0])
+            logger.warning("linear layers do not use %s: %s", name, str(error).splitlines()[0])
             continue
         scale = float(expected.abs().max()) + 1e-6
         if float((product - expected).abs().max()) <= (1e-4 if weight.dtype == torch.float32 else 2e-2) * scale:
@@ -234,20 +244,20 @@ def rows_by_kind(
     *,
     one_kind: bool = False,
 ) -> dict[int, str]:
-    """Measured rows -> the kind that computes them best; ascending, the first for all below and the last for all above.
+    """Measured rows -> the best kind, ascending. The first entry also covers fewer rows, the last all above.
 
     Args:
         samples: weights of one shape, with their biases.
-        kinds: of product.
-        clock: that times them.
-        deadline_s: no measurement begins later, but for those that are always made.
-        one_kind: the same for all rows.
+        kinds: the products to compare.
+        clock: times them.
+        deadline_s: no measurement starts later, except the minimum number.
+        one_kind: use the same kind for all rows.
     """
     seconds: dict[int, dict[str, float]] = {}
     products = {name: [make(*sample) for sample in samples] for name, make in kinds.items()}
     for rows in MEASURED_ROWS:
         x = torch.ones(rows, samples[0][0].shape[1], dtype=samples[0][0].dtype)
-        # The least time of each layer on its own: a call is short beside the turns in which a busy machine runs us.
+        # Each layer's least time: one call is short compared with the time slices of a busy machine.
         least_s = {name: [math.inf] * len(samples) for name in products}
         for _ in range(_REPEATS):
             for name, each in products.items():
@@ -262,10 +272,10 @@ def rows_by_kind(
 
 
 def choose(seconds: Mapping[int, Mapping[str, float]], *, one_kind: bool = False) -> dict[int, str]:
-    """The kind that does best over all rows, for a few that in C, and for some another that is clearly faster there.
+    """The best kind over all rows. Few rows prefer the C product, and some rows use another kind that is clearly
+    faster.
 
-    That of 8-bit numbers for all rows, if it takes less time for all measured rows together than the best of the others
-    for each, and else for none.
+    The 8-bit kind is used for all rows if its total time is less than the sum of the others' best times, else for none.
     """
     names = next(iter(seconds.values()))
     if QUANTIZED in names:

@@ -1,7 +1,7 @@
-"""Products of 8-bit numbers on a CPU (W8A8): weights with a scale for each output, activations with one for each token.
+"""8-bit products on a CPU (W8A8), with a weight scale per output and an activation scale per token.
 
-Weights are symmetric, from -127 to 127; activations go from 0 to 255 with a zero of their own, for oneDNN's products of
-signed activations have no fast path.
+Weights are symmetric, from -127 to 127. Activations use 0 to 255 with a zero point, because oneDNN has no fast path for
+signed activations.
 """
 
 from collections.abc import Callable
@@ -19,9 +19,9 @@ _MOST = 127
 
 
 def quantized_product(weight: Tensor, bias: Tensor | None, quantizer: RowQuantizer) -> Product:
-    """``x W^T + b`` within the error of 8 bits: in C where rows are quantized so and the processor multiplies bytes.
+    """``x W^T + b`` with 8-bit error: in C if the quantizer is in C and the processor multiplies bytes, else by oneDNN.
 
-    Args and errors as of ``QuantizedProduct``.
+    Arguments and errors are those of ``QuantizedProduct``.
     """
     if isinstance(quantizer, NativeRowQuantizer) and ByteProduct.takes(weight.dtype, weight.shape[1]):
         return ByteProduct(*quantize_weight(weight), bias)
@@ -29,15 +29,15 @@ def quantized_product(weight: Tensor, bias: Tensor | None, quantizer: RowQuantiz
 
 
 class QuantizedProduct:
-    """``x W^T + b`` within the error of 8 bits, by oneDNN.
+    """``x W^T + b`` with 8-bit error, by oneDNN.
 
     Args:
-        weight: [out_features, in_features] of any float type; not needed any more afterwards.
+        weight: [out_features, in_features] of any float type; copied.
         bias: [out_features].
         quantizer: of activations.
 
     Raises:
-        RuntimeError, AttributeError: torch's operators, which are not public, are not as expected.
+        RuntimeError, AttributeError: torch's operators, which are not public, have changed.
     """
 
     __slots__ = ("_bias", "_of_ones", "_packed", "_quantizer", "_rounded_up", "_scales", "_zeros", "out_features")
@@ -69,7 +69,7 @@ class QuantizedProduct:
             self._write_tile(part, rows, adds=adds)
 
     def _write_tile(self, x: Tensor, out: Tensor, *, adds: bool) -> None:
-        """Rows behind those of ``x`` hold anything, and go nowhere."""
+        """Quantizes, multiplies and restores one tile. Rows after those of ``x`` are undefined and dropped."""
         quantized = self._quantizer.quantize(x, self._rounded_up[x.shape[0]])
         numbers, packed, scales, zeros = quantized.numbers, self._packed, self._scales, self._zeros
         sums = torch.ops.onednn.qlinear_pointwise(
@@ -79,17 +79,17 @@ class QuantizedProduct:
 
 
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Weight [outputs, inputs] as int8, and the scale of each output, fp32: ``weight ~ numbers * scales``."""
+    """Weight [outputs, inputs] as int8 with a fp32 scale per output: ``weight ~ numbers * scales``."""
     values = weight.float()
     scales = values.abs().amax(dim=1).div_(_MOST).clamp_min_(1e-30)
     return (values / scales.unsqueeze(1)).round_().to(torch.int8), scales
 
 
 def quantizer_of(config: ExecutorConfig, device: torch.device) -> RowQuantizer | None:
-    """What quantizes activations where the configuration asks for it, once it has been tried here.
+    """The activation quantizer, tried on this machine; None if quantization is off.
 
     Raises:
-        ValueError: it cannot be had here, or not with what else is asked for; one line.
+        ValueError: it does not work here, or not with another setting. The message is one line.
     """
     name = config.quantization
     if name not in QUANTIZATIONS:
@@ -97,21 +97,23 @@ def quantizer_of(config: ExecutorConfig, device: torch.device) -> RowQuantizer |
     if name == "none":
         return None
     if device.type != "cpu":
-        raise ValueError(f"quantization {name!r} is for CPUs, not for device {device.type!r}")
+        raise ValueError(f"quantization {name!r} needs a CPU, not device {device.type!r}")
     if config.batch_invariant:
-        raise ValueError(f"quantization {name!r} does not go with batch_invariant, which computes in float32")
+        raise ValueError(f"quantization {name!r} cannot be combined with batch_invariant, which computes in float32")
     quantizer = row_quantizer(config.cpu_kernels)
     try:
         has_overflown = overflows(quantized_product, quantizer)
     except (RuntimeError, AttributeError) as error:
-        raise ValueError(f"quantization {name!r} cannot be had: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"quantization {name!r} is not available: {str(error).splitlines()[0]}") from error
     if has_overflown:
-        raise ValueError(f"quantization {name!r} cannot be had: this CPU's 8-bit products overflow")
+        raise ValueError(f"quantization {name!r} is not available: this CPU's 8-bit products overflow")
     return quantizer
 
 
 def overflows(make: Callable[[Tensor, Tensor | None, RowQuantizer], Product], quantizer: RowQuantizer) -> bool:
-    """Whether the largest numbers are too large for products that are made so: oneDNN adds pairs of them in 16 bits on
-    processors without 8-bit products (AVX2 alone)."""
+    """Whether the largest numbers overflow in these products.
+
+    Without 8-bit products (AVX2 alone) oneDNN adds pairs of them in 16 bits.
+    """
     found = make(torch.ones(16, 64), None, quantizer)(torch.ones(2, 64))
     return float((found - 64.0).abs().max()) > 0.01

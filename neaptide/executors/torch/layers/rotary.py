@@ -1,8 +1,8 @@
 """Rotary position embedding as one complex multiplication.
 
 A Llama checkpoint pairs dimension ``i`` of a head with ``i + head_dim / 2``. The loader interleaves the rows of the
-query and key projections (see `models.llama`), so that a pair is adjacent in memory and reads as one complex number;
-dot products of queries with keys do not change when both are permuted alike.
+query and key projections (see `models.llama`). A pair is then adjacent in memory and reads as one complex number. Dot
+products of queries and keys stay the same, because both are permuted in the same way.
 """
 
 import math
@@ -20,8 +20,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     if rope.rope_type == "linear":
         return inv_freq / rope.factor
     if rope.rope_type == "llama3":
-        # Wavelengths beyond the trained context are stretched by `factor`, short ones are left alone, and those
-        # between the two bounds are blended.
+        # Wavelengths beyond the trained context are stretched by `factor`; short ones are unchanged. Those between the
+        # two bounds are blended.
         wavelength = 2 * math.pi / inv_freq
         periods = rope.original_max_position_embeddings / wavelength
         blend = (periods - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
@@ -36,7 +36,7 @@ class Rotary:
     __slots__ = ("table",)
 
     def __init__(self, config: LlamaLikeConfig, device: torch.device):
-        # fp32 on purpose, as in the reference: angles of far positions depend on the rounding.
+        # fp32 on purpose, as in the reference: the angles of far positions depend on rounding.
         positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
         angles = torch.outer(positions, inverse_frequencies(config.rope, config.head_dim))
         self.table = torch.polar(torch.ones_like(angles), angles).to(device)  # [positions, head_dim / 2] complex64

@@ -1,4 +1,4 @@
-"""What the executor asks of a model, whatever its family."""
+"""The interface between the executor and a model of any family."""
 
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, NamedTuple, Protocol, TypeVar
@@ -15,9 +15,11 @@ from neaptide.models.config import ModelConfig
 
 
 def row_tiles(hidden: Tensor) -> Sequence[Tensor]:
-    """Rows of [num_tokens, hidden_size] that a feed-forward takes one run after the other: all at once on a GPU, on a
-    CPU no more than a product computes at once, so that what lies between its two products needs no second copy."""
-    is_one = hidden.shape[0] <= TILE_ROWS or hidden.device.type != "cpu"  # a split of one costs as much as a norm
+    """Runs of rows of [num_tokens, hidden_size] for the feed-forward layers.
+
+    A GPU takes all rows at once. A CPU takes one product's rows, so that the intermediate values need no second copy.
+    """
+    is_one = hidden.shape[0] <= TILE_ROWS or hidden.device.type != "cpu"  # a split into one costs as much as a norm
     return (hidden,) if is_one else torch.split(hidden, TILE_ROWS)
 
 
@@ -25,21 +27,22 @@ Layer = TypeVar("Layer")
 
 
 class StepGivenUp(Exception):
-    """An online request is on its way, and the step that is computed may be given up for it."""
+    """The step was aborted because an online request is arriving."""
 
 
 class GivingUp(NamedTuple):
-    """Of a step that may be given up."""
+    """When a step may be aborted."""
 
     arrivals: OnlineArrivals
-    """For whom."""
+    """The online arrivals that abort the step."""
     share: float
-    """Of its layers: in the others it goes on."""
+    """Fraction of the layers before which the step may be aborted."""
 
     def check(self, layer: int, num_layers: int) -> None:
-        """
+        """Aborts the step if an online request is arriving and the layer is within ``share``.
+
         Raises:
-            StepGivenUp: before this layer.
+            StepGivenUp: the step ends before this layer.
         """
         if layer < self.share * num_layers and self.arrivals.are_on_their_way:
             raise StepGivenUp
@@ -51,7 +54,7 @@ def in_turn(
     """The layers of a step, each with its part of the cache.
 
     Raises:
-        StepGivenUp: before one of them.
+        StepGivenUp: an online request arrived before one of them.
     """
     for index, (layer, layer_cache) in enumerate(zip(layers, kv_cache, strict=True)):
         if giving_up is not None:
@@ -60,12 +63,12 @@ def in_turn(
 
 
 class Destination(NamedTuple):
-    """Where a tensor of the checkpoint goes."""
+    """The place of a checkpoint's tensor in the model."""
 
     shape: tuple[int, ...]
-    """Shape that the checkpoint must have."""
+    """The shape that the checkpoint must have."""
     view: Tensor
-    """Part of our storage that takes it, after a reshape to the view's shape."""
+    """The part of the model's storage that takes the tensor, reshaped to the view's shape."""
 
 
 class TorchModel(Protocol):
@@ -76,8 +79,8 @@ class TorchModel(Protocol):
 
     config: ModelConfig
     launches_by_size: ClassVar[bool] = False
-    """Whether what ``forward`` launches on a GPU depends on nothing but the number of tokens and the plan's tensors, so
-    that it can be recorded and replayed."""
+    """Whether GPU launches of ``forward`` depend only on the number of tokens and the plan's tensors. They can then be
+    recorded and replayed."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: TorchLayerOps) -> None: ...
 
@@ -96,10 +99,10 @@ class TorchModel(Protocol):
             positions: [num_tokens] int64.
             kv_cache: per layer [num_blocks, block_size, 2 * num_kv_heads, head_dim]; the tokens' slots are written.
             plan: what every token may attend to.
-            giving_up: None for a step that is computed to its end.
+            giving_up: None for a step that cannot be aborted.
 
         Raises:
-            StepGivenUp: some of the slots are written.
+            StepGivenUp: only part of the slots is written.
         """
         ...
 
@@ -108,9 +111,9 @@ class TorchModel(Protocol):
         ...
 
     def linears(self) -> list[Linear]:
-        """Every linear layer, that of the logits last, to choose how they are computed when the weights are loaded."""
+        """All linear layers, with the logits' layer last. The loader chooses their products."""
         ...
 
     def destinations(self) -> dict[str, Destination]:
-        """Checkpoint name -> place, for every tensor that the checkpoint must hold."""
+        """Checkpoint name -> destination, for every tensor that the checkpoint must hold."""
         ...

@@ -1,4 +1,4 @@
-"""Llama, and what differs from it by biases, over a flat batch of tokens and a paged KV cache."""
+"""Llama and families that differ only in biases, over a flat batch of tokens and a paged KV cache."""
 
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ from neaptide.models.config import LlamaLikeConfig
 
 
 class DecoderLayer:
-    """Attention and feed-forward, both with their norm, adding to the residual stream in place."""
+    """Attention and feed-forward, each with a norm before it, added to the residual stream in place."""
 
     def __init__(self, config: LlamaLikeConfig, dtype: torch.dtype, device: torch.device, ops: TorchLayerOps):
         self._ops = ops
@@ -42,10 +42,11 @@ class DecoderLayer:
             self.down.add_to(rows, self._ops.silu_multiply(self.gate_up(self.mlp_norm(rows))))
 
     def adjust_(self, qkv: Tensor) -> None:
-        """What a family does to heads, [num_tokens, heads of queries, keys and values, head_dim], before rotation."""
+        """Hook before rotation, for a family's changes to the heads [num_tokens, query, key and value heads,
+        head_dim]."""
 
     def destinations(self, prefix: str, hidden: int, ffn: int) -> dict[str, Destination]:
-        """Checkpoint name -> place, for this layer."""
+        """Checkpoint name -> destination, for this layer."""
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         found: dict[str, Destination] = {
             f"{prefix}.input_layernorm.weight": Destination((hidden,), self.input_norm.weight),
@@ -69,13 +70,13 @@ class DecoderLayer:
         return found
 
     def interleaved(self, rows: Tensor) -> Tensor:
-        """View of rotary ``rows`` in the checkpoint's order: both halves of each head, one after the other."""
+        """View of rotary ``rows`` in the checkpoint's order: the two halves of each head, one after the other."""
         pairs = rows.view(-1, self.head_dim // 2, 2, *rows.shape[1:])  # [heads, head_dim / 2, 2, ...]
         return pairs.transpose(1, 2)  # [heads, 2, head_dim / 2, ...]
 
 
 class Llama(TorchModel):
-    """The whole model."""
+    """A Llama model."""
 
     config: LlamaLikeConfig
     layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
@@ -106,7 +107,7 @@ class Llama(TorchModel):
         return hidden
 
     def inputs(self, token_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the first layer: hidden states [num_tokens, hidden_size], and rotations as of ``Rotary.at``."""
+        """Inputs of the first layer: hidden states [num_tokens, hidden_size], and rotations as in ``Rotary.at``."""
         return self.embedding.index_select(0, token_ids), self.rotary.at(positions)
 
     def logits(self, hidden: Tensor) -> Tensor:

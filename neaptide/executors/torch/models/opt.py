@@ -12,11 +12,11 @@ from neaptide.models.families.opt import OptConfig
 
 _EPS = 1e-5
 _UNUSED_POSITIONS = 2
-"""Rows of the table of positions that stand before that of position 0."""
+"""Rows of the position table before position 0."""
 
 
 class OptLayer:
-    """Attention and feed-forward, adding to the residual stream in place, each with a norm before it or behind it."""
+    """Attention and feed-forward, added to the residual stream in place. Norms come before or after each of them."""
 
     def __init__(self, config: OptConfig, dtype: torch.dtype, device: torch.device):
         hidden, ffn, bias = config.hidden_size, config.intermediate_size, config.bias
@@ -44,7 +44,7 @@ class OptLayer:
             hidden.copy_(self.mlp_norm(hidden))
 
     def destinations(self, prefix: str) -> dict[str, Destination]:
-        """Checkpoint name -> place, for this layer."""
+        """Checkpoint name -> destination, for this layer."""
         hidden = self._hidden_size
         found: dict[str, Destination] = {}
         for name, norm in (("self_attn_layer_norm", self.attention_norm), ("final_layer_norm", self.mlp_norm)):
@@ -65,7 +65,7 @@ class OptLayer:
 
 
 class Opt(TorchModel):
-    """The whole model."""
+    """An OPT model."""
 
     config: OptConfig
 
@@ -117,6 +117,6 @@ class Opt(TorchModel):
 
 
 def norm_destinations(name: str, norm: LayerNorm) -> dict[str, Destination]:
-    """Of a norm's weight and bias."""
+    """Checkpoint name -> destination, for a norm's weight and bias."""
     parts = (("weight", norm.weight), ("bias", norm.bias))
     return {f"{name}.{kind}": Destination(tuple(tensor.shape), tensor) for kind, tensor in parts}

@@ -12,7 +12,7 @@ from neaptide.models.config import LlamaLikeConfig
 
 
 class Qwen3Layer(DecoderLayer):
-    """All heads of a layer's queries share a norm's weight, and so do those of its keys."""
+    """A Llama layer whose query heads share one norm weight, and whose key heads share another."""
 
     def __init__(self, config: LlamaLikeConfig, dtype: torch.dtype, device: torch.device, ops: TorchLayerOps):
         super().__init__(config, dtype, device, ops)
@@ -27,12 +27,12 @@ class Qwen3Layer(DecoderLayer):
     def destinations(self, prefix: str, hidden: int, ffn: int) -> dict[str, Destination]:
         found = super().destinations(prefix, hidden, ffn)
         for name, weight in (("q_norm", self.query_norm), ("k_norm", self.key_norm)):
-            # In the order of the heads that it weighs.
+            # In the order of the head dimensions that it scales.
             found[f"{prefix}.self_attn.{name}.weight"] = Destination((self.head_dim,), self.interleaved(weight))
         return found
 
 
 class Qwen3(Llama):
-    """The whole model."""
+    """A Qwen3 model."""
 
     layer_class: ClassVar[type[DecoderLayer]] = Qwen3Layer

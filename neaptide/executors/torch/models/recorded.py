@@ -1,6 +1,6 @@
-"""Steps on a CPU whose layers are one call in C.
+"""Runs all layers of a CPU step in one C call.
 
-A layer is nine calls from Python: an eighth of the step's time at one token of the 111M model.
+Call by call, a layer is nine calls from Python: an eighth of the step's time at one token of the 111M model.
 """
 
 import logging
@@ -21,20 +21,20 @@ from neaptide.kernels.recording import Recording
 logger = logging.getLogger(__name__)
 
 _TRIED_CONTEXT = 3
-"""Tokens before those of the trial: it writes to other slots than what was recorded."""
+"""Context tokens before the trial's tokens, so that the trial writes to other slots than the recording."""
 _RECORDED_TOKENS = 2
 _TRIED_TOKENS = (1, 5, 20)
-"""Other numbers than what was recorded: fewer, and more than kernels compute at once."""
+"""Token counts that differ from the recording: fewer, and more than kernels compute at once."""
 
 
 class RecordedLayers:
-    """The layers of a model for steps of any number of tokens up to a most.
+    """The recorded layers of a model, for steps of up to ``max_tokens`` tokens.
 
     Args:
-        model: whose layers kernels in C compute alone, up to so many tokens.
-        kv_cache: as of ``TorchModel.forward``, always the same.
-        plan: of a step on blocks that nobody uses: it is computed.
-        max_tokens: of a step.
+        model: its layers use only C kernels, up to ``max_tokens`` tokens.
+        kv_cache: as for ``TorchModel.forward``; always the same.
+        plan: of a step on unused blocks; the step is computed.
+        max_tokens: most tokens of a step.
 
     Raises:
         CompileError: there is no compiler.
@@ -57,21 +57,21 @@ class RecordedLayers:
                 layer.forward_(hidden, rotation, layer_cache, step)
 
     def takes(self, plan: StepAttention) -> TypeGuard[NativePlan]:
-        """Whether a step that is planned so can be computed."""
+        """Whether a step with this plan can be computed."""
         is_planned = isinstance(plan, NativePlan) and len(plan.slots) <= self.max_tokens
         return is_planned and torch.get_num_threads() == self._num_threads
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, plan: NativePlan, giving_up: GivingUp | None = None
     ) -> Tensor:
-        """As ``TorchModel.forward``, with the same bits.
+        """Computes the same bits as ``TorchModel.forward``.
 
         Args:
-            giving_up: for whom it ends before it is through.
+            giving_up: when the step may be aborted.
 
         Raises:
-            ValueError: a plan for another cache.
-            StepGivenUp: an online request is on its way.
+            ValueError: the plan is for another cache.
+            StepGivenUp: an online request is arriving.
         """
         job, num_tokens = plan.job_for(self._kv_cache[0]), len(token_ids)
         hidden, rotation = self._model.inputs(token_ids, positions)
@@ -85,7 +85,7 @@ class RecordedLayers:
 
 
 class _Slots:
-    """A plan whose slots stay where they are in memory."""
+    """A plan whose slots keep their memory address."""
 
     def __init__(self, slots: Tensor, plan: NativePlan) -> None:
         self.slots = slots
@@ -93,13 +93,14 @@ class _Slots:
 
 
 def record_layers(model: TorchModel, kv_cache: list[Tensor], plan_attention: AttentionPlanner) -> RecordedLayers | None:
-    """What computes as the model does, up to so many tokens as its products in C take. The cache is written to: nothing
-    may be in it yet.
+    """Records the model's layers, up to the most tokens that one C product computes; None if that is not possible.
+
+    The trial writes to the cache, which must be empty.
 
     Args:
-        model: with its weights.
-        kv_cache: as of ``TorchModel.forward``.
-        plan_attention: of its steps.
+        model: with loaded weights.
+        kv_cache: as for ``TorchModel.forward``.
+        plan_attention: the planner of the model's steps.
     """
     if not isinstance(model, Llama):
         return None
@@ -125,7 +126,7 @@ def record_layers(model: TorchModel, kv_cache: list[Tensor], plan_attention: Att
 
 
 def _plan(plan_attention: AttentionPlanner, start: int, num_tokens: int, block_size: int) -> StepAttention:
-    """Of a request's tokens from ``start`` on, in the first blocks."""
+    """Plan of a request's tokens from ``start`` on, in the first blocks."""
     end = start + num_tokens
     tables = StepTables.of(np.arange(-(-end // block_size))[None])
     return plan_attention(np.array([num_tokens]), np.array([end]), tables)
@@ -134,7 +135,8 @@ def _plan(plan_attention: AttentionPlanner, start: int, num_tokens: int, block_s
 def _computes_the_same(
     recorded: RecordedLayers, model: Llama, kv_cache: list[Tensor], plan: NativePlan, num_tokens: int
 ) -> bool:
-    """Tried on other tokens at other positions, each time with a cache that holds nothing."""
+    """Whether the recording gives the model's bits, for other tokens at other positions. The slots are cleared each
+    time."""
     token_ids = (torch.arange(num_tokens) + 1) * 7919 % model.config.vocab_size
     positions = torch.arange(num_tokens) + _TRIED_CONTEXT
     expected = model.forward(token_ids, positions, kv_cache, plan).clone()
@@ -145,7 +147,7 @@ def _computes_the_same(
 
 
 def _clear(layer: Tensor, slots: Tensor) -> Tensor:
-    """What was in these slots, which hold zeros now."""
+    """Zeroes these slots; returns what they held."""
     every_slot = layer.view(-1, *layer.shape[2:])
     held = every_slot[slots]
     every_slot[slots] = 0

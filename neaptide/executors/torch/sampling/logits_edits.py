@@ -1,7 +1,7 @@
-"""Changes to logits: penalties, biases, tokens that may not come yet, tokens that a grammar does not allow.
+"""Changes to logits: penalties, biases, the ``min_tokens`` mask and grammar masks.
 
-Edits that name single tokens are collected on the host as (row, token, value) triples and applied at once; grammars
-come as bits.
+Edits of single tokens are collected on the host as (row, token, value) triples and applied at once. Grammars come as
+bits.
 """
 
 from dataclasses import dataclass, field
@@ -17,12 +17,12 @@ from neaptide.kernels.transfer import to_device
 
 
 class Allowed(NamedTuple):
-    """What grammars allow."""
+    """The tokens that grammars allow."""
 
     rows: list[int]
-    """Of the logits, ascending."""
+    """Rows of the logits, ascending."""
     bits: Tensor
-    """[rows, ceil(vocab_size / 32)] int32 on the device of the logits: token t is bit t % 32 of word t // 32."""
+    """[rows, ceil(vocab_size / 32)] int32 on the logits' device: token t is bit t % 32 of word t // 32."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class _Triples:
         self.values.append(values)
 
     def tensors(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Rows, tokens, values, each [entries]; None without entries."""
+        """Rows, tokens and values, each [entries]; None without entries."""
         if not self.rows:
             return None
         tokens, values = np.concatenate(self.tokens), np.concatenate(self.values)
@@ -56,15 +56,15 @@ class _Triples:
 def edit_logits(
     logits: Tensor, states: list[RequestState], output_positions: list[int], allowed: Allowed | None = None
 ) -> Tensor:
-    """Applies what the requests ask for.
+    """Applies the requests' changes to the logits.
 
-    Repetition penalty first (on the raw logits, as in transformers), then presence and frequency penalties over the
-    output (as OpenAI defines them), then biases, then the mask of ``min_tokens``, then the grammars'.
+    The repetition penalty comes first (on the raw logits, as in transformers). Then come presence and frequency
+    penalties over the output (as OpenAI defines them), biases, the ``min_tokens`` mask and the grammars.
 
     Args:
         logits: [rows, vocab_size] fp32; not changed.
         states: one per row.
-        output_positions: index in the output of the token that each row will give.
+        output_positions: output index of the token that each row samples.
 
     Returns:
         ``logits`` itself if nothing is asked for, else a changed copy.
@@ -121,15 +121,15 @@ def _keep_allowed(logits: Tensor, allowed: Allowed, *, may_write: bool) -> Tenso
 def _ceilings(bits: Tensor, vocab_size: int) -> Tensor:
     """[rows, vocab_size] fp32: infinity where the token's bit is set, minus infinity elsewhere.
 
-    The smaller of two numbers is found several times as fast as one of two by a condition that nobody can foresee.
+    ``minimum`` is several times as fast as a select by an unpredictable condition.
     """
-    octets = bits.view(torch.uint8).flatten()  # the lowest first, as every device here has them
+    octets = bits.view(torch.uint8).flatten()  # lowest byte first, as on every supported device
     return _ceilings_of_bytes(bits.device).index_select(0, octets.int()).view(len(bits), -1)[:, :vocab_size]
 
 
 @cache
 def _ceilings_of_bytes(device: torch.device) -> Tensor:
-    """[256, 8] fp32: for bit i of byte b."""
+    """[256, 8] fp32, the ceiling for bit i of byte b."""
     octets = torch.arange(256, device=device).unsqueeze(1)
     is_set = (octets >> torch.arange(8, device=device)) & 1 == 1
     return torch.where(is_set, torch.inf, -torch.inf)

@@ -1,4 +1,4 @@
-"""Random numbers that depend on (seed, position) alone: no state, no order, no device."""
+"""Random numbers that depend on (seed, position) only: no state, no order, no device."""
 
 import hashlib
 
@@ -10,13 +10,13 @@ _MASK = (1 << 64) - 1
 
 
 def request_seed(engine_seed: int, request_id: str) -> int:
-    """Seed of a request that names none: differs between requests, repeats with the engine's seed."""
+    """Seed of a request without one: it differs between requests and repeats with the engine's seed."""
     key = (engine_seed & _MASK).to_bytes(8, "little")
     return int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8, key=key).digest(), "little")
 
 
 def uniforms(seeds: list[int], positions: list[int]) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) per (seed, position): SplitMix64's finaliser as a hash, computed on the host.
+    """One number in [0, 1) per (seed, position), by SplitMix64's finaliser as a hash on the host.
 
     48 bits, so that a product with a sum of probabilities stays below that sum in float64.
     """

@@ -1,9 +1,9 @@
 """Picks the next token of each row.
 
-Greedy rows take the largest logit. Other rows are scaled by their temperature, cut by top-k, top-p and min-p (in that
-order, as in transformers) and drawn by inverting the cumulative distribution, in order of token id, at one uniform
-number per row. That number depends on the request's seed and the output position only (`random_stream`), so the draw
-depends on nothing else in the batch; between devices it differs only where the probabilities themselves do.
+Greedy rows take the largest logit. Other rows are scaled by their temperature and cut by top-k, top-p and min-p, in
+that order, as in transformers. They are drawn by inverting the cumulative distribution in order of token id, with one
+uniform number per row. That number depends only on the request's seed and the output position (`random_stream`), so the
+draw does not depend on the batch. Between devices it differs only where the probabilities do.
 """
 
 from typing import NamedTuple
@@ -17,32 +17,32 @@ from neaptide.executors.torch.sampling.random_stream import uniforms
 from neaptide.kernels.transfer import to_device
 
 _MIN_TEMPERATURE = 1e-30
-"""Smaller ones are 0 in fp32, and 0 / 0 is no probability; what this one leaves of a second-best logit is 0 as well."""
+"""Smaller values are 0 in fp32, and 0 / 0 is no probability. This one already makes a second-best logit 0."""
 _HEAD = 1024
-"""Number of the most likely tokens that are sorted first."""
+"""Number of most likely tokens that are sorted first."""
 
 
 class Sampled(NamedTuple):
-    """On the device of the logits."""
+    """Sampled tokens, on the logits' device."""
 
     token_ids: Tensor
-    """[rows] int64; meaningless where not finite."""
+    """[rows] int64; undefined for a row that is not finite."""
     finite: Tensor
-    """[rows] bool: the row's logits were all finite."""
+    """[rows] bool, whether all of the row's logits were finite."""
 
 
 def sample(
     logits: Tensor, states: list[RequestState], output_positions: list[int], allowed: Allowed | None = None
 ) -> Sampled:
-    """One token per row.
+    """Samples one token per row.
 
     Args:
         logits: [rows, vocab_size] fp32, raw.
-        states: the row's request.
+        states: each row's request.
         output_positions: index of the new token in the request's output.
-        allowed: what the grammars of some rows allow.
+        allowed: grammar masks of some rows.
     """
-    # Both carry NaN. ``aminmax`` along a dimension takes twenty times as long on a CPU.
+    # amin and amax propagate NaN. ``aminmax`` along a dimension takes twenty times as long on a CPU.
     finite = torch.isfinite(logits.amin(dim=-1)) & torch.isfinite(logits.amax(dim=-1))
     edited = edit_logits(logits, states, output_positions, allowed)
     drawn_rows = [row for row, state in enumerate(states) if state.params.temperature > 0]
@@ -60,14 +60,14 @@ def sample(
 
 
 def filtered_probabilities(logits: Tensor, states: list[RequestState]) -> Tensor:
-    """Probabilities after temperature, with 0 for tokens that top-k, top-p or min-p remove; not normalised again.
+    """Probabilities after temperature, with 0 for tokens that top-k, top-p or min-p remove; not renormalised.
 
-    Top-k keeps exactly k tokens, top-p the smallest set whose share of what top-k left reaches p; among equals the
-    lower token id stays. Min-p keeps tokens of at least that share of the largest.
+    Top-k keeps exactly k tokens. Top-p keeps the smallest set whose share of the remaining probability reaches p; among
+    equals the lower token id stays. Min-p keeps tokens of at least that fraction of the largest.
 
     Args:
         logits: [rows, vocab_size] fp32.
-        states: the row's request, temperature > 0.
+        states: each row's request, temperature > 0.
 
     Returns:
         [rows, vocab_size] fp32.
@@ -78,7 +78,7 @@ def filtered_probabilities(logits: Tensor, states: list[RequestState]) -> Tensor
     def column(values: list[float]) -> Tensor:
         return to_device(torch.tensor(values, dtype=torch.float32).unsqueeze(1), device)  # [rows, 1]
 
-    # The maximum goes first: a tiny temperature would otherwise overflow to inf - inf.
+    # Subtract the maximum first: a tiny temperature would otherwise overflow to inf - inf.
     centred = logits - logits.amax(dim=-1, keepdim=True)
     probabilities = torch.softmax(centred / column([max(p.temperature, _MIN_TEMPERATURE) for p in params]), dim=-1)
     sorted_rows = [row for row, p in enumerate(params) if 0 < p.top_k < vocab_size or p.top_p < 1]
@@ -116,7 +116,7 @@ def _cut_tail(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Zeroes all but the top-k, then all but the top-p of those; ``top_k`` and ``top_p`` are [rows, 1]."""
     if probabilities.device.type != "cpu" or probabilities.shape[1] <= 2 * _HEAD:
         return _cut_sorted(probabilities, top_k, top_p)
-    # On a CPU a sort of a large vocabulary takes 20 ms a row, and nearly always the first few decide.
+    # On a CPU, sorting a large vocabulary takes 20 ms per row, and nearly always the first tokens decide.
     head, token_ids = _stable_head(probabilities)
     total = probabilities.sum(dim=-1, keepdim=True, dtype=torch.float64).float()
     cut = _cut(probabilities, head, token_ids, top_k, top_p, total)
@@ -136,7 +136,7 @@ def _cut_sorted(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _stable_head(probabilities: Tensor) -> tuple[Tensor, Tensor]:
-    """What a stable sort puts first, unless equals stand at the end of it: values and token ids, [rows, _HEAD]."""
+    """The first _HEAD values and token ids of a stable sort, [rows, _HEAD], unless there are ties at the end."""
     token_ids = probabilities.topk(_HEAD, dim=-1, sorted=False).indices.sort(dim=-1).values
     head, order = probabilities.gather(-1, token_ids).sort(dim=-1, descending=True, stable=True)
     return head, token_ids.gather(-1, order)
@@ -145,7 +145,10 @@ def _stable_head(probabilities: Tensor) -> tuple[Tensor, Tensor]:
 def _cut(
     probabilities: Tensor, ordered: Tensor, token_ids: Tensor, top_k: Tensor, top_p: Tensor, total: Tensor | None = None
 ) -> Tensor:
-    """Others than the ``ordered`` ones become 0. ``total`` is of all, where these are some and top-k leaves all."""
+    """Zeroes all tokens but the chosen ones of ``ordered``.
+
+    ``total`` is the row's sum; it is given if ``ordered`` is only a part and top-k keeps everything.
+    """
     ranks = torch.arange(ordered.shape[1], device=ordered.device)
     ordered = ordered.masked_fill(ranks >= top_k, 0.0)
     cumulative = ordered.cumsum(dim=-1)

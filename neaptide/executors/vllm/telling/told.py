@@ -1,4 +1,4 @@
-"""What the runner has been told of a request, and of all rows of the request table at once."""
+"""The state that vLLM's runner has of each request, and of all slots of the request table at once."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,12 +10,12 @@ from neaptide.engine.steps.plan import NewRequest, StepPlan
 from neaptide.engine.table import NO_ROWS, RequestTable
 
 NULL_BLOCKS = 1
-"""vLLM's block 0 holds nothing; ours are those behind it."""
+"""vLLM reserves its block 0; our blocks follow it."""
 
 
 @dataclass(slots=True, eq=False)
 class Told:
-    """A request, and what the runner knows of it."""
+    """A request and the runner's state of it."""
 
     new: NewRequest
     params: Any
@@ -26,27 +26,27 @@ class Told:
     epoch: int = 0
     num_blocks: int = 0
     num_output: int = 0
-    """Tokens of the output that the runner has, the one being sampled included."""
+    """Output tokens that the runner has, including the one being sampled."""
     order: int = 0
-    """The last one that it was in ..."""
+    """Number of the last scheduler output that included the request."""
     end: int = 0
-    """... and its tokens whose KV is in the cache after that."""
+    """Tokens whose KV is in the cache after that step."""
 
 
 class GoingOn(NamedTuple):
-    """Parts of a plan that go on where the runner has left them, but perhaps for new blocks."""
+    """Parts of a plan that continue from the runner's state, apart from new blocks."""
 
     which: BoolArray | None
-    """[parts]; None: all."""
+    """[parts] Which parts continue; None: all."""
     grown: IntArray
-    """Those of them with new blocks ..."""
+    """Indices of the continuing parts with new blocks."""
     num_told: IntArray
-    """... and how many blocks of each the runner knows."""
+    """Number of blocks that the runner knows for each of those."""
 
 
 @dataclass(slots=True)
 class _LastPlan:
-    """What the runner was told last, and where it is with that. [parts]"""
+    """The last scheduler output and the runner's state after it; arrays are [parts]."""
 
     rows: IntArray
     order: int
@@ -57,14 +57,16 @@ class _LastPlan:
 
 
 class ToldRows:
-    """What the runner was last told of the rows of a table, for all of them at once: most parts of most steps go on
-    without a word, and most steps are of the same parts as the one before. A row's epoch is its own: if it is the same,
-    so is the request."""
+    """The runner's state of all slots of a table.
+
+    Most parts of most steps continue without changes, and most steps have the same parts as the one before. An epoch is
+    unique to a request's stay in a slot: equal epochs mean the same request.
+    """
 
     def __init__(self, table: RequestTable) -> None:
         self.table = table
         self._last: _LastPlan | None = None
-        """Not yet written to the columns: most often the next plan says the same of its rows."""
+        """Not written to the columns yet, because the next plan usually has the same parts."""
         self._epoch: IntArray = np.full(table.num_seats, -1)
         self._num_blocks: IntArray = np.zeros(table.num_seats, np.int64)
         self._num_output: IntArray = np.zeros(table.num_seats, np.int64)
@@ -72,16 +74,20 @@ class ToldRows:
         self._end: IntArray = np.zeros(table.num_seats, np.int64)
 
     def compare(self, plan: StepPlan, order: int | None) -> GoingOn:
-        """What of the plan needs no words; only of parts that were in this order, the last one, if it is given."""
+        """The parts that continue from the runner's state. With ``order``, only parts of that last scheduler output
+        count."""
         return self._of_same_parts(plan) or self._of_any_parts(plan, order)
 
     def _of_same_parts(self, plan: StepPlan) -> GoingOn | None:
-        """None unless the parts are those of the last plan and all go on. By bytes: where parts are few, numpy's calls
-        cost more than what they do, and after a forward pass several times as much as in a loop."""
+        """The result if the parts are those of the last plan and all continue, else None.
+
+        Compares bytes: for few parts, numpy's calls cost more than their work, and several times more after a forward
+        pass.
+        """
         last, rows, table = self._last, plan.rows, self.table
         if (
             last is None
-            or table.epoch.take(rows).tobytes() != last.epoch.tobytes()  # no two rows ever have the same
+            or table.epoch.take(rows).tobytes() != last.epoch.tobytes()  # epochs are unique
             or plan.output_position.tobytes() != last.num_output.tobytes()
             or plan.num_computed.tobytes() != last.ends.tobytes()
         ):
@@ -108,7 +114,7 @@ class ToldRows:
         return GoingOn(None if as_told.all() else as_told, grown, num_told.take(grown))
 
     def new_blocks(self, rows: IntArray, first: IntArray) -> list[list[int]]:
-        """As the runner counts them, of rows that have grown, from these blocks on."""
+        """New block ids in the runner's numbering, from block ``first`` on, for slots that have grown."""
         table = self.table.blocks
         num_blocks = table.num_blocks.take(rows)
         if (num_blocks == first + 1).all():
@@ -117,7 +123,7 @@ class ToldRows:
         return [runner_blocks(self.table, row, start, end) for row, start, end in spans]
 
     def note(self, plan: StepPlan, order: int) -> None:
-        """The plan's parts have been told, behind ``compare``."""
+        """Records that the plan's parts have been sent. Call it after ``compare``."""
         rows, table = plan.rows, self.table
         self._last = _LastPlan(
             rows,
@@ -129,14 +135,14 @@ class ToldRows:
         )
 
     def update(self, told: Told) -> None:
-        """Brings a request's own account up to date."""
+        """Updates a request's own record."""
         self._settle()
         if self._is_of(told):
             told.num_blocks, told.num_output = int(self._num_blocks[told.row]), int(self._num_output[told.row])
             told.order, told.end = int(self._order[told.row]), int(self._end[told.row])
 
     def drop(self, told: Told) -> None:
-        """The runner is to forget the request."""
+        """Marks the request as unknown to the runner."""
         self._settle()
         if self._is_of(told):
             self._epoch[told.row] = -1
@@ -145,7 +151,7 @@ class ToldRows:
         return told.is_sent and told.row < len(self._epoch) and bool(self._epoch[told.row] == told.epoch)
 
     def forget(self, rows: IntArray) -> None:
-        """What was told of them is in doubt, or they have not been told."""
+        """Forgets the runner's state of these slots, because it is uncertain or was not sent."""
         self._settle()
         self._epoch[rows] = -1
 
@@ -158,6 +164,6 @@ class ToldRows:
 
 
 def runner_blocks(table: RequestTable, row: int, start: int, end: int) -> list[int]:
-    """These blocks of a row, as the runner counts them."""
+    """Blocks ``start`` to ``end`` of a slot in the runner's numbering."""
     blocks: list[int] = (table.blocks.ids[row, start:end] + NULL_BLOCKS).tolist()
     return blocks

@@ -1,9 +1,8 @@
-"""From step plans to what vLLM's model runner is told, and what the runner has been told so far.
+"""Translates step plans into vLLM's scheduler output, and tracks the runner's state.
 
-The runner keeps tokens and block tables of its requests and hears of changes only. It knows a request by what we last
-said of it: if the row's epoch is another since, or the output is not as long as it thinks, the request is told anew.
-vLLM has two runners, V1 and V2, which differ in how: V1 is told a known request's whole table; V2 forgets the request
-and hears of it as a new one with the tokens that it has.
+The runner keeps its requests' tokens and block tables, and receives only changes. A request is sent again if its slot's
+epoch has changed or its output length differs from the runner's. vLLM's runners V1 and V2 differ: V1 gets a known
+request's whole table again. V2 forgets the request and gets it as a new one with its tokens.
 """
 
 from collections.abc import Callable
@@ -22,19 +21,19 @@ from neaptide.executors.vllm.telling.told import GoingOn, Told, ToldRows, runner
 
 @dataclass(slots=True)
 class RunnerKind:
-    """What a translation depends on beside the plan."""
+    """Facts that a translation depends on besides the plan."""
 
     is_v2: bool
     is_async: bool
-    """A step may begin before the one before it is done."""
+    """Whether a step may begin before the previous one is done."""
     vocab_size: int
 
 
 class Translator:
-    """Keeps account of what the runner knows.
+    """Tracks the runner's state and translates plans.
 
     Args:
-        to_params: vLLM's sampling parameters of a request.
+        to_params: makes vLLM's sampling parameters of a request.
     """
 
     def __init__(self, kind: RunnerKind, to_params: Callable[[NewRequest], Any]) -> None:
@@ -43,25 +42,25 @@ class Translator:
         self.told: dict[str, Told] = {}
         """Requests that have not ended."""
         self.seeded: set[str] = set()
-        """Those of them with a seed ..."""
+        """Those with a seed."""
         self.scored: set[str] = set()
-        """... and those whose prompts are scored."""
+        """Those whose prompts are scored."""
         self._finished: set[str] = set()
-        """What the runner has still to hear ..."""
+        """Ended requests that the runner has not been sent yet; ``_preempted`` likewise."""
         self._preempted: set[str] = set()
         self.invalid: set[str] = set()
-        """Those with a token id outside the vocabulary: the runner never hears of them."""
+        """Requests with a token id outside the vocabulary. The runner never receives them."""
         self._rows = ToldRows(RequestTable(0, 1, 1))
         self._num_orders = 0
         self._counts: tuple[list[str], bytes, dict[str, int]] = [], b"", {}
-        """Of the last order: its parts, their tokens, and both together."""
+        """The last scheduler output's request ids, their token counts as bytes, and both as a dict."""
         self._last: Any = None
-        """The last order, unless it is in doubt whether the runner has heard it ..."""
+        """The last scheduler output; None if the runner may not have received it."""
         self._before_last: Any = None
-        """... and the one before, whose step may still be in flight."""
+        """The one before the last, whose step may still be in flight."""
 
     def heed(self, plan: StepPlan) -> None:
-        """Takes in which requests ended, began and lost their KV."""
+        """Handles the plan's ended, preempted and new requests."""
         for request_id in plan.finished_ids:
             self._forget(request_id)
         for request_id in plan.preempted_ids:
@@ -69,7 +68,7 @@ class Translator:
             if told is not None and told.is_sent:
                 self._must_resend(told)
         for new in plan.new_requests:
-            self._forget(new.request_id)  # it may be told again
+            self._forget(new.request_id)  # the same request may be submitted again
             told = self.told[new.request_id] = Told(new, self._to_params(new))
             if self._has_bad_token(new.prompt_token_ids):
                 self.invalid.add(new.request_id)
@@ -79,7 +78,7 @@ class Translator:
                 self.scored.add(new.request_id)
 
     def order(self, plan: StepPlan) -> Any:
-        """What the runner is told of the plan's parts, the invalid ones left out: a ``SchedulerOutput``."""
+        """The ``SchedulerOutput`` for the plan's parts, without invalid ones."""
         order = SchedulerOutput.make_empty()
         cached = order.scheduled_cached_reqs
         order.num_scheduled_tokens = self._counted(plan)
@@ -101,7 +100,7 @@ class Translator:
         return order
 
     def _counted(self, plan: StepPlan) -> dict[str, int]:
-        """Tokens of each part: most often those of the step before, for most steps only decode."""
+        """Token counts of the parts. Most steps only decode, so they usually equal the previous step's."""
         ids, num_tokens, counts = self._counts
         if plan.request_ids != ids or plan.num_tokens.tobytes() != num_tokens:
             counts = dict(zip(plan.request_ids, plan.num_tokens.tolist(), strict=True))
@@ -109,7 +108,7 @@ class Translator:
         return counts.copy()
 
     def _go_on(self, cached: CachedRequestData, plan: StepPlan, going_on: GoingOn) -> None:
-        """Parts that go on where they were, those that have grown with new blocks."""
+        """Adds the parts that continue, with their new blocks."""
         which, grown = going_on.which, going_on.grown
         blocks: list[Any] = [None] * len(plan)
         if len(grown):
@@ -129,7 +128,7 @@ class Translator:
             cached.num_output_tokens += plan.output_position[which].tolist()
 
     def _tell_of(self, order: Any, plan: StepPlan, parts: IntArray) -> list[int]:
-        """These parts one by one; returns those that the runner must not hear of."""
+        """Adds these parts one by one. Returns those that the runner must not receive."""
         ids, again = plan.request_ids, set(plan.resumed_ids)
         refused = []
         for i in parts.tolist():
@@ -141,7 +140,7 @@ class Translator:
         return refused
 
     def _tell(self, order: Any, plan: StepPlan, i: int, is_resumed: bool) -> None:
-        """One part of which the runner has to hear more than that it goes on."""
+        """Adds one part that does not simply continue."""
         cached, table, row = order.scheduled_cached_reqs, plan.table, int(plan.rows[i])
         start, num_output = int(plan.num_computed[i]), int(plan.output_position[i])
         epoch, held = int(table.epoch[row]), int(table.blocks.num_blocks[row])
@@ -167,14 +166,17 @@ class Translator:
         told.order, told.end = self._num_orders + 1, start + int(plan.num_tokens[i])
 
     def _must_have_run(self) -> int | None:
-        """The order that a part must have been in to go on without further words; None for any."""
+        """The scheduler output that a part must have been in to continue without changes; None for any."""
         return self._num_orders if self._kind.is_async and not self._kind.is_v2 else None
 
     def distrust(self, plan: StepPlan) -> None:
-        """The step failed: nobody knows how much of it the runner took in. What it heard it may hear again."""
+        """Invalidates the runner's state after a failed step: how much of it the runner applied is unknown.
+
+        Everything that was sent may be sent again.
+        """
         for order in (self._before_last, self._last):
             if order is not None:
-                # But not of those that it has been told of since: it would lose them.
+                # Not for requests that have been sent since: the runner would lose them.
                 self._finished |= {name for name in order.finished_req_ids if not self._is_sent(name)}
                 self._preempted |= {name for name in order.preempted_req_ids if not self._is_sent(name)}
         self._before_last = self._last = None
@@ -196,18 +198,17 @@ class Translator:
         return told is not None and told.is_sent
 
     def _took_part(self, request_id: str) -> bool:
-        """In the last step."""
+        """Whether the request was scheduled in the last step."""
         return self._last is not None and request_id in self._last.num_scheduled_tokens
 
     def _agrees(self, told: Told, epoch: int, start: int, num_output: int) -> bool:
-        """Whether the runner's tokens, blocks and progress are those of the row, or will be by what it is told."""
+        """Whether the runner's tokens, blocks and progress match the slot, or will after this output."""
         if told.must_resend or told.epoch != epoch:
             return False
         if start == told.end and num_output == told.num_output:
             return True
-        # A step was undone. V2 counts by itself what it has computed. V1 goes where it is told, and drops tokens that
-        # it has too many; but one that it samples in the order before, not known to it yet, it would take for the last
-        # one of the part.
+        # A step was undone. V2 counts its computed tokens itself. V1 follows our position and drops surplus tokens. But
+        # a token that it samples in the previous output, still unknown to it, would be taken for the part's last token.
         return not self._kind.is_v2 and num_output <= told.num_output and told.order != self._must_have_run()
 
     def _must_resend(self, told: Told) -> None:

@@ -248,7 +248,7 @@ def test_workers_that_do_not_answer_in_time_are_not_asked_again(
 def test_a_step_that_vllm_has_no_room_for_is_refused(started: StartedExecutor) -> None:
     requests = [NewRequest(f"r{i}", [7] * 180, SamplingParams(max_tokens=1)) for i in range(3)]
     parts = [ScheduledRequest(f"r{i}", [7] * 180, 0, list(range(6 * i, 6 * i + 6)), True, 0) for i in range(3)]
-    with pytest.raises(ValueError, match="540 tokens in one step; vLLM was started for 512"):
+    with pytest.raises(ValueError, match="540 tokens in one step, but vLLM was started for at most 512"):
         started.executor.submit(StepPlan.of_parts(0, parts, requests))
     started.executor.submit(StepPlan.of_parts(1, [], finished_ids=[f"r{i}" for i in range(3)])).wait()
 

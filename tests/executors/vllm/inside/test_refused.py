@@ -73,8 +73,7 @@ def test_a_block_size_that_the_attention_does_not_take(block_size: int, tmp_path
     with pytest.raises(RuntimeError) as refused:
         start(tmp_path, block_size)
     assert str(refused.value) == (
-        f"vLLM does not start: block_size = {block_size} is not supported: vLLM's attention on a CPU takes "
-        "multiples of 32"
+        f"vLLM does not start: block_size = {block_size} is not supported: vLLM's CPU attention needs multiples of 32"
     )
 
 
