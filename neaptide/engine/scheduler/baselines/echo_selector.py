@@ -1,9 +1,9 @@
-"""Echo's BS+E+S and Echo itself: offline requests by what they bring to the step, and a cache that knows their tasks.
+"""Echo's BS+E+S and Echo itself: offline requests chosen by their benefit to the step, and a task-aware cache.
 
-Source: Echo, sections 4 and 6. Each step starts from what ran in the last one and is changed in small moves: a resident
-decode more, a prompt more, an offline request less. A plan is the step with one more request; the best is the one with
-the most benefit less punishment for each second, equation 4. Benefit and punishment are tokens of weight one: tokens
-whose KV the step brings about, and tokens whose KV it evicts although a request still wants them.
+Source: Echo, sections 4 and 6. Each step starts from the requests of the last one and is changed in small moves: a
+resident decode more, a prompt more, an offline request less. A plan is the step with one more request. The best one has
+the most benefit minus punishment per second, equation 4. Benefit and punishment are tokens of weight one: tokens whose
+KV the step produces, and tokens whose KV it evicts although a request still needs them.
 """
 
 from collections.abc import Iterator
@@ -27,29 +27,29 @@ class OfflinePlan:
     request: Request
     hit: PrefixHit
     num_tokens: int
-    """That it computes."""
+    """Tokens that the request computes."""
     benefit_tokens: int
-    """Of the whole step."""
+    """Benefit of the whole step."""
     punishment_tokens: int
-    """For this request."""
+    """Punishment for this request."""
     seconds: float
-    """Of the whole step, predicted."""
+    """Predicted time of the whole step."""
 
     @property
     def score(self) -> float:
-        """Equation 4."""
+        """Score by equation 4."""
         return (self.benefit_tokens - self.punishment_tokens) / self.seconds
 
 
 def best_of(plans: list[OfflinePlan]) -> OfflinePlan:
-    """The plan selector: the highest score; the first of equals."""
+    """The plan with the highest score; the first of equals."""
     return max(plans, key=lambda plan: plan.score)
 
 
 def scores_without(draft: Draft, victims: list[Request], cost_model: CostModel) -> list[float]:
-    """For each victim, equation 4 of the step in which all of them take part with a token but this one.
+    """Equation 4 for the step of all victims with a token each, without each victim in turn.
 
-    What a victim is punished for is the KV that only it holds: it is computed again when the victim comes back.
+    A victim's punishment is the KV that only it holds, which is computed again when the victim resumes.
     """
     contexts = [draft.kv.num_computed(victim) + 1 for victim in victims]
     num_tokens, in_all, longest = draft.budget.shape.num_tokens + len(victims) - 1, sum(contexts), sorted(contexts)
@@ -65,7 +65,7 @@ def scores_without(draft: Draft, victims: list[Request], cost_model: CostModel) 
 
 
 def _num_shared(draft: Draft, request: Request) -> int:
-    """Blocks that others hold as well."""
+    """Number of blocks that other requests hold as well."""
     return sum(draft.kv.pool.ref_cnt(block) > 1 for block in draft.kv.blocks_of(request))
 
 
@@ -75,13 +75,15 @@ def _seconds(cost_model: CostModel, shape: BatchShape) -> float:
 
 
 class EchoWithSelector(EchoBaseWithEstimator):
-    """``bs+e+s``: bs+e with offline requests, joining and dropped, chosen by equation 4. The cache goes by age."""
+    """Policy ``bs+e+s``: bs+e with offline requests admitted and preempted by equation 4. The cache evicts by age."""
 
     follows_prefixes: ClassVar[bool] = True
 
     def _residents(self, draft: Draft) -> list[Request]:
-        """Decodes, then prompts that were begun; of each those first that take the least time, for they read the least
-        KV: where the slack does not suffice for all, that is the best score."""
+        """Decodes, then started prompts; among each, those with the least KV to read first.
+
+        If the slack does not suffice for all, that is the best score.
+        """
         running = draft.running(RequestClass.OFFLINE)
         return sorted(running, key=lambda r: (r.num_uncomputed_tokens > 1, r.num_computed_tokens))
 
@@ -97,7 +99,7 @@ class EchoWithSelector(EchoBaseWithEstimator):
     # ---- the plan generator ----
 
     def plans(self, draft: Draft, limit_s: float) -> list[OfflinePlan]:
-        """One for every length of the pool's requests, if it fits."""
+        """One plan for every length of the pool's requests, if it fits."""
         if draft.num_running >= self.config.max_num_seqs:
             return []
         found_tokens = sum(action.hit.num_tokens for action in draft.actions if isinstance(action, Admit))
@@ -108,8 +110,8 @@ class EchoWithSelector(EchoBaseWithEstimator):
         return [plan for plan in plans if plan is not None]
 
     def _candidates(self, draft: Draft) -> list[tuple[Request, PrefixHit]]:
-        """Of the requests of each length the one that finds most of its prompt in the cache: nearly the same is
-        computed for all of them otherwise."""
+        """The request of each length that finds most of its prompt in the cache; otherwise their plans are nearly
+        equal."""
         longest: dict[int, tuple[Request, PrefixHit]] = {}
         for bucket, request in draft.pool.heads():
             draft.at = request
@@ -145,8 +147,8 @@ class EchoWithSelector(EchoBaseWithEstimator):
     # ---- dropping ----
 
     def _victims(self, draft: Draft, request: Request) -> Iterator[Request]:
-        """The offline ones among those that may be dropped for the request, so that the score of what is left is the
-        highest, then the online ones, last first."""
+        """Offline requests that may be preempted, so that the remaining score is the highest, then online ones, last
+        first."""
         may_go = list(super()._victims(draft, request))
         offline = [victim for victim in may_go if not victim.is_online]
         scores = dict(zip(offline, scores_without(draft, offline, self.cost_model), strict=True))
@@ -155,15 +157,18 @@ class EchoWithSelector(EchoBaseWithEstimator):
 
 
 class Echo(EchoWithSelector):
-    """``echo``: bs+e+s on the task-aware cache (section 4.2). Blocks that no request wants go first, then those of
-    online requests that have ended, then those of offline requests by how many of these want them; running requests
-    keep theirs. What runs may hold all but what online work is forecast to need."""
+    """Policy ``echo``: bs+e+s with the task-aware cache (section 4.2).
+
+    Unneeded blocks are evicted first, then those of ended online requests, then those of offline requests by the number
+    of requests that need them. Running requests keep theirs, and may hold all blocks but those forecast for online
+    work.
+    """
 
     evicts_by_reuse: ClassVar[bool] = True
     counts_reuse: ClassVar[bool] = True
 
     def _room_blocks(self, draft: Draft) -> int:
-        """The threshold on what runs, section 4.2. A lone request is not held to it: it would never run."""
+        """Applies the threshold on running requests, section 4.2. A lone request is exempt, as it would never run."""
         if not draft.num_running_offline:
             return draft.kv.available
         threshold = draft.kv.pool.num_blocks - self.headroom.headroom_blocks(draft.now_s)

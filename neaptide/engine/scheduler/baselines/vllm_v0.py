@@ -1,4 +1,4 @@
-"""``fcfs-v0`` and ``priority-v0``: the default scheduler of vLLM 0.6, against which the papers measured.
+"""Policies ``fcfs-v0`` and ``priority-v0``: the default scheduler of vLLM 0.6, which the papers measured against.
 
 Semantics of ``vllm/core/scheduler.py`` without chunked prefill, preemption by recomputation.
 """
@@ -42,12 +42,12 @@ class VllmV0Fcfs(OneQueueScheduler):
             self._make_way(draft)
             self._pack_decodes(draft)
         if not draft.num_parts:
-            # Each request made way: the engine would find none to decode and plan again at once.
+            # Each request was preempted: the engine would find none to decode and plan again at once.
             self._pack_prefills(draft)
         return math.inf
 
     def _make_way(self, draft: Draft) -> None:
-        """Preemption for the sake of a waiting request: not here."""
+        """Preempts running requests for a waiting one; not in this policy."""
 
     def _decode_order(self, draft: Draft) -> list[Request]:
         return self._running(draft)
@@ -63,7 +63,8 @@ class VllmV0Fcfs(OneQueueScheduler):
         draft.at = None
 
     def _has_room(self, draft: Draft, request: Request, hit: PrefixHit) -> bool:
-        """A seat, and blocks for the whole prompt above the watermark, which the first request may use as well."""
+        """Whether there is a slot, and blocks for the whole prompt above the watermark. The first request may use those
+        below it."""
         spare_blocks = self._watermark_blocks if self._running(draft) else 0
         num_tokens = request.num_known_tokens - hit.num_tokens
         return self._find_seat(draft) and self._find_room_to_admit(draft, hit, num_tokens, spare_blocks)
@@ -84,8 +85,10 @@ class VllmV0Fcfs(OneQueueScheduler):
 
 
 class VllmV0Priority(VllmV0Fcfs):
-    """The same with ``--scheduling-policy priority``: queue and victims by (priority, arrival), and a waiting request
-    that got no prefill preempts running ones that come after it until it fits; it is prefilled in the next step."""
+    """``fcfs-v0`` with ``--scheduling-policy priority``: queue and victims by (priority, arrival).
+
+    A waiting request that got no prefill preempts later running ones until it fits; it is prefilled in the next step.
+    """
 
     online_order: ClassVar[OnlineOrder] = staticmethod(priority_order)
 
