@@ -13,7 +13,8 @@ from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.params import FinishReason, Tier
 
 NAME_BYTES = 8
-"""Bytes of a block's name, which begins its hash. Among a billion blocks, two are equal with a chance of 1 in 40."""
+"""Bytes of a block's name, which is the beginning of its hash. Among a billion blocks, two are equal with a chance of 1
+in 40."""
 
 
 class ServedRequest(msgspec.Struct, array_like=True, gc=False):

@@ -306,8 +306,6 @@ def _shape_of(num_tokens: IntArray, num_computed: IntArray) -> BatchShape:
 
 @dataclass(slots=True)
 class StepResult:
-    """Result of a step."""
-
     token_ids: IntArray
     """[parts] the new token of every part that sampled and did not fail; other entries are undefined."""
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)

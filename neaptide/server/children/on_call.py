@@ -11,8 +11,6 @@ from neaptide.server.children.start import child_environment, end_child, start_c
 
 
 class ChildDiedError(Exception):
-    """The child has ended."""
-
     def __init__(self, status: int) -> None:
         super().__init__(f"the process ended with status {status}")
         self.status = status

@@ -30,8 +30,6 @@ _ANY_OBJECT = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """Constraint on the output."""
-
     grammar: str
     param: str
     """Field of the request that sets it."""

@@ -62,7 +62,6 @@ def status_of(reason: FinishName | None) -> Status:
 def response(
     prepared: "Prepared", response_id: str, status: Status, items: Sequence[OutputItem], used: Usage | None
 ) -> ResponseObject:
-    """The response object."""
     assert prepared.asked is not None
     return {
         **prepared.asked,
