@@ -46,9 +46,9 @@ class Principal:
     def require(self, tier: Tier) -> None:
         """Raises PermissionDeniedError for a tier above the ceiling."""
         if _FROM_LOWEST.index(tier) > _FROM_LOWEST.index(self.ceiling):
-            text = f"This API key is limited to service tier {self.ceiling.value} and below."
+            text = f"This key's highest service tier is {self.ceiling.value}."
             if self.ceiling is Tier.BATCH:
-                text = "This API key is for batches only; it cannot be used for chat or completions."
+                text = "This key is for batches only; it cannot be used for chat."
             raise PermissionDeniedError(text, param="service_tier", code="tier_not_allowed")
 
     @property

@@ -112,7 +112,7 @@ function showPlots() {
       { name: "online", ys: tokens("online") }, { name: "offline", ys: tokens("offline") },
     ], { stacked: true }),
     plot("Targets met", `% of the last ${SHARE_S} s`, [{ name: "TTFT", ys: met("ttft") }, { name: "TPOT", ys: met("tpot") }], { most: 100 }),
-    plot("KV blocks, and the reservation for chats", "blocks", [
+    plot("KV blocks, and the reserve for online work", "blocks", [
       { name: "online", ys: blocks("online") }, { name: "offline", ys: blocks("offline") },
       { name: "cached", ys: blocks("cached") }, { name: "free", ys: blocks("free") },
       { name: "reserved for chats (forecast)", ys: history.map((one) => sum(one.samples, "neaptide_kv_reserved_blocks")), mark: true },
@@ -212,7 +212,7 @@ function showShadow(samples) {
   at("shadow").replaceChildren(...rows);
   at("shadownote").textContent = length > 0 ?
     `${duration(length)} of this server's own traffic with ${short(sum(samples, "neaptide_shadow_requests"))} online requests, ` +
-    `replayed under vLLM's schedulers; this window ended ${duration(sum(samples, "neaptide_shadow_age_seconds"))} ago.` :
+    `replayed under vLLM's schedulers; it ended ${duration(sum(samples, "neaptide_shadow_age_seconds"))} ago.` :
     samples.has("neaptide_shadow_window_seconds") ?
       "Waiting for traffic: after a few minutes it is replayed under vLLM's schedulers." : "Off (--shadow).";
 }
@@ -250,7 +250,7 @@ async function showBatches() {
   const list = await reply.json();
   at("batches").replaceChildren(...list.data.map(batchRow));
   at("note").textContent = list.data.length === 0 ? "No batches." :
-    "Time left: at best, to at the current rate. Slack: time to spare in the window." +
+    "Time left: at best – at the current rate. Slack: time to spare in the window." +
     (list.has_more ? ` Showing the latest ${SHOWN_BATCHES}.` : "");
 }
 
@@ -272,10 +272,10 @@ async function refresh() {
 
 function answerOf(found) {
   const offline = found.offline_tokens_per_second, share = found.attainment;
-  const replicas = found.replicas === null ? "more than were tried" : found.replicas;
+  const replicas = found.replicas === null ? "more than were tried" : `${found.replicas}`;
   return `Of ${short(found.requests)} online requests ${percent(share.both)} meet both targets (TTFT ${percent(share.ttft)}, ` +
     `TPOT ${percent(share.tpot)}) on one replica` + (offline === null ? "" : `, with ${short(offline)} offline tokens/s`) +
-    `. Replicas needed for 90%: ${replicas}. Based on the busiest part of ${duration(found.recorded_seconds)} of traffic.`;
+    `. Replicas needed for 90%: ${replicas}. Based on ${found.recorded_seconds > 120 ? "the busiest two minutes of " : ""}${duration(found.recorded_seconds)} of traffic.`;
 }
 
 async function askWhatIf(form) {

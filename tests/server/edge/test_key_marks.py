@@ -101,7 +101,7 @@ async def test_a_flex_key_that_asks_for_more_gets_403_before_the_engine(tokenize
     reply = await server.http.post(CHAT, json=body, headers=bearer("k"))
     assert reply.status_code == 403
     assert reply.json()["error"] == {
-        "message": "This API key is limited to service tier flex and below.",
+        "message": "This key's highest service tier is flex.",
         "type": "permission_error",
         "param": "service_tier",
         "code": "tier_not_allowed",
