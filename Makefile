@@ -36,9 +36,8 @@ test-full: lint $(VENV)/.installed-test
 # and Debian's package of PostgreSQL where there is none. Without the sweeps of a broken disk under SQLite: they are test-full's.
 test-cluster: $(VENV)/.installed-cluster
 	command -v postgres || ls /usr/lib/postgresql/*/bin/postgres || apt-get install --yes --no-install-recommends postgresql
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m "full or not full" tests/cluster tests/server/batches/storing tests/server/batches/sharing \
-	  --ignore tests/server/batches/storing/test_disk_faults.py --ignore tests/server/batches/storing/databases/test_failing_disk.py \
-	  tests/server/gateway tests/deploy/test_ray_manifests.py tests/e2e/cluster
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "full or not full" tests/cluster tests/server/batches/storing \
+	  --ignore tests/server/batches/storing/test_disk_faults.py --ignore tests/server/batches/storing/databases/test_failing_disk.py
 
 # Other people's clients against the real server, each in an environment of its own.
 test-clients: clients $(VENV)/.installed-test

@@ -27,10 +27,11 @@ import psutil
 
 from benchmarks.common import print_table
 from benchmarks.shared_batches import new_database, own_s, postmaster_of, tree
-from neaptide.cluster.claims import LEASE_S, Chunk, ChunkKey, Claim, End, chunk_sizes
-from neaptide.server.batches.sharing.claimer import RENEWALS_A_LEASE
-from neaptide.server.batches.storing import batch_rows, claim_rows
-from neaptide.server.batches.storing.claim_rows import Claimant, database_now_ms
+from neaptide.cluster.batches import chunk_rows
+from neaptide.cluster.batches.chunk_rows import Claimant, database_now_ms
+from neaptide.cluster.batches.leased_chunks import RENEWALS_A_LEASE
+from neaptide.cluster.lease_order import LEASE_S, Chunk, ChunkKey, Claim, End, chunk_sizes
+from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.models import LineResult, LineState, NewBatch, NewLine, PendingLine
 from neaptide.server.batches.storing.store import Store
 
@@ -73,7 +74,7 @@ def offer(store: Store, num_lines: int, claimed: bool) -> None:
             chunk = Chunk(ChunkKey(BATCH.id, number), BATCH.expires_at, float(number), size)
             chunks[chunk] = list(range(first, first + size))
             first += size
-        store.write_blocking(claim_rows.add_chunks, chunks)
+        store.write_blocking(chunk_rows.add_chunks, chunks)
 
 
 def results_of(lines: Sequence[PendingLine]) -> list[LineResult]:
@@ -87,7 +88,7 @@ def in_groups(lines: Sequence[T], size: int) -> list[Sequence[T]]:
 async def run_alone(store: Store, meter: Meter, group_lines: int) -> None:
     for lines in in_groups(await store.read(batch_rows.pending_lines, BATCH.id), group_lines):
         end = partial(batch_rows.end_lines, batch_id=BATCH.id, results=results_of(lines))
-        await meter.of(RESULTS, store.write_grouped(end, claim_rows.MAX_CHUNK_LINES))
+        await meter.of(RESULTS, store.write_grouped(end, chunk_rows.MAX_CHUNK_LINES))
 
 
 async def run_claimed(store: Store, meter: Meter, group_lines: int, lines_per_s: float) -> None:
@@ -97,7 +98,7 @@ async def run_claimed(store: Store, meter: Meter, group_lines: int, lines_per_s:
             lines = await meter.of("take up", take_up(store, claim))
             for group in in_groups(lines, group_lines):
                 end = partial(batch_rows.end_claimed_lines, claim=claim, results=results_of(group))
-                if not await meter.of(RESULTS, store.write_grouped(end, claim_rows.MAX_CHUNK_LINES)):
+                if not await meter.of(RESULTS, store.write_grouped(end, chunk_rows.MAX_CHUNK_LINES)):
                     raise SystemExit("a claim did not hold")
             await meter.of("complete", store.write_beside(complete, claim))
             done += len(lines)
@@ -107,7 +108,7 @@ async def run_claimed(store: Store, meter: Meter, group_lines: int, lines_per_s:
 
 
 async def claim_some(store: Store) -> list[Claim]:
-    figures = await store.read(claim_rows.board_figures, CLAIMANT)
+    figures = await store.read(chunk_rows.board_figures, CLAIMANT)
     if not figures.num_free:
         return []
     return await store.write_beside(claim, figures.chunks_to_claim)
@@ -119,16 +120,16 @@ async def take_up(store: Store, taken: Claim) -> list[PendingLine]:
 
 
 def claim(conn: Any, limit: int) -> list[Claim]:
-    return claim_rows.claim_chunks(conn, End.DENSE, database_now_ms(conn), limit, CLAIMANT)
+    return chunk_rows.claim_chunks(conn, End.DENSE, database_now_ms(conn), limit, CLAIMANT)
 
 
 def renew(conn: Any, claims: list[Claim]) -> set[Claim]:
-    return claim_rows.renew_claims(conn, claims, database_now_ms(conn), CLAIMANT.lease_ms)
+    return chunk_rows.renew_claims(conn, claims, database_now_ms(conn), CLAIMANT.lease_ms)
 
 
 def complete(conn: Any, done: Claim) -> bool:
-    claim_rows.complete_chunk(conn, done)
-    return claim_rows.num_chunks(conn, done.key.batch_id) == 0
+    chunk_rows.complete_chunk(conn, done)
+    return chunk_rows.num_chunks(conn, done.key.batch_id) == 0
 
 
 def measure(args: argparse.Namespace, num_lines: int, claimed: bool) -> dict[str, dict[str, float]]:

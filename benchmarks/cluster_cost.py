@@ -38,7 +38,7 @@ from neaptide.engine.process.beside import beside
 MANIFEST = Path(__file__).parents[1] / "deploy" / "ray" / "serve.yaml"
 LONGEST_START_S = 300.0
 BODY = {"model": "neaptide-tiny", "prompt": "2+2=", "max_tokens": 1}
-ENGINE, REPLICA = "neaptide.launch.serve", "neaptide.launch.cluster.replica"
+ENGINE, REPLICA = "neaptide.launch.serve", "neaptide.cluster.launch.replica"
 
 
 def command_of(form: str, replicas: int, store: str, directory: Path, port: int) -> list[str]:

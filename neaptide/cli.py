@@ -124,7 +124,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _cluster(args: argparse.Namespace) -> int:
     from neaptide.cluster.autoscaling import Scale
-    from neaptide.launch.cluster.machine import serve_cluster
+    from neaptide.cluster.launch.machine import serve_cluster
     from neaptide.launch.serve import LaunchError
     from neaptide.server.settings import SettingsError
     from neaptide.server.settings_sources import load_settings

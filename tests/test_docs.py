@@ -3,7 +3,6 @@
 import ast
 import json
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,6 @@ from tests.deploy.test_deploy import all_series
 from tools import live_page, settings_page
 
 REPOSITORY = Path(__file__).parents[1]
-MOST_FILES = 15
-"""In one folder, without those below."""
 
 
 def text(name: str) -> str:
@@ -113,9 +110,3 @@ def test_the_map_names_every_folder_and_no_file_that_is_not_there() -> None:
     named = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", page)
     assert len(named) > 5
     assert all((package / name).exists() for name in named)
-
-
-@pytest.mark.parametrize("root", ["neaptide", "tests"])
-def test_no_folder_holds_more_files_than_a_reader_takes_in_at_once(root: str) -> None:
-    counts = Counter(path.parent for path in (REPOSITORY / root).rglob("*.py"))
-    assert {str(folder.relative_to(REPOSITORY)): n for folder, n in counts.items() if n > MOST_FILES} == {}

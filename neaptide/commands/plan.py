@@ -15,6 +15,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from neaptide.cluster.capacity.measure import TARGETS
+from neaptide.cluster.capacity.planner import Question, plan, within_context
+from neaptide.cluster.capacity.result import Beside, OfflinePlan, Plan, Point
 from neaptide.commands.outputs import check_plot, check_writable, draw
 from neaptide.commands.simulation_flags import (
     add_limits,
@@ -26,11 +29,8 @@ from neaptide.commands.simulation_flags import (
     scenario_of,
 )
 from neaptide.estimator.device_profile import load_profile
-from neaptide.simulation.capacity.measure import TARGETS
-from neaptide.simulation.capacity.planner import Question, plan, within_context
-from neaptide.simulation.capacity.result import Beside, OfflinePlan, Plan, Point
 from neaptide.simulation.points import parse_points
-from neaptide.simulation.replicas.replica import SimulationError
+from neaptide.simulation.replica import SimulationError
 
 NEVER_CUT = 1000
 """Wider than any table: a narrower terminal wraps lines, so that no number is cut."""

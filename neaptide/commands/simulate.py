@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from neaptide.cluster.simulation.cluster import simulate_cluster
+from neaptide.cluster.simulation.fleet import Fleet
 from neaptide.commands.simulate_tables import show_comparison, show_replicas, show_run
 from neaptide.commands.simulation_flags import (
     add_fleet,
@@ -30,9 +32,7 @@ from neaptide.loadgen.workloads.traces import delayed
 from neaptide.simulation.chrome_trace import write_chrome_trace
 from neaptide.simulation.explain import Explainer
 from neaptide.simulation.points import parse_points
-from neaptide.simulation.replicas.cluster import simulate_cluster
-from neaptide.simulation.replicas.fleet import Fleet
-from neaptide.simulation.replicas.replica import SimulationError
+from neaptide.simulation.replica import SimulationError
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import Run, simulate
 

@@ -6,7 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from neaptide.simulation.replicas.cluster_result import ClusterResult
+from neaptide.cluster.simulation.result import ClusterResult
 from neaptide.simulation.result import Percentiles, SimResult
 from neaptide.simulation.simulator import Run
 

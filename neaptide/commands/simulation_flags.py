@@ -13,12 +13,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from neaptide.cluster.autoscaling import Scale
 from neaptide.cluster.routing import ROUTERS
+from neaptide.cluster.simulation.fleet import PLACEMENTS, Fleet
 from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.estimator.recipes import DEFAULT_HEADROOM, HEADROOM_KINDS, check_headroom
 from neaptide.loadgen.workloads.offline_sets import OfflineSet, arriving, load_offline
 from neaptide.loadgen.workloads.online_sets import online_requests
 from neaptide.loadgen.workloads.traces import TraceRequest, window_of
-from neaptide.simulation.replicas.fleet import PLACEMENTS, Fleet
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import OnProgress
 

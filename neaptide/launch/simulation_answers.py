@@ -7,6 +7,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from neaptide.cluster.capacity.what_if import Change, what_if
 from neaptide.server.children.child import in_bursts
 from neaptide.server.children.frames import read_frame, write_frame
 from neaptide.server.shadow.frames import (
@@ -20,7 +21,6 @@ from neaptide.server.shadow.frames import (
 )
 from neaptide.simulation.recorded.recording import Recording
 from neaptide.simulation.recorded.shadow import Figures, compare
-from neaptide.simulation.recorded.what_if import Change, what_if
 
 WHAT_IF_CPU_S = 60
 """Processor time limit of an answer to an operator's question."""

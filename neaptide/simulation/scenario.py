@@ -13,8 +13,8 @@ from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation.measures import Window
 from neaptide.simulation.offline_feed import NO_DEADLINE_S
-from neaptide.simulation.replicas.stopping import Stops
 from neaptide.simulation.result import Settings
+from neaptide.simulation.stopping import Stops
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

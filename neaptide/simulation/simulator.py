@@ -21,7 +21,7 @@ from neaptide.simulation import result as sim_result
 from neaptide.simulation.bound import ONE_DEVICE, Devices, bound_tokens_per_s
 from neaptide.simulation.measures import Measures, Window
 from neaptide.simulation.offline_feed import OfflineFeed
-from neaptide.simulation.replicas.replica import ONLINE_PREFIX, Replica
+from neaptide.simulation.replica import ONLINE_PREFIX, Replica
 from neaptide.simulation.result import SimResult
 from neaptide.simulation.scenario import Scenario
 

@@ -10,11 +10,11 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
+from neaptide.cluster.gateway.metrics import GatewayMetrics, ReplicaLives
 from neaptide.server.batches.metrics import BatchMetrics
 from neaptide.server.batches.running.outlooks import Outlooks
 from neaptide.server.batches.storing.store import Store
 from neaptide.server.edge.hosts import HostFilter
-from neaptide.server.gateway.metrics import GatewayMetrics, ReplicaLives
 from neaptide.server.link.engine_client import EngineClient
 from neaptide.server.link.engine_state import EngineState
 from neaptide.server.observe.metrics import ServerMetrics

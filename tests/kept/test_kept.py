@@ -17,13 +17,13 @@ import pytest
 
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.server.batches.storing.models import BatchRecord
+from tests.cluster.batches.pair import answered_to_the_end, shared_server
 from tests.e2e.conftest import SIM
 from tests.e2e.server import RunningServer
 from tests.kept.make import FLAGS, complete_lines, half_lines
 from tests.patience import until_here
 from tests.postgres import PostgresServer
 from tests.server.batches.fakes import FakeClock, Server
-from tests.server.batches.sharing.pair import answered_to_the_end, shared_server
 
 HERE = Path(__file__).parent
 VERSIONS = sorted(path.name for path in HERE.iterdir() if (path / "directory.tar.xz").exists())

@@ -21,8 +21,8 @@ from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.estimator.recipes import build_cost_model, build_headroom
 from neaptide.executors.simulated.hash_executor import SimExecutor
 from neaptide.simulation.replay import Replay, replay
-from neaptide.simulation.replicas.stopping import Stops
 from neaptide.simulation.simulator import simulate
+from neaptide.simulation.stopping import Stops
 from tests.engine.harness import batch, online
 from tests.golden.renew import GOLDEN_LOG
 from tests.simulation.scenes import mixed

@@ -14,7 +14,7 @@ from neaptide.engine.scheduler.draft import Draft
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
-from neaptide.simulation.replicas.replica import SimulationError
+from neaptide.simulation.replica import SimulationError
 from neaptide.simulation.simulator import simulate
 from tests.golden.renew import write_log
 from tests.simulation.scenes import STEP_S, constant, mixed, offline, online

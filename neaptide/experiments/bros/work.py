@@ -11,7 +11,7 @@ from neaptide.engine.steps.step import Step
 from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.simulation.bound import UnitCosts
 from neaptide.simulation.measures import Window
-from neaptide.simulation.replicas.replica import ONLINE_PREFIX
+from neaptide.simulation.replica import ONLINE_PREFIX
 
 
 @dataclass(slots=True, frozen=True)

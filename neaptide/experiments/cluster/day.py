@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 
 from neaptide.cluster.autoscaling import Scale
+from neaptide.cluster.simulation.cluster import simulate_cluster
+from neaptide.cluster.simulation.fleet import Fleet
+from neaptide.cluster.simulation.result import ClusterResult
 from neaptide.estimator.device_profile import load_profile
 from neaptide.experiments.result import ExperimentResult, Row
 from neaptide.loadgen.workloads.offline_sets import OfflineSet, load_offline
 from neaptide.loadgen.workloads.online_sets import DAY_S, online_requests
-from neaptide.simulation.replicas.cluster import simulate_cluster
-from neaptide.simulation.replicas.cluster_result import ClusterResult
-from neaptide.simulation.replicas.fleet import Fleet
 from neaptide.simulation.scenario import Scenario
 
 NAME = "cluster-day"

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 
 from neaptide.cluster.routing import ROUTERS
+from neaptide.cluster.simulation.cluster import simulate_cluster
+from neaptide.cluster.simulation.fleet import Fleet
 from neaptide.estimator.device_profile import DeviceProfile, load_profile
 from neaptide.experiments.result import ExperimentResult, Row
 from neaptide.loadgen.workloads.online_sets import online_requests
 from neaptide.loadgen.workloads.traces import TraceRequest
-from neaptide.simulation.replicas.cluster import simulate_cluster
-from neaptide.simulation.replicas.fleet import Fleet
 from neaptide.simulation.result import SimResult
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import simulate

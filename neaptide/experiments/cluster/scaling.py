@@ -4,12 +4,12 @@ import logging
 from dataclasses import replace
 from typing import Any
 
+from neaptide.cluster.simulation.cluster import simulate_cluster
+from neaptide.cluster.simulation.fleet import PLACEMENTS, Fleet, Placement
+from neaptide.cluster.simulation.result import ClusterResult
 from neaptide.estimator.device_profile import load_profile
 from neaptide.experiments.result import ExperimentResult, Row
 from neaptide.loadgen.workloads.offline_sets import OfflineSet, load_offline
-from neaptide.simulation.replicas.cluster import simulate_cluster
-from neaptide.simulation.replicas.cluster_result import ClusterResult
-from neaptide.simulation.replicas.fleet import PLACEMENTS, Fleet, Placement
 from neaptide.simulation.scenario import Scenario
 
 NAME = "cluster-scaling"

@@ -19,8 +19,8 @@ from neaptide.experiments.w5.machine import (
     figures_of,
     middle,
 )
-from neaptide.simulation.replicas.stopping import Stops
 from neaptide.simulation.simulator import simulate
+from neaptide.simulation.stopping import Stops
 
 NAME = "stop-between-layers"
 ABOUT = "what would chats and offline work gain if steps were left between layers when a chat comes?"

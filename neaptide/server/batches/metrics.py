@@ -18,11 +18,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from neaptide.cluster.batches.chunk_rows import database_now_ms
 from neaptide.engine.messages import Outlook
 from neaptide.server.batches.running.outlooks import Outlooks
-from neaptide.server.batches.storing.claim_rows import database_now_ms
+from neaptide.server.batches.storing import server_rows
 from neaptide.server.batches.storing.models import LIVE, TERMINAL, BatchStatus
-from neaptide.server.batches.storing.shared import server_rows
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
 from neaptide.server.batches.storing.tables import batch_chunks, batches, files
 

@@ -9,6 +9,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from neaptide.cluster.batches import chunk_rows
+from neaptide.cluster.batches.chunk_rows import JobLeft
+from neaptide.cluster.batches.machine import SharedMachine
 from neaptide.server.batches.checking.create import parse_create, window_seconds
 from neaptide.server.batches.checking.validate import Checker
 from neaptide.server.batches.lines import LineCompiler
@@ -18,10 +21,8 @@ from neaptide.server.batches.objects import batch_object
 from neaptide.server.batches.planning.planning import MakesPlans
 from neaptide.server.batches.running.machine import BatchMachine, Machine
 from neaptide.server.batches.running.outlooks import Outlooks
-from neaptide.server.batches.sharing.machine import SharedMachine
-from neaptide.server.batches.storing import batch_rows, claim_rows
+from neaptide.server.batches.storing import batch_rows, server_rows
 from neaptide.server.batches.storing.batch_rows import WrongPurposeError
-from neaptide.server.batches.storing.claim_rows import JobLeft
 from neaptide.server.batches.storing.data_dir import StoreError
 from neaptide.server.batches.storing.faults import StorageHealth
 from neaptide.server.batches.storing.file_rows import IdempotencyConflictError
@@ -35,7 +36,6 @@ from neaptide.server.batches.storing.models import (
     new_batch_id,
     new_file_id,
 )
-from neaptide.server.batches.storing.shared import server_rows
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
 from neaptide.server.batches.wiring import BatchPlane, BatchSettings, Clocks
 from neaptide.server.edge.errors import ConflictError, InvalidRequestError, NotFoundError, server_stops
@@ -238,7 +238,7 @@ class BatchService:
 
     async def backlog(self) -> list[JobLeft]:
         """Remaining work of all servers of this one's model. Raises StoreUnavailableError."""
-        return await self.store.read(claim_rows.backlog, self._compiler.served.fingerprint)
+        return await self.store.read(chunk_rows.backlog, self._compiler.served.fingerprint)
 
     @property
     def now_s(self) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from neaptide.cluster.claims import LEASE_S
+from neaptide.cluster.lease_order import LEASE_S
 from neaptide.server.batches.checking.create import window_seconds
 from neaptide.server.batches.checking.validate import Checker, Limits
 from neaptide.server.batches.lines import LineCompiler

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from neaptide.cluster.claims import LEASE_S
+from neaptide.cluster.lease_order import LEASE_S
 from neaptide.engine.messages import (
     AbortRequest,
     AddBatch,

@@ -10,8 +10,8 @@ from neaptide.engine.offline.planning.pooled import TWO_ENDS
 from neaptide.estimator.recipes import roofline_recipe
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
+from neaptide.simulation import replica
 from neaptide.simulation.pools.inline_planner import InlinePlanner
-from neaptide.simulation.replicas import replica
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import simulate
 from tests.simulation.scenes import BASE, constant, profile

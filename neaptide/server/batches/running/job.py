@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from neaptide.cluster.claims import Claim
+from neaptide.cluster.lease_order import Claim
 from neaptide.engine.messages import AddBatch, RequestOutput
 from neaptide.engine.params import FinishReason
 from neaptide.engine.row_id import RowId

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from neaptide.cluster.batches import chunk_rows
 from neaptide.engine.messages import RequestOutput
 from neaptide.engine.params import FinishReason
 from neaptide.engine.row_id import RowId
@@ -31,7 +32,7 @@ from neaptide.server.batches.running.events import (
 )
 from neaptide.server.batches.running.job import NO_ENGINE, Heard, Job
 from neaptide.server.batches.running.suspects import LineKey, Suspects
-from neaptide.server.batches.storing import batch_rows, claim_rows
+from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.models import FileRecord, LineResult
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
 from neaptide.server.edge.errors import ApiError, is_passing
@@ -340,7 +341,7 @@ class JobRunner:
 
     async def _note_attempts(self, job: Job, line_nos: list[int]) -> None:
         """Stores the attempts for the next start and for other servers; here the jobs have them."""
-        held = None if job.claim is None else claim_rows.held_by(job.claim)
+        held = None if job.claim is None else chunk_rows.held_by(job.claim)
         try:
             await self._store.write(batch_rows.count_attempts, job.batch_id, line_nos, held)
         except StoreUnavailableError as error:

@@ -26,10 +26,9 @@ from neaptide.server.batches.running.job import Job
 from neaptide.server.batches.running.job_runner import JobRunner
 from neaptide.server.batches.running.plans import Plans, watch_tokens
 from neaptide.server.batches.running.upkeep import Upkeep, say_what_waits
-from neaptide.server.batches.storing import batch_rows
+from neaptide.server.batches.storing import batch_rows, server_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk
 from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, LineState
-from neaptide.server.batches.storing.shared import server_rows
 from neaptide.server.batches.wiring import BatchPlane
 from neaptide.server.edge.errors import NotFoundError
 

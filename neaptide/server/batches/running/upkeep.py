@@ -4,11 +4,10 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 
-from neaptide.server.batches.storing import batch_rows
+from neaptide.server.batches.storing import batch_rows, server_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk
 from neaptide.server.batches.storing.housekeeping import Housekeeping
-from neaptide.server.batches.storing.shared import server_rows
-from neaptide.server.batches.storing.shared.server_rows import Waiting
+from neaptide.server.batches.storing.server_rows import Waiting
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.batches.wiring import BatchPlane
 

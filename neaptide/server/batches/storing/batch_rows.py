@@ -11,9 +11,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from neaptide.cluster.claims import Claim
+from neaptide.cluster.batches import chunk_rows
+from neaptide.cluster.lease_order import Claim
 from neaptide.server.batches.served import Served
-from neaptide.server.batches.storing import claim_rows, file_rows
+from neaptide.server.batches.storing import file_rows
 from neaptide.server.batches.storing.models import (
     LIVE,
     BatchRecord,
@@ -237,8 +238,8 @@ def end_lines(
 def end_claimed_lines(conn: sa.Connection, claim: Claim, results: Sequence[LineResult]) -> bool:
     """``end_lines`` under a lease; returns False, with nothing done, if the lease is lost."""
     # Lines end only under a valid lease; if all ended, it was valid.
-    num_ended = end_lines(conn, claim.key.batch_id, results, claim_rows.held_by(claim))
-    return 0 < num_ended == len(results) or claim_rows.holds(conn, claim)
+    num_ended = end_lines(conn, claim.key.batch_id, results, chunk_rows.held_by(claim))
+    return 0 < num_ended == len(results) or chunk_rows.holds(conn, claim)
 
 
 _END_LINE = (
@@ -337,7 +338,7 @@ def begin_finalizing(conn: sa.Connection, batch_id: str, now: int) -> bool:
 
 def close_lines(conn: sa.Connection, batch_id: str, state: LineState, error: str) -> int:
     """Ends every pending line with an error. Later results are refused, and leases are void."""
-    claim_rows.withdraw_chunks(conn, batch_id)
+    chunk_rows.withdraw_chunks(conn, batch_id)
     t = batch_lines.c
     update = batch_lines.update().where(t.batch_id == batch_id, t.state == LineState.PENDING)
     closed = conn.execute(update.values(state=state, error=error)).rowcount
@@ -382,6 +383,6 @@ def finish_batch(
         "error_file_id": error and error.id,
         "plan_blob": None,
     }
-    claim_rows.withdraw_chunks(conn, batch_id)
+    chunk_rows.withdraw_chunks(conn, batch_id)
     conn.execute(batches.update().where(batches.c.id == batch_id).values(**values))
     return True

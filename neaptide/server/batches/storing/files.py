@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+from neaptide.cluster.storage.blobs import upload_key
 from neaptide.engine.private_files import private_opener
 from neaptide.server.batches.served import named_model
 from neaptide.server.batches.storing import file_rows
@@ -34,7 +35,6 @@ from neaptide.server.batches.storing.faults import (
 )
 from neaptide.server.batches.storing.file_rows import FileInUseError, IdempotencyConflictError
 from neaptide.server.batches.storing.models import FileRecord, IdempotencyKey, new_file_id
-from neaptide.server.batches.storing.shared.blobs import upload_key
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError, WriteUnknownError
 from neaptide.server.edge.errors import (
     ConflictError,

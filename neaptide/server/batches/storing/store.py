@@ -8,6 +8,8 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
+from neaptide.cluster.storage.blobs import Blobs
+from neaptide.cluster.storage.form import settle_form
 from neaptide.engine.private_files import make_private_directory
 from neaptide.server.batches.storing.data_dir import CACHE, FILES, DataDir, StoreError
 from neaptide.server.batches.storing.databases import deadline
@@ -16,8 +18,6 @@ from neaptide.server.batches.storing.databases.protocol import Database, Outcome
 from neaptide.server.batches.storing.databases.readers import Readers
 from neaptide.server.batches.storing.databases.sqlite import SqliteDatabase
 from neaptide.server.batches.storing.databases.writer import Writer
-from neaptide.server.batches.storing.shared.blobs import Blobs
-from neaptide.server.batches.storing.shared.form import settle_form
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -227,6 +227,6 @@ def _database(directory: DataDir, url: str | None, is_shared: bool, limit_s: flo
     if url is None:
         return SqliteDatabase(directory.database, directory)
     # Imported here, because the driver takes as long to load as the rest of the store.
-    from neaptide.server.batches.storing.databases.postgres import PostgresDatabase, postgres_url
+    from neaptide.cluster.storage.postgres import PostgresDatabase, postgres_url
 
     return PostgresDatabase(postgres_url(url), is_shared, limit_s)

@@ -143,7 +143,7 @@ batch_chunks = sa.Table(
     metadata,
     sa.Column("batch_id", sa.String(64), sa.ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True),
     sa.Column("chunk_no", sa.Integer, primary_key=True, autoincrement=False),
-    # See ``neaptide/cluster/claims.py``.
+    # See ``neaptide/cluster/lease_order.py``.
     sa.Column("deadline_class", sa.BigInteger, nullable=False),
     sa.Column("density", sa.Double, nullable=False),
     # Expected time on an idle device, from when the batch was cut; 0 if unknown.

@@ -14,8 +14,8 @@ from neaptide.server.batches.storing import offline
 from neaptide.server.batches.storing.models import BatchRecord
 from neaptide.server.batches.storing.store import Store
 from neaptide.server.edge.errors import ApiError, NotFoundError
+from tests.cluster.batches.pair import answered_to_the_end, shared_server
 from tests.server.batches.fakes import Server, jsonl, line, numbered
-from tests.server.batches.sharing.pair import answered_to_the_end, shared_server
 
 NUM_LINES = 6
 

@@ -16,9 +16,9 @@ from neaptide.server.batches.storing import file_rows
 from neaptide.server.batches.storing.data_dir import DATABASE_NAME
 from neaptide.server.batches.storing.models import FileRecord
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError, WriteUnknownError
+from tests.cluster.storage.silence import SilentProxy, locked_table, stopped_backends
 from tests.patience import PATIENCE_S, until, until_here
 from tests.postgres import PostgresServer
-from tests.server.batches.storing.databases.silence import SilentProxy, locked_table, stopped_backends
 
 LIMIT_S = 0.5
 FILES = [FileRecord(f"file-{n}", "", "a.jsonl", "batch", 3, "0" * 64, 100, None) for n in range(8)]

@@ -1,0 +1,255 @@
+"""Operations on the ``batch_chunks`` table: leases of servers on chunks of lines, inside a transaction.
+
+``neaptide/cluster/lease_order.py`` has the same leases in memory, in the same order. ``now_ms`` may be a number or the
+database's own clock, so that servers need not agree on the time.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY
+
+from neaptide.cluster.lease_order import LEASE_S, MAX_CHUNK_LINES, Chunk, ChunkKey, Claim, End, Free, lines_to_claim
+from neaptide.server.batches.served import NO_LIMIT
+from neaptide.server.batches.storing.models import BatchStatus, LineState
+from neaptide.server.batches.storing.tables import batch_chunks, batch_lines, batches
+
+_LEASE_MS = int(LEASE_S * 1000)
+_KEY = sa.tuple_(batch_chunks.c.batch_id, batch_chunks.c.chunk_no)
+Milliseconds = int | sa.ColumnElement[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """A server that leases chunks."""
+
+    name: str
+    fingerprint: str
+    """Fingerprint of its model and tokenizer. It leases only chunks that were made for them."""
+    lease_ms: int = _LEASE_MS
+    max_model_len: int = NO_LIMIT
+    """Longest context; it leases no chunk with a line that needs more."""
+
+
+class Besides(NamedTuple):
+    """Chunks and batches that a server does not lease."""
+
+    chunks: Sequence[ChunkKey] = ()
+    """Chunks that it has already, perhaps under an expired lease, or cannot run."""
+    batches: Sequence[str] = ()
+    """Batches of which it runs no line."""
+
+
+NOTHING = Besides()
+
+
+class BoardFigures(NamedTuple):
+    """Chunks that a server may lease now."""
+
+    free: Sequence[Free]
+    mean_density: float
+    num_others: int
+    """Number of other servers that hold chunks."""
+
+    @property
+    def num_free(self) -> int:
+        return sum(one.num_chunks for one in self.free)
+
+    @property
+    def chunks_to_claim(self) -> int:
+        num_lines = lines_to_claim(self.num_free * MAX_CHUNK_LINES, 1 + self.num_others)
+        return num_lines // MAX_CHUNK_LINES
+
+
+def database_now_ms(conn: sa.Connection) -> sa.ColumnElement[int]:
+    """The database's own clock, read when it is needed. At the begin of the transaction would be too early, as it may
+    have waited."""
+    if conn.dialect.name == "sqlite":
+        return sa.cast((sa.func.julianday("now") - 2440587.5) * 86_400_000, sa.BigInteger)
+    return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * 1000, sa.BigInteger)
+
+
+def board_figures(conn: sa.Connection, claimant: Claimant, besides: Besides = NOTHING) -> BoardFigures:
+    """Chunks that the server may lease, by the database's clock."""
+    t, now_ms = batch_chunks.c, database_now_ms(conn)
+    sums = sa.func.count(), sa.func.sum(t.density)
+    by_owner = sa.select(batches.c.owner, t.deadline_class, *sums).join_from(
+        batch_chunks, batches, t.batch_id == batches.c.id
+    )
+    by_owner = by_owner.where(t.leased_until_ms <= now_ms, _for(claimant, besides))
+    by_owner = by_owner.group_by(batches.c.owner, t.deadline_class)
+    rows = conn.execute(by_owner.order_by(t.deadline_class, batches.c.owner)).all()
+    free = [Free(owner, deadline_class, num_chunks) for owner, deadline_class, num_chunks, _ in rows]
+    density = sum(row[3] for row in rows) / max(sum(one.num_chunks for one in free), 1)
+    others = sa.select(sa.func.count(t.holder.distinct())).where(t.leased_until_ms > now_ms, t.holder != claimant.name)
+    return BoardFigures(free, float(density), conn.execute(others).scalar_one())
+
+
+def _for(claimant: Claimant, besides: Besides) -> sa.ColumnElement[bool]:
+    running = (batches.c.status == BatchStatus.IN_PROGRESS, batches.c.outcome.is_(None))
+    of_model = sa.select(batches.c.id).where(*running, batches.c.model_fingerprint == claimant.fingerprint)
+    of_model = of_model.where(batches.c.id.not_in(besides.batches))
+    fits = batch_chunks.c.needs_tokens <= claimant.max_model_len
+    return fits & batch_chunks.c.batch_id.in_(of_model) & _KEY.not_in([tuple(key) for key in besides.chunks])
+
+
+def add_chunks(conn: sa.Connection, chunks: Mapping[Chunk, Sequence[int]]) -> None:
+    """Offers chunks of a batch for leases, each with its line numbers."""
+    rows = [
+        {
+            "batch_id": chunk.key.batch_id,
+            "chunk_no": chunk.key.chunk_no,
+            "deadline_class": chunk.deadline_class,
+            "density": chunk.density,
+            "compute_s": chunk.compute_s,
+            "memory_s": chunk.memory_s,
+            "needs_tokens": chunk.needs_tokens,
+        }
+        for chunk in chunks
+    ]
+    if not rows:
+        return
+    conn.execute(batch_chunks.insert(), rows)
+    if conn.dialect.name == "postgresql":
+        conn.execute(_placing(chunks))
+        return
+    t = batch_lines.c
+    for chunk, line_nos in chunks.items():
+        where = (t.batch_id == chunk.key.batch_id, t.line_no.in_(line_nos))
+        conn.execute(batch_lines.update().where(*where).values(chunk_no=chunk.key.chunk_no))
+
+
+def _placing(chunks: Mapping[Chunk, Sequence[int]]) -> sa.Update:
+    """Assigns all lines to their chunks in one statement. With one per chunk, PostgreSQL, which has no statistics of a
+    new batch, would read the whole batch each time."""
+    placed = [(*chunk.key, line_no) for chunk, line_nos in chunks.items() for line_no in line_nos]
+    types = (sa.String, sa.Integer, sa.Integer)
+    arrays: list[sa.ColumnElement[Any]] = [
+        sa.literal(list(column), ARRAY(kind)) for column, kind in zip(zip(*placed, strict=True), types, strict=True)
+    ]
+    given = sa.func.unnest(*arrays).table_valued("batch_id", "chunk_no", "line_no", name="placed").render_derived()
+    t = batch_lines.c
+    where = (t.batch_id == given.c.batch_id, t.line_no == given.c.line_no)
+    return batch_lines.update().where(*where).values(chunk_no=given.c.chunk_no)
+
+
+class JobLeft(NamedTuple):
+    """Remaining work of one batch in progress."""
+
+    expires_at_s: int
+    work_s: float
+    """Least time that an idle device takes for its chunks; unfinished chunks count in full."""
+
+
+def backlog(conn: sa.Connection, fingerprint: str) -> list[JobLeft]:
+    """Remaining work of all batches with chunks that servers of this model may lease. Further servers would not speed
+    up batches of other models."""
+    t, b = batch_chunks.c, batches.c
+    sums = sa.func.sum(t.compute_s), sa.func.sum(t.memory_s)
+    running = (b.status == BatchStatus.IN_PROGRESS, b.outcome.is_(None), b.model_fingerprint == fingerprint)
+    query = sa.select(b.expires_at, *sums).join_from(batch_chunks, batches, t.batch_id == b.id).where(*running)
+    found = conn.execute(query.group_by(b.id, b.expires_at).order_by(b.expires_at, b.id))
+    return [JobLeft(expires_at, max(compute_s, memory_s)) for expires_at, compute_s, memory_s in found]
+
+
+def claim_chunks(
+    conn: sa.Connection,
+    end: End,
+    now_ms: Milliseconds,
+    limit: int = 1,
+    claimant: Claimant | None = None,
+    besides: Besides = NOTHING,
+    owner: str | None = None,
+) -> list[Claim]:
+    """Leases the next free chunks, skipping those that another server leases at the same time.
+
+    ``claimant``: leases only what that server may run, in its name and for its lease time, and nothing of ``besides``.
+    ``owner``: only that owner's batches.
+    """
+    t = batch_chunks.c
+    density = t.density.desc() if end is End.DENSE else t.density.asc()
+    free = sa.select(t.batch_id, t.chunk_no).where(t.leased_until_ms <= now_ms)
+    if claimant is not None:
+        free = free.where(_for(claimant, besides))
+    if owner is not None:
+        free = free.where(t.batch_id.in_(sa.select(batches.c.id).where(batches.c.owner == owner)))
+    free = free.order_by(t.deadline_class, density, t.batch_id, t.chunk_no).limit(limit)
+    # A CTE is evaluated once; with a subquery PostgreSQL may lock more records than the limit.
+    chosen = free.with_for_update(skip_locked=True).cte("chosen")
+    claimed = (
+        batch_chunks.update()
+        .where(_KEY.in_(sa.select(chosen.c.batch_id, chosen.c.chunk_no)))
+        .values(
+            epoch=t.epoch + 1,
+            leased_until_ms=now_ms + (_LEASE_MS if claimant is None else claimant.lease_ms),
+            holder=None if claimant is None else claimant.name,
+        )
+        .returning(t.deadline_class, t.density, t.batch_id, t.chunk_no, t.epoch)
+    )
+    sign = -1 if end is End.DENSE else 1
+    rows = sorted(conn.execute(claimed), key=lambda row: (row[0], sign * row[1], row[2], row[3]))
+    return [Claim(ChunkKey(batch_id, chunk_no), epoch) for _, _, batch_id, chunk_no, epoch in rows]
+
+
+def renew_claims(
+    conn: sa.Connection, claims: Iterable[Claim], now_ms: Milliseconds, lease_ms: int = _LEASE_MS
+) -> set[Claim]:
+    """Renews leases; returns those that still hold."""
+    return _change(conn, claims, now_ms + lease_ms)
+
+
+def release_claims(conn: sa.Connection, claims: Iterable[Claim]) -> set[Claim]:
+    """Ends leases early; returns those that still held."""
+    return _change(conn, claims, 0)
+
+
+def _change(conn: sa.Connection, claims: Iterable[Claim], leased_until_ms: Milliseconds) -> set[Claim]:
+    t = batch_chunks.c
+    wanted = sorted((claim.key.batch_id, claim.key.chunk_no, claim.epoch) for claim in claims)
+    if not wanted:
+        return set()
+    update = batch_chunks.update().where(sa.tuple_(t.batch_id, t.chunk_no, t.epoch).in_(wanted))
+    changed = conn.execute(update.values(leased_until_ms=leased_until_ms).returning(t.batch_id, t.chunk_no, t.epoch))
+    return {Claim(ChunkKey(batch_id, chunk_no), epoch) for batch_id, chunk_no, epoch in changed}
+
+
+def complete_chunk(conn: sa.Connection, claim: Claim) -> bool:
+    """Deletes a chunk if the lease holds and none of its lines is left; its epochs end with it."""
+    t, lines = batch_chunks.c, batch_lines.c
+    left = sa.exists().where(
+        lines.batch_id == claim.key.batch_id, lines.chunk_no == claim.key.chunk_no, lines.state == LineState.PENDING
+    )
+    where = (t.batch_id == claim.key.batch_id, t.chunk_no == claim.key.chunk_no, t.epoch == claim.epoch, ~left)
+    return conn.execute(batch_chunks.delete().where(*where)).rowcount == 1
+
+
+def withdraw_chunks(conn: sa.Connection, batch_id: str) -> None:
+    """Ends all leases of a batch that is cancelled or has ended."""
+    conn.execute(batch_chunks.delete().where(batch_chunks.c.batch_id == batch_id))
+
+
+def holds(conn: sa.Connection, claim: Claim) -> bool:
+    """Whether results under the lease are accepted."""
+    t = batch_chunks.c
+    where = (t.batch_id == claim.key.batch_id, t.chunk_no == claim.key.chunk_no, t.epoch == claim.epoch)
+    return bool(conn.execute(sa.select(sa.exists().where(*where))).scalar_one())
+
+
+def num_chunks(conn: sa.Connection, batch_id: str) -> int:
+    """Number of unfinished chunks of a batch."""
+    query = sa.select(sa.func.count()).select_from(batch_chunks).where(batch_chunks.c.batch_id == batch_id)
+    return int(conn.execute(query).scalar_one())
+
+
+def held_by(claim: Claim) -> sa.ColumnElement[bool]:
+    """Condition on ``batch_lines`` that a lease holds.
+
+    It locks the chunk's record until the end of the transaction. So no other lease on it begins before the results
+    under this one are durable.
+    """
+    t = batch_chunks.c
+    where = (t.batch_id == claim.key.batch_id, t.chunk_no == claim.key.chunk_no, t.epoch == claim.epoch)
+    held = sa.select(t.chunk_no).where(*where).with_for_update(read=True).cte("held")
+    return batch_lines.c.chunk_no.in_(sa.select(held.c.chunk_no))

@@ -1,0 +1,77 @@
+"""A batch's lines in chunks that servers claim: what shares a prefix stays together. Blocking; for a thread."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from neaptide.cluster.lease_order import Chunk, ChunkKey, chunk_sizes
+from neaptide.engine.arrays import IntArray
+from neaptide.engine.offline.density import DensityModel
+from neaptide.engine.offline.prefix_tree import PrefixTree
+from neaptide.engine.offline.token_file import TokenFile
+from neaptide.server.batches.checking.job_files import JobPlan
+from neaptide.server.batches.checking.needs import needed_tokens, row_lengths
+from neaptide.server.batches.storing.models import BatchRecord, PendingLine
+
+EXPECTED_OUTPUT_TOKENS = 256
+"""Of an answer, before any has ended; at most what its line allows."""
+SOME_DEVICE = DensityModel.in_seconds(1.0, 1e-3)
+"""Where none is known yet. Only the order of densities counts, and which chunk is denser hardly depends on it."""
+
+
+class Work(NamedTuple):
+    """What lines ask of the device, by expected answers."""
+
+    compute_s: float
+    memory_s: float
+
+    @property
+    def density(self) -> float:
+        return self.compute_s / self.memory_s if self.memory_s > 0 else self.compute_s
+
+
+def work_of(lines: Sequence[PendingLine], plan: JobPlan, tokens: TokenFile, device: DensityModel) -> Work:
+    """Each prompt counted in whole."""
+    prompts, limits = (one.astype(np.float64) for one in row_lengths(lines, plan, tokens))
+    outputs = np.minimum(limits, EXPECTED_OUTPUT_TOKENS)
+    return Work(float(device.compute_s(prompts, outputs).sum()), float(device.memory_s(prompts, outputs).sum()))
+
+
+def cut(
+    record: BatchRecord,
+    lines: Sequence[PendingLine],
+    plan: JobPlan,
+    stem: Path,
+    device: DensityModel,
+    contexts: Sequence[int] = (),
+) -> dict[Chunk, list[int]]:
+    """Chunks of the lines, with each its line numbers.
+
+    ``contexts``: of all servers. What a shorter one holds stands in no chunk with what only a longer one does.
+    """
+    if not lines:
+        return {}
+    tokens = TokenFile(stem)
+    place = np.empty(len(tokens), np.int64)
+    place[PrefixTree.load(stem, len(tokens)).rows] = np.arange(len(tokens))
+    needed = needed_tokens(lines, plan, tokens)
+    classes = np.searchsorted(np.unique(np.asarray(contexts, np.int64)), needed)
+    places = np.array([place[line.first_row] if line.num_rows else -1 for line in lines], np.int64)
+    ordered = np.lexsort([places, classes])
+    chunks: dict[Chunk, list[int]] = {}
+    for part in _parts(ordered, classes):
+        part_lines = [lines[index] for index in part]
+        work = work_of(part_lines, plan, tokens, device)
+        known = work if device is not SOME_DEVICE else Work(0.0, 0.0)
+        key, longest = ChunkKey(record.id, len(chunks)), int(needed[part].max())
+        chunk = Chunk(key, record.expires_at, work.density, len(part), *known, needs_tokens=longest)
+        chunks[chunk] = [line.line_no for line in part_lines]
+    return chunks
+
+
+def _parts(ordered: IntArray, classes: IntArray) -> Iterator[IntArray]:
+    """The lines of each chunk: runs of one class."""
+    for of_class in np.split(ordered, np.flatnonzero(np.diff(classes[ordered])) + 1):
+        yield from np.split(of_class, np.cumsum(chunk_sizes(len(of_class)))[:-1])

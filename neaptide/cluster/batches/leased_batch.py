@@ -1,0 +1,109 @@
+"""A batch that this server moves on under a lease, while others may do the same with other batches."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Concatenate, ParamSpec, TypeVar
+
+import sqlalchemy as sa
+
+from neaptide.cluster.batches import chunk_rows
+from neaptide.cluster.batches.cutting import SOME_DEVICE, cut
+from neaptide.cluster.batches.lease_rows import BatchLease, guarded
+from neaptide.cluster.batches.plans import put_plan, remove_plan_blobs
+from neaptide.cluster.lease_order import Chunk
+from neaptide.cluster.storage.blobs import Blobs, BlobsUnavailableError, batch_key
+from neaptide.engine.offline.density import DensityModel
+from neaptide.server.batches.checking.job_files import plan_faults, read_plan
+from neaptide.server.batches.hold import ResultFiles
+from neaptide.server.batches.storing import batch_rows, server_rows
+from neaptide.server.batches.storing.models import BatchRecord, FileRecord
+from neaptide.server.batches.storing.tables import batches
+from neaptide.server.batches.wiring import BatchPlane
+from neaptide.server.link.engine_client import EngineClient, EngineUnavailableError
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def device_of(engine: EngineClient) -> DensityModel:
+    """What the engine has said of its device, once it has."""
+    try:
+        info = engine.info
+    except EngineUnavailableError:
+        return SOME_DEVICE
+    if info.token_s <= 0 or info.kv_token_s <= 0:
+        return SOME_DEVICE
+    return DensityModel.in_seconds(info.token_s, info.kv_token_s)
+
+
+def begin_shared(
+    conn: sa.Connection,
+    record: BatchRecord,
+    model: str,
+    fingerprint: str,
+    now: int,
+    plan_blob: str,
+    chunks: dict[Chunk, list[int]],
+) -> bool:
+    """``batch_rows.begin_batch``, its plan named and its lines offered to all servers."""
+    if not batch_rows.begin_batch(conn, record.id, model, fingerprint, now):
+        return False
+    unnamed = batches.update().where(batches.c.id == record.id, batches.c.plan_blob.is_(None))
+    if conn.execute(unnamed.values(plan_blob=plan_blob)).rowcount:
+        chunk_rows.add_chunks(conn, chunks)
+    # Else it was begun before, by a commit whose answer was lost, with the plan that was put then.
+    return True
+
+
+class LeasedHold:
+    """Implements ``Hold``. Everything raises LeaseLostError once another server has claimed the batch."""
+
+    def __init__(self, plane: BatchPlane, blobs: Blobs, lease: BatchLease) -> None:
+        self._p = plane
+        self._blobs = blobs
+        self._lease = lease
+
+    def guarded(
+        self, operation: Callable[Concatenate[sa.Connection, P], T]
+    ) -> Callable[Concatenate[sa.Connection, P], T]:
+        """As in ``Hold``."""
+        return guarded(self._lease, operation)
+
+    async def begin(self, record: BatchRecord, model: str, now: int) -> bool:
+        """As in ``Hold``."""
+        fingerprint = self._p.compiler.served.fingerprint
+        store, stem = self._p.store, self._p.stem(record.id)
+        lines = await store.read(batch_rows.pending_lines, record.id)
+        key = batch_key(record.id, self._lease.epoch)
+        with plan_faults(stem):
+            plan = await asyncio.to_thread(read_plan, stem)
+            contexts = [one.max_model_len for one in await store.read(server_rows.known_abilities, fingerprint)]
+            chunks = await asyncio.to_thread(cut, record, lines, plan, stem, device_of(self._p.engine), contexts)
+            await self._blobs.in_thread(put_plan, self._blobs, stem, key)
+        return await store.write(self.guarded(begin_shared), record, model, fingerprint, now, key, chunks)
+
+    async def publish(self, record: BatchRecord, files: ResultFiles) -> ResultFiles:
+        """As in ``Hold``."""
+        output, error = files
+        return await self._put(record, output), await self._put(record, error)
+
+    async def _put(self, record: BatchRecord, file: FileRecord | None) -> FileRecord | None:
+        if file is None:
+            return None
+        key = f"{batch_key(record.id, self._lease.epoch)}.jsonl"
+        await self._blobs.in_thread(self._blobs.put, self._p.files.path(file.id), key)
+        return replace(file, blob=key)
+
+    async def tidy(self, record: BatchRecord) -> None:
+        """As in ``Hold``."""
+        if record.plan_blob is None:
+            return
+        try:
+            await self._blobs.in_thread(remove_plan_blobs, self._blobs, record.plan_blob)
+        except BlobsUnavailableError as error:
+            # Leftovers, which ``neaptide data prune`` finds.
+            logger.warning("batch %s: its plan is left on the shared storage: %s", record.id, error)

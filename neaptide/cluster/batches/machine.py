@@ -1,0 +1,224 @@
+"""The state machine where several servers share the batches: every step of every batch may be any server's.
+
+    lines            chunks, claimed by whoever has use for more (``claimer.py``)
+    everything else  a lease of the batch: to check its file, to write its results
+
+The arrows are those of ``running/machine.py``, compare-and-sets in the database, and so is who may draw them. A server
+that dies leaves leases behind; when they end, others look for what is to be done and do it.
+"""
+
+import asyncio
+import logging
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+
+from neaptide.cluster.batches import lease_rows
+from neaptide.cluster.batches.lease_rows import BatchLease, LeaseLostError
+from neaptide.cluster.batches.leased_batch import LeasedHold
+from neaptide.cluster.batches.leased_chunks import RENEWALS_A_LEASE, Claimer
+from neaptide.cluster.storage.blobs import Blobs
+from neaptide.server.batches.checking.validation import Validation
+from neaptide.server.batches.running import finalize
+from neaptide.server.batches.running.background import Background
+from neaptide.server.batches.running.ending import Ending
+from neaptide.server.batches.running.upkeep import Upkeep, say_what_waits
+from neaptide.server.batches.storing import batch_rows, server_rows
+from neaptide.server.batches.storing.disk_patience import PatientDisk, ServerStoppingError
+from neaptide.server.batches.storing.leftovers import judge_jobs
+from neaptide.server.batches.storing.models import BatchRecord, BatchStatus
+from neaptide.server.batches.storing.store import StoreUnavailableError
+from neaptide.server.batches.wiring import BatchPlane
+
+logger = logging.getLogger(__name__)
+
+MAX_CARES = 4
+"""Batches that this server checks or ends at once; files are checked one at a time anyway."""
+
+
+@dataclass(slots=True)
+class _Care:
+    lease: BatchLease
+    stop: asyncio.Event
+    """Set when the batch's validation is not wanted any more, or not this server's."""
+    is_validating: bool = False
+
+
+class SharedMachine:
+    """Implements ``BatchMachine``. Event loop only."""
+
+    def __init__(self, plane: BatchPlane, blobs: Blobs) -> None:
+        self._p = plane
+        self._blobs = blobs
+        self._lease_ms = int(plane.settings.lease_s * 1000)
+        self._disk = PatientDisk()
+        self._stopping = threading.Event()
+        self._validation = Validation(plane, self._disk)
+        self._ending = Ending(plane, self._stopping)
+        self._upkeep = Upkeep(plane, self._disk, self.end, self._sweep)
+        self.claimer = Claimer(
+            plane, blobs, self._disk, self._validation, lambda _: self._wake.set(), self._is_validating
+        )
+        self._cares: dict[str, _Care] = {}
+        self._background = Background("a batch is left to the end of its lease")
+        self._wake = asyncio.Event()
+
+    # ---- start and stop ----
+
+    async def start(self) -> None:
+        """Takes up whatever there is to do."""
+        await self._enrol()
+        say_what_waits(await self._p.store.read(server_rows.waiting))
+        self.claimer.start()
+        for work in (self._care_on(), self._renew_on(), self._upkeep.run(self._stopping.is_set)):
+            self._background.spawn(work)
+
+    async def stop(self) -> None:
+        """Keeps what has been computed and leaves the rest to other servers, or to the next start."""
+        self._stopping.set()
+        self._background.close()
+        self._disk.stop()
+        self._wake.set()
+        for care in self._cares.values():
+            care.stop.set()
+        await self.claimer.stop()
+        await self._background.drain()
+        await self._p.checker.close()
+        with suppress(StoreUnavailableError):
+            await self._p.store.write_beside(server_rows.leave, self.claimer.claimant.name)
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """As in ``BatchMachine``."""
+        return self._disk.is_refusing
+
+    # ---- from outside ----
+
+    def begin(self, record: BatchRecord) -> None:
+        """As in ``BatchMachine``."""
+        self._wake.set()
+
+    def end(self, batch_id: str) -> None:
+        """As in ``BatchMachine``."""
+        care = self._cares.get(batch_id)
+        if care is not None:
+            care.stop.set()
+        self._background.spawn(self._close(batch_id))
+
+    async def _close(self, batch_id: str) -> None:
+        # What has arrived here still counts; other servers' results do until their lines are closed.
+        await self.claimer.close_batch(batch_id)
+        self._wake.set()
+
+    def suspend(self) -> None:
+        """As in ``BatchMachine``."""
+        self.claimer.suspend()
+
+    # ---- batches ----
+
+    async def _care_on(self) -> None:
+        while not self._stopping.is_set():
+            self._wake.clear()
+            try:
+                while len(self._cares) < MAX_CARES and (lease := await self._claim_batch()) is not None:
+                    care = self._cares[lease.batch_id] = _Care(lease, asyncio.Event())
+                    self._background.spawn(self._care(care))
+            except (OSError, StoreUnavailableError) as error:
+                logger.error("batches have to wait: %s", error)
+            try:
+                async with asyncio.timeout(self._p.settings.tick_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def _claim_batch(self) -> BatchLease | None:
+        served = self._p.compiler.served
+        if self._stopping.is_set() or not await self._p.store.read(lease_rows.needs_care, served):
+            return None
+        besides = list(self._cares)
+        return await self._p.store.write_beside(lease_rows.claim_batch, self._lease_ms, besides=besides, served=served)
+
+    async def _care(self, care: _Care) -> None:
+        """Moves a batch on as far as it goes without its lines. What fails for no good reason is tried again, here or
+        elsewhere, when the lease is over."""
+        lease = care.lease
+        try:
+            await self._move_on(care)
+        except LeaseLostError:
+            logger.warning("batch %s: another server has taken it over", lease.batch_id)
+        except (ServerStoppingError, finalize.FinalizeStoppedError):
+            await self._release(lease)
+        else:
+            await self._release(lease)
+        finally:
+            if self._cares.get(lease.batch_id) is care:
+                del self._cares[lease.batch_id]
+            self._wake.set()
+
+    def _is_validating(self, batch_id: str) -> bool:
+        return batch_id in self._cares and self._cares[batch_id].is_validating
+
+    async def _move_on(self, care: _Care) -> None:
+        store, batch_id = self._p.store, care.lease.batch_id
+        hold = LeasedHold(self._p, self._blobs, care.lease)
+        record = await store.read(batch_rows.require_batch, batch_id)
+        if record.status is BatchStatus.VALIDATING and record.outcome is None:
+            care.is_validating = True
+            if not await self._validation.run(record, care.stop, hold) and self._stopping.is_set():
+                raise ServerStoppingError
+            care.is_validating = False
+            self.claimer.wake()
+            record = await store.read(batch_rows.require_batch, batch_id)
+        if record.outcome is None:
+            begin_finalizing = hold.guarded(batch_rows.begin_finalizing)
+            # Not taken while there are lines to run; then it ends another time.
+            if not await self._disk.retry(
+                batch_id, lambda: store.write(begin_finalizing, batch_id, self._p.now(record))
+            ):
+                return
+        await self._disk.retry(batch_id, lambda: self._ending.end(batch_id, hold))
+
+    async def _release(self, lease: BatchLease) -> None:
+        try:
+            await self._p.store.write_beside(lease_rows.release_batch, lease)
+        except StoreUnavailableError as error:
+            logger.error("batch %s is free only when its lease ends: %s", lease.batch_id, error)
+
+    # ---- time ----
+
+    async def _renew_on(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                await self._enrol()
+                await self._renew()
+            except (OSError, StoreUnavailableError) as error:
+                logger.error("leases are not renewed: %s", error)
+            await self._disk.sleep(self._p.settings.lease_s / RENEWALS_A_LEASE)
+
+    async def _enrol(self) -> None:
+        name, served = self.claimer.claimant.name, self._p.compiler.served
+        await self._p.store.write_beside(server_rows.enrol, name, served, self._lease_ms)
+
+    async def _renew(self) -> None:
+        cares = {care.lease: care for care in self._cares.values()}
+        if not cares:
+            return
+        kept = await self._p.store.write_beside(lease_rows.renew_batches, list(cares), self._lease_ms)
+        for lease, care in cares.items():
+            # Lost, or cancelled by way of another server.
+            if kept.get(lease, True):
+                care.stop.set()
+
+    async def expire_overdue(self) -> None:
+        """As in ``BatchMachine``."""
+        await self._upkeep.expire_overdue()
+
+    async def _sweep(self) -> None:
+        await asyncio.to_thread(self._drop_stale_plans)
+
+    def _drop_stale_plans(self) -> None:
+        """Copies of plans of batches that ended on other servers."""
+        verdict = judge_jobs(self._p.store)
+        for path in self._p.jobs_dir.iterdir():
+            if verdict(path.name) is False:
+                path.unlink(missing_ok=True)

@@ -1,0 +1,125 @@
+"""The plans of running batches on shared storage, and this server's copies of them. Functions are blocking."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+from neaptide.cluster.storage.blobs import Blobs
+from neaptide.server.batches.checking.job_files import (
+    PLAN_SUFFIXES,
+    PREFIXES,
+    SEAL_SUFFIX,
+    PlanLostError,
+    SealedPlan,
+    plan_faults,
+    plan_file,
+    read_sealed_plan,
+    remove_plan,
+    tokens_version,
+)
+from neaptide.server.batches.checking.validation import Validation
+from neaptide.server.batches.storing import batch_rows
+from neaptide.server.batches.storing.models import BatchRecord, FileRecord
+from neaptide.server.batches.wiring import BatchPlane
+
+logger = logging.getLogger(__name__)
+
+KNOWN_PLANS = 8
+"""Of batches of late; a batch's chunks come one after another."""
+
+
+def put_plan(blobs: Blobs, stem: Path, key: str) -> None:
+    """A sealed plan, file by file, under one key.
+
+    Raises:
+        BlobsUnavailableError: not all of it is there.
+        FileNotFoundError: a file of the plan is missing here.
+    """
+    for suffix in PLAN_SUFFIXES:
+        path = plan_file(stem, suffix)
+        if suffix != PREFIXES or path.exists():
+            blobs.put(path, f"{key}{suffix}")
+
+
+def remove_plan_blobs(blobs: Blobs, key: str) -> None:
+    """Raises BlobsUnavailableError."""
+    for suffix in PLAN_SUFFIXES:
+        blobs.remove(f"{key}{suffix}")
+
+
+def copy_of_plan(blobs: Blobs, stem: Path, key: str, scratch: Path) -> SealedPlan:
+    """The plan at ``stem``, fetched unless a sound copy of the same lies there. What lies there may be of a check that
+    another server's has overtaken: the same prompts perhaps, under other numbers. So the seal is the storage's.
+
+    Raises:
+        PlanLostError: the storage has not got it, or has a damaged one.
+        OSError: not now.
+    """
+    with plan_faults(stem):
+        try:
+            blobs.fetch(f"{key}{SEAL_SUFFIX}", plan_file(stem, SEAL_SUFFIX), scratch)
+            return read_sealed_plan(stem)
+        except (FileNotFoundError, PlanLostError):
+            remove_plan(stem)
+        for suffix in PLAN_SUFFIXES:
+            try:
+                blobs.fetch(f"{key}{suffix}", plan_file(stem, suffix), scratch)
+            except FileNotFoundError:
+                # Only this one may be missing: a plan whose prompts share nothing works as well without it.
+                if suffix != PREFIXES:
+                    raise
+        return read_sealed_plan(stem)
+
+
+class PlanCopies:
+    """This server's copies of the plans whose chunks it runs. Event loop only."""
+
+    def __init__(self, plane: BatchPlane, blobs: Blobs, validation: Validation) -> None:
+        self._p = plane
+        self._blobs = blobs
+        self._validation = validation
+        self._known: dict[str, SealedPlan] = {}
+
+    def forget(self, batch_id: str) -> None:
+        self._known.pop(batch_id, None)
+
+    async def get(self, record: BatchRecord, file: FileRecord) -> SealedPlan:
+        """From this server's copy, from a new one, or made again from the input.
+
+        Raises:
+            OSError: not now.
+            PlanLostError: not here; other servers may have it.
+        """
+        stem = self._p.stem(record.id)
+        plan = self._known.get(record.id)
+        if plan is not None and plan.tokens_version == await asyncio.to_thread(tokens_version, stem):
+            return plan
+        try:
+            plan = await self._fetch(record)
+        except PlanLostError as error:
+            logger.warning("batch %s: its plan is made again from its input: %s", record.id, error)
+            plan = await self._make_again(record, file)
+        self.forget(record.id)
+        while len(self._known) >= KNOWN_PLANS:
+            self._known.pop(next(iter(self._known)))
+        self._known[record.id] = plan
+        return plan
+
+    async def _fetch(self, record: BatchRecord) -> SealedPlan:
+        if record.plan_blob is None:
+            raise PlanLostError("the batch names no plan")
+        stem, scratch = self._p.stem(record.id), self._p.files.directory
+        return await self._blobs.in_thread(copy_of_plan, self._blobs, stem, record.plan_blob, scratch)
+
+    async def _make_again(self, record: BatchRecord, file: FileRecord) -> SealedPlan:
+        """Only one that is as it was for every line: other servers may run lines of it that this one refuses."""
+        stem = self._p.stem(record.id)
+        found = {line.line_no: line for line in await self._validation.make_plan_again(record, file)}
+        for line in await self._p.store.read(batch_rows.pending_lines, record.id):
+            new = found.get(line.line_no)
+            if new is None or (new.first_row, new.num_rows) != (line.first_row, line.num_rows):
+                await asyncio.to_thread(remove_plan, stem)
+                raise PlanLostError("the check of its file would make another one here")
+        if record.plan_blob is not None:
+            await self._blobs.in_thread(put_plan, self._blobs, stem, record.plan_blob)
+        return await asyncio.to_thread(read_sealed_plan, stem)

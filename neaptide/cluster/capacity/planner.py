@@ -1,0 +1,206 @@
+"""The capacity planner (Echo, section 5.4): the least that keeps the online targets through the peak of a trace, what
+offline work it does beside the trace, and when a given amount of that would be done.
+
+Nothing is extrapolated from a formula: every size that is spoken of was simulated. docs/capacity.md says how to read
+the answer.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from neaptide.cluster.capacity.measure import Measured, Size, measure
+from neaptide.cluster.capacity.result import Beside, OfflinePlan, Peak, Plan, Point
+from neaptide.cluster.capacity.search import smallest
+from neaptide.cluster.capacity.stretch import Stretch, busiest, cut, works_s
+from neaptide.loadgen.workloads.offline_sets import OfflineSet
+from neaptide.loadgen.workloads.traces import TraceRequest
+from neaptide.simulation.scenario import Scenario
+from neaptide.simulation.simulator import OnProgress
+
+DAY_S = 86_400
+KV_STEPS = 64
+"""Sizes of KV memory that are told apart: as many equal parts of what the profile has."""
+GIB = 1 << 30
+
+Watch = Callable[[str], AbstractContextManager[OnProgress | None]]
+"""Entered for every size that is simulated, with its name."""
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Question:
+    """What is to be held, and what may be varied."""
+
+    base: Scenario
+    """Device, policy, targets and limits; its loads are not looked at."""
+    trace: Sequence[TraceRequest]
+    """In the order of arrival, each within the context (see ``within_context``)."""
+    offline: Sequence[OfflineSet] = ()
+    find: Literal["replicas", "kv"] = "replicas"
+    attainment: float = 0.9
+    """Share of the peak's requests that meet both targets, at least."""
+    peak_s: float = 300.0
+    margin_s: float = 30.0
+    """On both sides of the peak, simulated and not counted. Before the whole trace, offline work alone."""
+    replicas: int = 1
+    """Where KV memory is looked for."""
+    max_replicas: int = 64
+    price_per_hour: float | None = None
+    """Of one replica."""
+    offline_at_every_size: bool = False
+    """Beside the peak, for a plot; else at the answer alone."""
+
+
+@dataclass(slots=True, frozen=True)
+class Trace:
+    requests: list[TraceRequest]
+    num_left_out: int
+    num_cut: int
+
+
+def within_context(requests: Sequence[TraceRequest], scenario: Scenario) -> Trace:
+    """The requests that the model can serve at all, with the answers that they may ask for: what is missed for want of
+    memory is not to be mixed up with what no memory would serve."""
+    kept, num_cut = [], 0
+    for request in requests:
+        room = scenario.max_model_len - request.input_tokens
+        limit = room if scenario.max_output_tokens is None else min(room, scenario.max_output_tokens)
+        if request.segments and room > 0:
+            num_cut += request.output_tokens > limit
+            kept.append(replace(request, output_tokens=min(request.output_tokens, limit)))
+    return Trace(kept, len(requests) - len(kept), num_cut)
+
+
+def plan(question: Question, watch: Watch = lambda name: nullcontext()) -> Plan:
+    """
+    Raises:
+        ValueError: offline work is asked for beside a peak without length, or a scenario cannot be simulated.
+        SimulationError: the policy stands still.
+    """
+    return _Planner(question, watch).plan()
+
+
+class _Planner:
+    def __init__(self, question: Question, watch: Watch) -> None:
+        self._question = question
+        self._watch = watch
+        base, trace = question.base, question.trace
+        work_s = works_s(trace, base.profile, base.overlap_kappa, base.block_size)
+        span_s = busiest(trace, work_s, question.peak_s)
+        self._peak = cut(trace, span_s, question.margin_s)
+        self._work_s = sum(
+            each for request, each in zip(trace, work_s, strict=True) if span_s[0] <= request.arrival_s <= span_s[1]
+        )
+        if question.offline and not self._peak.length_s > 0:
+            raise ValueError("all requests of the peak arrive at once, which gives no offline rate: take a longer one")
+        self._tried: dict[int, Point] = {}
+
+    def plan(self) -> Plan:
+        question, peak = self._question, self._peak
+        found = smallest(lambda number: self._point(number).holds, self._guess(), self._most)
+        if found and found < self._most and found + 1 not in self._tried:
+            self._point(found + 1)
+        for number in self._sizes_with_offline(found):
+            self._tried[number].beside = self._beside(peak, number, "the peak")
+        tried = [self._tried[number] for number in sorted(self._tried)]
+        holds = [point.holds for point in tried]
+        return Plan(
+            profile=question.base.profile.name,
+            devices=question.base.profile.tensor_parallel,
+            price_per_hour=question.price_per_hour,
+            peak=Peak(start_s=peak.start_s, end_s=peak.end_s, requests=peak.num_inside, work_s=self._work_s),
+            tried=tried,
+            answer=self._tried[found] if found else None,
+            one_smaller=self._tried.get(found - 1) if found else None,
+            is_monotone=holds == sorted(holds),
+            offline=self._offline(found) if found else None,
+        )
+
+    def _sizes_with_offline(self, found: int | None) -> list[int]:
+        if self._question.offline and self._question.offline_at_every_size:
+            return sorted(self._tried)
+        return [found] if self._question.offline and found else []
+
+    # ---- sizes, by number ----
+
+    @property
+    def _most(self) -> int:
+        question = self._question
+        if question.find == "kv":
+            return min(KV_STEPS, question.base.profile.num_blocks)
+        return min(question.max_replicas, len(self._peak.requests))
+
+    def _guess(self) -> int:
+        if self._question.find == "kv":
+            return self._most // 8  # most of it is seldom needed
+        return math.ceil(self._work_s / self._question.peak_s)
+
+    def _size(self, number: int) -> Size:
+        num_blocks = self._question.base.profile.num_blocks
+        if self._question.find == "kv":
+            return Size(self._question.replicas, num_blocks * number // self._most)
+        return Size(number, num_blocks)
+
+    def _kv_gib(self, size: Size) -> float:
+        profile = self._question.base.profile
+        return size.num_blocks * profile.block_size * profile.kv_bytes_per_token / GIB
+
+    def _name(self, size: Size) -> str:
+        replicas = f"{size.replicas} replica{'s' if size.replicas > 1 else ''}"
+        memory = f" of {self._kv_gib(size):.2f} GiB" if self._question.find == "kv" else ""
+        return f"{self._question.base.profile.name}, {replicas}{memory}"
+
+    # ---- what is simulated ----
+
+    def _point(self, number: int) -> Point:
+        size = self._size(number)
+        with self._watch(f"{self._name(size)}: the peak") as on_progress:
+            measured = measure(self._question.base, self._peak, size, on_progress=on_progress)
+        self._tried[number] = point = Point(
+            replicas=size.replicas,
+            kv_blocks=size.num_blocks,
+            kv_gib=self._kv_gib(size),
+            attainment=measured.attainment,
+            too_large=measured.too_large,
+            holds=self._holds(measured),
+        )
+        return point
+
+    def _holds(self, measured: Measured) -> bool:
+        return measured.attainment["both"] >= self._question.attainment
+
+    def _beside(self, stretch: Stretch, number: int, name: str) -> Beside:
+        size, question = self._size(number), self._question
+        with self._watch(f"{self._name(size)}: {name}, offline work beside it") as on_progress:
+            measured = measure(question.base, stretch, size, question.offline, on_progress)
+        return Beside(
+            start_s=stretch.start_s,
+            end_s=stretch.end_s,
+            tokens_per_s=measured.offline_tokens_per_s,
+            attainment=measured.attainment,
+            holds=self._holds(measured),
+            valid=measured.valid,
+        )
+
+    def _offline(self, number: int) -> OfflinePlan | None:
+        question, at_peak = self._question, self._tried[number].beside
+        if at_peak is None:
+            return None
+        whole = at_peak
+        if self._peak.num_inside < len(question.trace):
+            span_s = question.trace[0].arrival_s, question.trace[-1].arrival_s
+            whole = self._beside(cut(question.trace, span_s, question.margin_s), number, "the whole trace")
+        scenario = self._size(number).of(question.base)
+        limits = [(row, scenario.output_limit(row)) for one in question.offline for row in one.requests]
+        rows = [row.input_tokens + min(row.output_tokens, limit) for row, limit in limits if row.segments and limit > 0]
+        rates = sorted((whole.tokens_per_s, at_peak.tokens_per_s), reverse=True)
+        low_s, high_s = (sum(rows) / rate if rate else None for rate in rates)
+        return OfflinePlan(
+            rows=len(rows),
+            tokens=sum(rows),
+            whole=whole,
+            tokens_per_day=DAY_S * whole.tokens_per_s,
+            finish_s=(low_s, high_s),
+        )

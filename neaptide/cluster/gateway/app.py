@@ -1,0 +1,261 @@
+"""The ASGI application that stands before several servers: it answers for them, and passes everything else on.
+
+chats, completions, responses    the replica that the router chooses
+files, batches, everything else  any replica: all of them know the same
+/admin/offline                   every replica
+probes, /metrics, /cluster       answered here
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.types import Receive, Scope, Send
+
+from neaptide.cluster.gateway.metrics import GatewayMetrics, ReplicaLives
+from neaptide.cluster.gateway.passing import (
+    Content,
+    NotSentError,
+    RefusedError,
+    ReplicaLostError,
+    body_as_it_comes,
+    pass_on,
+    replica_lost,
+)
+from neaptide.cluster.gateway.prompts import PromptReader
+from neaptide.cluster.gateway.replicas import Chosen, Replica, Replicas, State, no_replica
+from neaptide.cluster.gateway.series import ReplicaSeries
+from neaptide.cluster.routing import Prompt
+from neaptide.server.context import ServingContext
+from neaptide.server.edge.auth import KeyRing
+from neaptide.server.edge.error_replies import install_handlers
+from neaptide.server.edge.errors import AuthenticationError, UnavailableError, local_callers_only
+from neaptide.server.edge.hosts import HostFilter, is_loopback
+from neaptide.server.edge.jsonbody import read_body
+from neaptide.server.edge.middleware import EdgeMiddleware
+from neaptide.server.observe.exposition import Scrapes
+from neaptide.server.observe.metrics_http import HttpMetrics
+from neaptide.server.openai.prepare import ENDPOINTS
+
+UPLOADS = "/v1/files"
+SWITCH = "/admin/offline"
+PASSED_ON = (
+    *ENDPOINTS,
+    *(f"/v1/{things}{which}" for things in ("files", "batches", "models") for which in ("", "/{which:path}")),
+)
+"""What series name of that; the rest has one name."""
+SWITCH_S = 10.0
+"""For a replica to take the operator's switch."""
+
+
+@dataclass(slots=True, kw_only=True)
+class GatewayState:
+    """What the composition root hands to the app."""
+
+    context: ServingContext
+    """Of the model that all replicas serve. Its engine client is nobody's."""
+    keys: KeyRing
+    hosts: HostFilter | None
+    cors_origins: Sequence[str] = ()
+    """Sites whose pages may call; replicas answer their questions whether they may."""
+    replicas: Replicas
+    reader: PromptReader
+    http: httpx.AsyncClient
+    """For what is passed on: without a limit of connections, and of time only to connect."""
+    registry: CollectorRegistry
+
+
+def create_gateway(state: GatewayState, metrics: HttpMetrics) -> Starlette:
+    """The app for one address. ``metrics`` counts its exchanges; what it answers itself no replica counts."""
+    gateway = Gateway(state)
+    app = Starlette(
+        routes=[
+            Route("/health", gateway.health),
+            Route("/livez", gateway.live),
+            Route("/ready", gateway.ready),
+            Route("/readyz", gateway.ready),
+            Route("/metrics", gateway.metrics),
+            Route("/cluster", gateway.cluster),
+            Route(SWITCH, gateway.switch, methods=["POST"]),
+            *(Route(path, PassedOn(gateway)) for path in PASSED_ON),
+            Mount("/", app=gateway.pass_on),
+        ]
+    )
+    app.router.redirect_slashes = False
+    install_handlers(app)
+    app.add_middleware(
+        EdgeMiddleware,
+        metrics=metrics,
+        clock=state.context.clock,
+        hosts=state.hosts,
+        cors_origins=state.cors_origins,
+    )
+    return app
+
+
+class PassedOn:
+    """A route's endpoint, as an ASGI app: for every method."""
+
+    def __init__(self, gateway: "Gateway") -> None:
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._gateway.pass_on(scope, receive, send)
+
+
+class Gateway:
+    def __init__(self, state: GatewayState) -> None:
+        self._s = state
+        self._metrics = GatewayMetrics(state.registry)
+        ReplicaLives(state.registry, state.replicas.num_lives)
+        self._series = ReplicaSeries(state.registry, state.http)
+        self._scrapes = Scrapes(state.registry, self._refresh)
+
+    # ---- answered here ----
+
+    async def health(self, request: Request) -> Response:
+        """200 while a replica answers."""
+        if all(replica.state is State.LOST for replica in self._s.replicas.all):
+            raise no_replica()
+        return Response()
+
+    async def live(self, request: Request) -> Response:
+        """200 while the gateway works, also while it starts replicas again that have ended."""
+        return Response()
+
+    async def ready(self, request: Request) -> Response:
+        """200 while a replica takes new work."""
+        self._s.context.check_open()
+        if not self._s.replicas.num_ready:
+            raise no_replica()
+        return Response()
+
+    async def metrics(self, request: Request) -> Response:
+        """The gateway's own series and the replicas'."""
+        content, media_type = await self._scrapes.exposition(", ".join(request.headers.getlist("accept")))
+        return Response(content, headers={"content-type": media_type})
+
+    async def _refresh(self) -> None:
+        self._metrics.refresh(self._s.replicas.all)
+        await self._series.refresh(self._s.replicas.all)
+
+    async def cluster(self, request: Request) -> Response:
+        """How each replica is."""
+        self._s.keys.identify(request.headers.get("authorization"), request.headers.get("api-key"))
+        return JSONResponse({"replicas": [_shown(replica) for replica in self._s.replicas.all]})
+
+    async def switch(self, request: Request) -> Response:
+        """The operator's switch, for every replica that answers: the reply of the first that refuses, or of one."""
+        self._check_operator(request.scope)
+        content = await self._body(request)
+        alive = [replica for replica in self._s.replicas.all if replica.state is not State.LOST]
+        if not alive:
+            raise no_replica()
+        names = ("authorization", "api-key", "content-type")
+        headers = {name: request.headers[name] for name in names if name in request.headers}
+        asked = (
+            self._s.http.post(f"{replica.url}{SWITCH}", content=content, headers=headers, timeout=SWITCH_S)
+            for replica in alive
+        )
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        replies = [reply for reply in found if isinstance(reply, httpx.Response)]
+        if len(replies) < len(found):
+            raise no_replica()
+        reply = max(replies, key=lambda one: one.status_code)
+        return Response(reply.content, reply.status_code, media_type=reply.headers.get("content-type"))
+
+    # ---- passed on ----
+
+    async def pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Any other request, as an ASGI app."""
+        self._check_operator(scope)
+        request = Request(scope, receive)
+        if scope["method"] == "POST" and scope["path"] == UPLOADS and self._is_known(request):
+            # As it comes: it may have gigabytes. What has begun cannot be given to another replica.
+            await self._to_any(scope, None, send, lambda: body_as_it_comes(receive))
+            return
+        content = await self._body(request)
+        if scope["method"] == "POST" and scope["path"] in ENDPOINTS:
+            self._s.context.check_open()
+            block_size = self._s.replicas.block_size
+            prompt = await self._s.reader.read(scope["path"], content, request.headers, block_size)
+            await self._to_best(prompt, scope, receive, send, content)
+        else:
+            await self._to_any(scope, receive, send, lambda: content)
+
+    async def _to_best(self, prompt: Prompt, scope: Scope, receive: Receive, send: Send, content: bytes) -> None:
+        while True:
+            chosen = self._s.replicas.choose(prompt)
+            if await self._to(chosen, scope, receive, send, content):
+                return
+
+    async def _to_any(self, scope: Scope, receive: Receive | None, send: Send, content: Callable[[], Content]) -> None:
+        may_repeat = scope["method"] in ("GET", "HEAD")
+        failed: Replica | None = None
+        while True:
+            chosen = self._s.replicas.any(besides=failed)
+            try:
+                if await self._to(chosen, scope, receive, send, content()):
+                    return
+            except UnavailableError:
+                # What was to be read is there for another one to read; once, lest a question that kills goes round.
+                if not may_repeat:
+                    raise
+                may_repeat, failed = False, chosen.replica
+
+    async def _to(self, chosen: Chosen, scope: Scope, receive: Receive | None, send: Send, content: Content) -> bool:
+        """Whether the replica has taken the request; else another one may get it."""
+        replica = chosen.replica
+        self._metrics.passed_on(replica)
+        try:
+            await pass_on(self._s.http, replica, scope, receive, send, content)
+        except NotSentError:
+            self._s.replicas.refused(replica)
+            return False
+        except RefusedError:
+            self._s.replicas.stops(replica)
+            return False
+        except ReplicaLostError as error:
+            self._metrics.lost(replica)
+            if not error.is_told:
+                raise replica_lost() from None
+        finally:
+            self._s.replicas.ended(chosen)
+        return True
+
+    async def _body(self, request: Request) -> bytes:
+        """As it was sent. At the body of a request without a known key nobody looks; a replica has the words for it."""
+        return await read_body(request) if self._is_known(request) else b""
+
+    def _is_known(self, request: Request) -> bool:
+        """Whether its key is one of ours, or none is needed."""
+        try:
+            self._s.keys.identify(request.headers.get("authorization"), request.headers.get("api-key"))
+        except AuthenticationError:
+            return False
+        return True
+
+    def _check_operator(self, scope: Scope) -> None:
+        """Without keys operators are who calls from this machine, and to a replica every caller is: it sees only us."""
+        client = scope.get("client")
+        is_local = client is not None and is_loopback(client[0])
+        if scope["path"].startswith("/admin") and not self._s.keys.required and not is_local:
+            raise local_callers_only()
+
+
+def _shown(replica: Replica) -> dict[str, Any]:
+    figures = replica.figures
+    return {
+        "name": replica.name,
+        "url": replica.url,
+        "state": replica.state.value,
+        "requests": replica.num_in_flight,
+        "free_slack_ms": None if figures is None else round(figures.free_slack_ms, 3),
+    }

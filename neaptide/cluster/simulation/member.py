@@ -1,0 +1,92 @@
+"""A replica as one of a simulated cluster: what it reports and when, and whether it takes work."""
+
+from collections import deque
+from enum import StrEnum
+
+from neaptide.cluster.autoscaling import LoadMeter
+from neaptide.cluster.routing import Figures, digest_of
+from neaptide.cluster.simulation.shared_rows import ClaimedRows
+from neaptide.engine.scheduler.online_room import online_room
+from neaptide.simulation.measures import CLOCK_ERROR_S
+from neaptide.simulation.offline_feed import OfflineFeed
+from neaptide.simulation.replica import Replica
+
+REPORT_S = 0.1
+"""Between two reports of a replica, or a tenth of the TTFT target if that is less ..."""
+DIGEST_S = 1.0
+"""... and between two that say what it has in its cache."""
+
+
+class State(StrEnum):
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    LOST = "lost"
+
+
+class Member:
+    """
+    Args:
+        begins_s: when it is started; it serves from ``replica.now_s`` on.
+    """
+
+    def __init__(self, name: str, replica: Replica, rows: OfflineFeed | ClaimedRows, begins_s: float) -> None:
+        self.name = name
+        self.replica = replica
+        self.rows = rows
+        self.begins_s = begins_s
+        self.ready_s = replica.now_s
+        self.ended_s: float | None = None
+        self.state = State.STARTING if begins_s < self.ready_s else State.SERVING
+        self.is_parked = False
+        """It has nothing to do until something happens in the cluster."""
+        self.online_load = 0.0
+        """As of its last report: the share of its time that its online targets need."""
+        self.num_failed_online = 0
+        """Requests that it had when it was lost."""
+        self._reports: deque[tuple[float, Figures]] = deque()
+        self._next_report_s = self._next_digest_s = self.ready_s
+        self._meter = LoadMeter()
+        self._prompt_tokens_seen = 0
+
+    @property
+    def runs(self) -> bool:
+        return self.state in (State.SERVING, State.DRAINING)
+
+    def report_if_due(self) -> None:
+        now_s = self.replica.now_s
+        if now_s < self._next_report_s - CLOCK_ERROR_S:
+            return
+        scheduler = self.replica.core.scheduler
+        self._next_report_s = now_s + min(REPORT_S, 0.1 * scheduler.config.ttft_slo_s)
+        room, digest = online_room(scheduler), None
+        if now_s >= self._next_digest_s:
+            self._next_digest_s = now_s + DIGEST_S
+            digest = digest_of(scheduler.kv.indexed_hashes())
+        new_tokens = self.replica.online_prefill_tokens - self._prompt_tokens_seen
+        self._prompt_tokens_seen += new_tokens
+        self._meter.note(now_s, new_tokens)
+        self.online_load = self._meter.load(now_s, room.streams_share, room.alone_token_s)
+        figures = Figures(
+            free_slack_ms=1e3 * room.free_slack_s,
+            ttft_slo_ms=1e3 * scheduler.config.ttft_slo_s,
+            prompt_token_ms=1e3 * room.prompt_token_s,
+            digest=digest,
+        )
+        self._reports.append((now_s, figures))
+
+    def reports_until(self, now_s: float) -> list[Figures]:
+        """Those that have reached the router by now."""
+        found = []
+        while self._reports and self._reports[0][0] <= now_s:
+            found.append(self._reports.popleft()[1])
+        return found
+
+    def ends_until(self, now_s: float) -> int:
+        """Of online requests, that the router has not been told of."""
+        ends_s, count = self.replica.online_ends_s, 0
+        while ends_s and ends_s[0] <= now_s:
+            ends_s.popleft()
+            count += 1
+        return count

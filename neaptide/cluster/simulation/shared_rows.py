@@ -1,0 +1,281 @@
+"""One pool of offline rows for several simulated engines: they claim chunks of it, and every row is done once."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from neaptide.cluster.autoscaling import Backlog
+from neaptide.cluster.lease_order import CLAIM_BELOW_LINES, lines_to_claim
+from neaptide.cluster.simulation.row_order import Claim, ClaimOrder
+from neaptide.engine.arrays import FloatArray
+from neaptide.engine.messages import AddBatch
+from neaptide.engine.offline.planning.blend import Ranked, rank
+from neaptide.loadgen.workloads.traces import TraceRequest
+from neaptide.simulation.offline_feed import OFFLINE_PREFIX, as_job
+from neaptide.simulation.pools.planned import pool_of
+from neaptide.simulation.scenario import Scenario
+
+
+@dataclass(slots=True)
+class _Job:
+    arrival_s: float
+    deadline_s: float
+    requests: Sequence[TraceRequest]
+    ranked: Ranked
+    compute_s: FloatArray
+    """[rows] after sharing with the others of the job."""
+    memory_s: FloatArray
+    generation: int
+    is_done: list[bool]
+    num_open: int
+    reached_tokens: dict[int, int] = field(default_factory=dict)
+    """By row: how far it had come in a replica that was lost."""
+
+
+class SharedRows:
+    """The offline sets of a scenario as jobs: all that is there from the start is one, and what arrives together later.
+
+    Raises:
+        ValueError: a set in batches or that is a job of its own, no request fits, or a set that cannot be refilled.
+    """
+
+    def __init__(self, scenario: Scenario, low_water: int) -> None:
+        self._scenario = scenario
+        sets = scenario.offline
+        if any(one.batch_size is not None for one in sets):
+            raise ValueError("a set that is submitted in batches keeps one engine busy: replicas cannot share it")
+        if any(one.is_job for one in sets):
+            raise ValueError("claims know no shares and submissions of jobs yet: place the rows by parts")
+        rows = self._fitting(0)
+        if sets and not rows:
+            raise ValueError("no offline request fits into the context")
+        self.num_left_out = sum(len(one.requests) for one in sets) - len(rows)
+        self.num_cut = sum(row.output_tokens > scenario.output_limit(row) for row in rows)
+        self.arrives = any(row.arrival_s > 0 for row in rows)
+        self._refills = scenario.refill and bool(rows) and not self.arrives
+        if self._refills:
+            for one in sets:
+                one.check_refill()
+        self._low_water = max(low_water, len(rows) // 2)
+        self._order = ClaimOrder()
+        self._jobs: list[_Job] = []
+        self._coming = sorted({row.arrival_s for row in rows}, reverse=True)
+        self._rows_at = {at_s: [row for row in rows if row.arrival_s == at_s] for at_s in self._coming}
+        self._generation = 0
+        self.first_generation_size = self._first_open = len(rows)
+        self.num_claimants = 0
+        """Replicas that claim."""
+        self.num_done = 0
+        self.num_given_back = 0
+        """Rows that a replica claimed and another one had to claim again, each time."""
+        self._num_late = 0
+
+    def _fitting(self, generation: int) -> list[TraceRequest]:
+        sets = self._scenario.offline
+        taken = [one.refill(generation) for one in sets] if generation else sets
+        return [r for one in taken for r in one.requests if r.segments and self._scenario.output_limit(r) > 0]
+
+    # ---- what comes ----
+
+    @property
+    def next_arrival_s(self) -> float:
+        return self._coming[-1] if self._coming else math.inf
+
+    def arrive(self, now_s: float) -> None:
+        """What is due joins the order, and a pool that runs low is refilled."""
+        while self._coming and self._coming[-1] <= now_s:
+            at_s = self._coming.pop()
+            self._add(at_s, self._rows_at.pop(at_s), None)
+        while self._refills and self._order.num_rows < self._low_water:
+            self._generation += 1
+            self._add(now_s, self._fitting(self._generation), self._jobs[0])
+
+    def _add(self, now_s: float, rows: list[TraceRequest], like: _Job | None) -> None:
+        """``like``: a job of the same shape, whose order serves for this one as well."""
+        if like is None:
+            pool = pool_of(rows, self._scenario.profile)
+            ranked = rank(pool.tree, pool.work)
+            compute_s, memory_s = np.empty(len(rows)), np.empty(len(rows))
+            compute_s[ranked.rows], memory_s[ranked.rows] = ranked.compute_s, ranked.memory_s
+        else:
+            ranked, compute_s, memory_s = like.ranked, like.compute_s, like.memory_s
+        deadline_s = now_s + self._scenario.offline_deadline_s
+        is_done = [False] * len(rows)
+        job = _Job(now_s, deadline_s, rows, ranked, compute_s, memory_s, self._generation, is_done, len(rows))
+        self._order.add(len(self._jobs), deadline_s, ranked.rows.tolist())
+        self._jobs.append(job)
+
+    # ---- what is asked ----
+
+    @property
+    def num_unclaimed(self) -> int:
+        return self._order.num_rows
+
+    @property
+    def first_generation_done(self) -> bool:
+        return not self._first_open
+
+    @property
+    def num_open(self) -> int:
+        """Rows that have come and are not done."""
+        return sum(job.num_open for job in self._jobs)
+
+    def backlog(self) -> list[Backlog]:
+        """Of every job with rows left, by the least time that they take a device."""
+        found = []
+        for job in self._jobs:
+            if job.num_open:
+                left = ~np.array(job.is_done)
+                work_s = max(float(job.compute_s[left].sum()), float(job.memory_s[left].sum()))
+                found.append(Backlog(job.deadline_s, work_s))
+        return found
+
+    def misses(self, end_s: float) -> int:
+        """Rows that ended late, and rows that are late and not ended."""
+        return self._num_late + sum(job.num_open for job in self._jobs if end_s > job.deadline_s)
+
+    def longest_wait_s(self, end_s: float) -> float:
+        """Of rows that no replica holds; minus infinity if there is none."""
+        first = self._order.first
+        return end_s - self._jobs[first].arrival_s if first is not None else -math.inf
+
+    # ---- what replicas do ----
+
+    def claim(self, compute_s: float, memory_s: float) -> Claim | None:
+        """For a replica that holds so much work: from the end that brings it nearer to the job's density."""
+        number = self._order.first
+        if number is None:
+            return None
+        from_front = compute_s <= self._jobs[number].ranked.root_density * memory_s
+        return self._order.claim(from_front, lines_to_claim(self._order.num_rows, self.num_claimants))
+
+    def work_s(self, job: int, row: int) -> tuple[float, float]:
+        """Compute and memory time of a row."""
+        one = self._jobs[job]
+        return float(one.compute_s[row]), float(one.memory_s[row])
+
+    def request(self, job: int, row: int) -> TraceRequest:
+        return self._jobs[job].requests[row]
+
+    def times_s(self, job: int) -> tuple[float, float]:
+        """When it came and when it is due."""
+        return self._jobs[job].arrival_s, self._jobs[job].deadline_s
+
+    def done(self, job: int, row: int, now_s: float) -> None:
+        one = self._jobs[job]
+        assert not one.is_done[row], f"row {row} of job {job} is done for the second time"
+        one.is_done[row] = True
+        one.num_open -= 1
+        self.num_done += 1
+        self._num_late += now_s > one.deadline_s
+        self._first_open -= one.generation == 0
+
+    def lost(self, job: int, row: int, reached_tokens: int) -> None:
+        """A replica had come so far with the row, and is no more."""
+        reached = self._jobs[job].reached_tokens
+        reached[row] = max(reached.get(row, 0), reached_tokens)
+
+    def reached_tokens(self, job: int, row: int) -> int:
+        return self._jobs[job].reached_tokens.get(row, 0)
+
+    def give_back(self, claim: Claim) -> None:
+        """What is left of a claim will not be done by the replica that made it."""
+        left = Claim(claim.job, tuple(row for row in claim.rows if not self._jobs[claim.job].is_done[row]))
+        self.num_given_back += len(left.rows)
+        self._order.give_back(left)
+
+
+class ClaimedRows:
+    """A replica's hold on the pool. Implements ``RowSource``."""
+
+    def __init__(self, shared: SharedRows, scenario: Scenario, directory: Path) -> None:
+        self._shared = shared
+        shared.num_claimants += 1
+        self._scenario = scenario
+        self._directory = directory
+        self._claims: dict[int, Claim] = {}
+        """By the number in the job's id; those that are given back are gone."""
+        self._num_claims = 0
+        self._held_s = [0.0, 0.0]
+        """Compute and memory of rows that are claimed and not done."""
+        self._is_closed = False
+        """It claims no more."""
+
+    @property
+    def may_be_empty(self) -> bool:
+        return self._is_closed or self._shared.arrives or self._shared.num_unclaimed > 0
+
+    @property
+    def next_arrival_s(self) -> float:
+        return math.inf  # the cluster wakes its replicas
+
+    @property
+    def first_generation_done(self) -> bool:
+        return self._shared.first_generation_done
+
+    def messages(self, waiting: int, now_s: float) -> Iterator[AddBatch]:
+        self._shared.arrive(now_s)
+        while not self._is_closed and waiting < CLAIM_BELOW_LINES:
+            claim = self._shared.claim(*self._held_s)
+            if claim is None:
+                return
+            waiting += len(claim.rows)
+            yield from self._submit(claim)
+
+    def waits_since_s(self, batch_id: str, now_s: float) -> float:
+        return self._shared.times_s(self._claims[_number(batch_id)].job)[0]
+
+    def row_ended(self, request_id: str, now_s: float) -> None:
+        job, row = self._row(request_id)
+        self._hold(job, row, -1.0)
+        self._shared.done(job, row, now_s)
+
+    def output_tokens(self, request_id: str) -> int:
+        request = self._shared.request(*self._row(request_id))
+        return min(request.output_tokens, self._scenario.output_limit(request))
+
+    def reached_tokens(self, request_id: str) -> int:
+        return self._shared.reached_tokens(*self._row(request_id))
+
+    def close(self) -> None:
+        """It claims no more, and does what it has claimed."""
+        self._is_closed = True
+        self._shared.num_claimants -= 1
+
+    def give_back(self, batch_ids: Sequence[str]) -> None:
+        for batch_id in batch_ids:
+            self._shared.give_back(self._claims.pop(_number(batch_id)))
+
+    def give_back_all(self, reached_tokens: Callable[[str], int]) -> None:
+        """Of a replica that is no more, which had come so far with each row."""
+        for number, claim in self._claims.items():
+            for place, row in enumerate(claim.rows):
+                if reached := reached_tokens(f"{OFFLINE_PREFIX}{number}:{place}"):
+                    self._shared.lost(claim.job, row, reached)
+        self.give_back([f"{OFFLINE_PREFIX}{number}" for number in list(self._claims)])
+
+    def _submit(self, claim: Claim) -> Iterator[AddBatch]:
+        number, self._num_claims = self._num_claims, self._num_claims + 1
+        self._claims[number] = claim
+        for row in claim.rows:
+            self._hold(claim.job, row, 1.0)
+        requests = [self._shared.request(claim.job, row) for row in claim.rows]
+        deadline_s = self._shared.times_s(claim.job)[1]
+        limit = self._scenario.output_limit
+        yield from as_job(f"{OFFLINE_PREFIX}{number}", requests, self._directory, limit, deadline_s)
+
+    def _hold(self, job: int, row: int, sign: float) -> None:
+        for k, seconds in enumerate(self._shared.work_s(job, row)):
+            self._held_s[k] += sign * seconds
+
+    def _row(self, request_id: str) -> tuple[int, int]:
+        batch_id, _, row = request_id.partition(":")
+        claim = self._claims[_number(batch_id)]
+        return claim.job, claim.rows[int(row)]
+
+
+def _number(batch_id: str) -> int:
+    return int(batch_id[len(OFFLINE_PREFIX) :])

@@ -1,0 +1,367 @@
+"""One engine core on a virtual clock of its own: whoever drives it gives it requests, and a turn at a time.
+
+A simulation of one engine drives a single one; a cluster drives several, always the one whose clock is furthest behind.
+"""
+
+import math
+import time
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from neaptide.engine.clock import VirtualClock
+from neaptide.engine.core import EngineCore
+from neaptide.engine.messages import AddBatch, AddRequest, CancelBatch, RequestOutput, StepOutputs
+from neaptide.engine.observer import EngineObserver
+from neaptide.engine.params import FinishReason, SamplingParams, Tier
+from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.scheduler.packing import NeaptideScheduler
+from neaptide.engine.steps.plan import StepResult
+from neaptide.engine.steps.step import Step
+from neaptide.estimator.cost.roofline import RooflineModel
+from neaptide.estimator.recipes import build_cost_model, build_headroom
+from neaptide.executors.simulated.trace_executor import END_TOKEN_ID, PROMPT_VOCABULARY, StepTally, TraceExecutor
+from neaptide.loadgen.workloads.traces import TraceRequest, token_ids
+from neaptide.simulation.measures import Copied, Measures
+from neaptide.simulation.offline_feed import OFFLINE_PREFIX
+from neaptide.simulation.pools.inline_planner import InlinePlanner
+from neaptide.simulation.pools.ledger import RowLedger
+from neaptide.simulation.pools.served_planner import ServedPlanner
+from neaptide.simulation.scenario import Scenario
+from neaptide.simulation.stopping import StoppingCore
+
+ONLINE_PREFIX = "online-"
+BLOCKED_WAIT_S = 0.005
+"""As the real loop: after planning that found no request that can run."""
+MAX_BLOCKED_S = 60.0
+"""A policy that runs no request for so long although there is work stands still for good."""
+
+
+class SimulationError(RuntimeError):
+    """The engine stands still."""
+
+
+class RowSource(Protocol):
+    """Where an engine's offline rows come from."""
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether an empty pool is no lack of offline work now."""
+        ...
+
+    @property
+    def next_arrival_s(self) -> float:
+        """Of rows that come at a time of their own; infinite if none will."""
+        ...
+
+    @property
+    def first_generation_done(self) -> bool: ...
+
+    def messages(self, waiting: int, now_s: float) -> Iterator[AddBatch]:
+        """Jobs to submit now, while ``waiting`` rows wait in the engine. It must take each one before the next is asked
+        for."""
+        ...
+
+    def waits_since_s(self, batch_id: str, now_s: float) -> float:
+        """When the rows of a job that is submitted now came."""
+        ...
+
+    def row_ended(self, request_id: str, now_s: float) -> None: ...
+
+    def output_tokens(self, request_id: str) -> int:
+        """The true output length of a row."""
+        ...
+
+    def reached_tokens(self, request_id: str) -> int:
+        """How far a row had come in an engine that it was lost with; 0 for one that is new."""
+        ...
+
+
+class _Watch(EngineObserver):
+    """Notes what every plan starts and leaves, and measures the wall time of planning, which enters no decision: on the
+    virtual clock planning takes what the profile says, for the same run must come out everywhere."""
+
+    def __init__(self, replica: "Replica") -> None:
+        self._replica = replica
+        self._began_s = 0.0
+
+    def planning(self, now_s: float) -> None:
+        self._replica.charge_planning()
+        self._began_s = time.perf_counter()
+
+    def idle(self, start_s: float, scheduler: Scheduler) -> None:
+        self._replica.check_pool(start_s)
+
+    def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
+        self._replica.plan_s.append(time.perf_counter() - self._began_s)
+        for new in step.plan.new_requests:
+            if new.request_id.startswith(OFFLINE_PREFIX):
+                self._replica.row_started(new.request_id, draft.now_s)
+        self._replica.check_pool(draft.now_s)
+
+    def executed(self, step: Step, result: StepResult) -> None:
+        self._replica.step_done(step, result)
+
+    def given_up(self, step: Step, scheduler: Scheduler) -> None:
+        self._replica.num_given_up += 1
+
+
+class Replica:
+    """
+    Args:
+        dry_from_s: an empty pool counts as dry from here on.
+        start_s: where its clock begins.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        rows: RowSource,
+        observers: Sequence[EngineObserver] = (),
+        dry_from_s: float = 0.0,
+        start_s: float = 0.0,
+    ) -> None:
+        self._scenario = scenario
+        self._clock = VirtualClock(start_s)
+        self._rows = rows
+        self._dry_from_s = dry_from_s
+        self._inbox: deque[tuple[str, TraceRequest]] = deque()
+        self._outputs: dict[str, int] = {}
+        """True output lengths of online requests that were handed over."""
+        self._blocked_since_s = math.inf
+        self._planner = self._build_planner()
+        self.measures = Measures(scenario.tpot_slo_s)
+        self.ledger = RowLedger()
+        self.plan_s = array("d")
+        """Wall time of every planning."""
+        self.makespan_s: float | None = None
+        """When the last row of the first generation ended."""
+        self.dry_s: float | None = None
+        """When the pool first ran dry."""
+        self.num_failed = 0
+        """Offline rows that the engine gave up."""
+        self.online_ends_s: deque[float] = deque()
+        """To be taken by the reader."""
+        self.online_prefill_tokens = 0
+        """Computed so far."""
+        self.num_given_up = 0
+        """Steps that were given up for an online request."""
+        self._tally = StepTally()
+        """Of the step that was done last ..."""
+        self._copied = Copied()  # ... and what it copied
+        self._executor = self._build_executor()
+        self.core = self._build_core([_Watch(self), *observers])
+
+    def _build_planner(self) -> InlinePlanner | None:
+        scenario = self._scenario
+        if (order := scenario.order) is None:
+            return None
+        settings = order, scenario.profile, scenario.block_size, scenario.planning_scale, self._rows.output_tokens
+        if scenario.planner_is_told:
+            return InlinePlanner(*settings)
+        return ServedPlanner(*settings, lambda: self.core.scheduler.queues.running_offline.values())
+
+    def _build_executor(self) -> TraceExecutor:
+        scenario = self._scenario
+        return TraceExecutor(
+            scenario.num_blocks,
+            scenario.truth or RooflineModel.from_profile(scenario.device, scenario.overlap_kappa),
+            self._clock,
+            self._output_tokens,
+            lambda request_id: request_id.startswith(ONLINE_PREFIX),
+            scenario.step_noise,
+            scenario.seed,
+            layers=scenario.stops.given_up if scenario.stops is not None else None,
+            reached_tokens=self._reached_before,
+        )
+
+    def _build_core(self, observers: Sequence[EngineObserver]) -> EngineCore:
+        scenario = self._scenario
+        arguments = (
+            scenario.engine_config(),
+            self._executor,
+            build_cost_model(scenario.recipe()["cost_model"]),
+            build_headroom(scenario.headroom, scenario.num_blocks),
+            self._clock,
+            frozenset({END_TOKEN_ID}),
+            observers,
+        )
+        if (stops := scenario.stops) is not None and stops.goes_on:
+            return StoppingCore(*arguments, stops)
+        core = EngineCore(*arguments)
+        if stops is not None:
+            assert isinstance(core.scheduler, NeaptideScheduler)
+            core.scheduler.slack.given_up_factor = stops.idle_factor
+        return core
+
+    # ---- from outside ----
+
+    @property
+    def now_s(self) -> float:
+        return self._clock.now()
+
+    @property
+    def num_left(self) -> int:
+        """Steps that were left between layers."""
+        return self.core.num_left if isinstance(self.core, StoppingCore) else self.num_given_up
+
+    @property
+    def has_online(self) -> bool:
+        queues = self.core.scheduler.queues
+        return bool(self._inbox or queues.running_online or queues.waiting_online)
+
+    def send(self, request_id: str, request: TraceRequest) -> None:
+        """An online request that has arrived; it is handed in between steps. They come in the order of arrival."""
+        self._inbox.append((request_id, request))
+
+    def take_inbox(self) -> list[tuple[str, TraceRequest]]:
+        """What was sent and not handed in yet is not its any more."""
+        taken = list(self._inbox)
+        self._inbox.clear()
+        return taken
+
+    def withdraw_unstarted(self) -> list[str]:
+        """Drops the offline jobs none of whose rows has started; returns them."""
+        jobs = self.ledger.withdraw_unstarted()
+        for job in jobs:
+            self.core.handle(CancelBatch(job))
+        return jobs
+
+    def lose(self) -> None:
+        """It is no more. What its step in flight did is lost with it."""
+        self._executor.lose()
+
+    def reached_tokens(self, request_id: str) -> int:
+        """How far an offline row that has started and not ended had come."""
+        return self._executor.reached_tokens(request_id)
+
+    def turn(self, until_s: float) -> bool:
+        """One round of the engine's loop: what is due is handed in, then comes a step, or a wait for ``until_s`` at
+        most. False if there is nothing to do and nothing to wait for."""
+        core, clock = self.core, self._clock
+        self._hand_in()
+        change_s = min(self._next_change_s, until_s)
+        if not core.has_work:
+            self.check_pool(clock.now())
+            if change_s == math.inf:
+                return False
+            clock.sleep_until(change_s)
+        elif core.plan_at_s > clock.now():
+            clock.sleep_until(min(core.plan_at_s, change_s))
+        else:
+            arrival_s = self._inbox[0][1].arrival_s if self._inbox else math.inf
+            self._executor.next_arrival_s = min(arrival_s, until_s)
+            outputs = core.step()
+            self._take_in(outputs)
+            if outputs.stats or core.has_step_in_flight:
+                self._blocked_since_s = math.inf
+            else:
+                self._blocked_since_s = min(self._blocked_since_s, clock.now())
+                self._wait_for_change(until_s)
+        return True
+
+    # ---- the loop ----
+
+    @property
+    def _next_change_s(self) -> float:
+        arrival_s = self._inbox[0][1].arrival_s if self._inbox else math.inf
+        ready_s = self._planner.ready_s if self._planner is not None else math.inf
+        return min(arrival_s, self._rows.next_arrival_s, ready_s)
+
+    def _hand_in(self) -> None:
+        now_s = self._clock.now()
+        while self._inbox and self._inbox[0][1].arrival_s <= now_s:
+            self._add_online(*self._inbox.popleft())
+        pool = self.core.scheduler.queues.pool
+        for message in self._rows.messages(len(pool), now_s):
+            since_s = self._rows.waits_since_s(message.batch_id, now_s)
+            self.ledger.submitted(message.batch_id, len(message.rows), since_s, message.deadline_s)
+            self.core.handle(message)
+            if self._planner is not None:
+                self._planner.submitted(message, now_s)
+        if self._planner is not None and (plan := self._planner.take_ready(now_s)) is not None:
+            self.core.handle(plan)
+
+    def _add_online(self, request_id: str, request: TraceRequest) -> None:
+        limit = self._scenario.output_limit(request)
+        self._outputs[request_id] = min(request.output_tokens, limit)
+        self.measures.arrived(request_id, request.arrival_s)
+        self.core.handle(
+            AddRequest(
+                request_id,
+                token_ids(request.segments, PROMPT_VOCABULARY).tolist(),
+                SamplingParams(max_tokens=limit),
+                Tier.DEFAULT,
+                request.arrival_s,
+                self._scenario.ttft_slo_s,
+                self._scenario.tpot_slo_s,
+            )
+        )
+
+    def check_pool(self, now_s: float) -> None:
+        """After planning: with a seat free and no row left to take it, offline work is missing."""
+        if self.dry_s is not None or not self._scenario.offline or self._rows.may_be_empty:
+            return
+        queues = self.core.scheduler.queues
+        if now_s >= self._dry_from_s and queues.num_running < self._scenario.max_num_seqs and not len(queues.pool):
+            self.dry_s = now_s
+
+    def _take_in(self, outputs: StepOutputs) -> None:
+        now_s = self._clock.now()
+        self.online_prefill_tokens += sum(stats.online_prefill_tokens for stats in outputs.stats)
+        for output in outputs.outputs:
+            if output.finish_reason is not None and output.request_id.startswith(ONLINE_PREFIX):
+                self.online_ends_s.append(now_s)
+        for output in self.measures.step(outputs, self._tally, self._copied, now_s):
+            self._row_ended(output, now_s)
+
+    def _row_ended(self, output: RequestOutput, now_s: float) -> None:
+        self.ledger.ended(output.request_id, now_s)
+        if self._planner is not None:
+            self._planner.ended(output.request_id)
+        if output.finish_reason is FinishReason.ERROR:
+            self.num_failed += 1
+        else:
+            self.measures.offline_ended(now_s)
+        self._rows.row_ended(output.request_id, now_s)
+        if self._rows.first_generation_done and self.makespan_s is None:
+            self.makespan_s = now_s
+
+    def _wait_for_change(self, until_s: float) -> None:
+        now_s, change_s = self._clock.now(), min(self._next_change_s, until_s)
+        if now_s - self._blocked_since_s > MAX_BLOCKED_S and change_s == math.inf:
+            queues = self.core.scheduler.queues
+            waiting = f"{len(queues.waiting_online)} online and {len(queues.pool)} offline requests waiting"
+            raise SimulationError(
+                f"policy {self._scenario.policy} has run no request for {MAX_BLOCKED_S:.0f} s at {now_s:.3f} s with "
+                f"{queues.num_running} running, {waiting}"
+            )
+        self._clock.sleep_until(min(now_s + BLOCKED_WAIT_S, change_s))
+
+    # ---- asked by what it drives ----
+
+    def _output_tokens(self, request_id: str) -> int:
+        if request_id.startswith(OFFLINE_PREFIX):
+            return self._rows.output_tokens(request_id)
+        return self._outputs[request_id]
+
+    def _reached_before(self, request_id: str) -> int:
+        return self._rows.reached_tokens(request_id) if request_id.startswith(OFFLINE_PREFIX) else 0
+
+    def charge_planning(self) -> None:
+        """The step's times begin before this and go on behind it, as on a clock that runs by itself."""
+        num_running = self.core.scheduler.queues.num_running
+        self._clock.sleep_until(self._clock.now() + self._scenario.planning_s(num_running))
+
+    def step_done(self, step: Step, result: StepResult) -> None:
+        self._tally = self._executor.tallies.pop(step.plan.step)
+        self._copied = Copied.by(step.plan)
+
+    def row_started(self, request_id: str, now_s: float) -> None:
+        if self.ledger.has_started(request_id):  # in a step that was given up
+            return
+        self.measures.offline_started(self.ledger.started(request_id, now_s))
+        if self._planner is not None:
+            self._planner.started(request_id)
