@@ -265,7 +265,7 @@ async function refresh() {
     showShadow(history[history.length - 1].samples);
     await showBatches();
   } catch (error) {
-    say(`no answer from the server: ${error.message}`, true);
+    say(`the server does not answer: ${error.message}`, true);
   }
   setTimeout(refresh, PERIOD_MS);
 }
@@ -296,13 +296,13 @@ at("whatif").addEventListener("submit", (event) => {
   const button = event.target.querySelector("button");
   button.disabled = true;
   askWhatIf(event.target)
-    .catch((error) => { at("whatifnote").textContent = `no answer from the server: ${error.message}`; })
+    .catch((error) => { at("whatifnote").textContent = `the server does not answer: ${error.message}`; })
     .finally(() => { button.disabled = false; });
 });
 at("key").addEventListener("submit", (event) => {
   event.preventDefault();
   key = at("keyfield").value;
   locked = false;
-  showBatches().catch((error) => say(`no answer from the server: ${error.message}`, true));
+  showBatches().catch((error) => say(`the server does not answer: ${error.message}`, true));
 });
 refresh();
