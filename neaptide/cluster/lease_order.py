@@ -2,9 +2,9 @@
 
 Replicas pull. A chunk is some lines of one batch; a claim lends it to a replica until a lease ends, under a number (the
 epoch) that grows with each claim. A replica with an older number has lost the chunk, whether it knows or not: that is
-the fence. The database keeps the same board in a table and orders by the same keys (``batches/chunk_rows.py``). Servers take
-several chunks in one claim, and fewer of them towards the end of the pool, as many lines as a replica of the simulation
-takes (``simulation/row_order.py``).
+the fence. The database keeps the same board in a table and orders by the same keys
+(``server/batches/storing/claim_rows.py``). Servers take several chunks in one claim, and fewer of them towards the end
+of the pool, as many lines as a replica of the simulation takes (``simulation/replicas/claim_order.py``).
 """
 
 import math
