@@ -1,9 +1,8 @@
-"""How many replicas a cluster should have: by what online work needs, and by what the pool's deadlines ask for.
+"""Size of a cluster: the number of replicas that online work and the pool's deadlines need.
 
-A replica's online load is the share of its time that its chats' targets need: what their decodes take of every TPOT
-target, and the seconds of prompts that come in a second. Loads add up, so their sum says how many replicas they would
-fill. Offline work runs in what is left; the deadline that presses most says how much of that must be there. Nothing
-here reads a clock.
+A replica's online load is the share of its time that its targets need: its decodes within the TPOT target, and its
+prompts per second. The sum of the loads is the number of replicas that online work fills. Offline work runs in the
+rest; the most urgent deadline determines how much of it there must be. Time is an argument everywhere.
 """
 
 import math
@@ -13,25 +12,25 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 LOAD_WINDOW_S = 10.0
-"""Over which prompts are counted as load."""
+"""Window over which prompts count as load."""
 DECIDE_S = 10.0
-"""Between two decisions on the size."""
+"""Interval between decisions on the size."""
 
 
 @dataclass(slots=True, frozen=True)
 class Scale:
-    """What an operator sets. Raises ValueError for a fleet that cannot be."""
+    """Limits and targets that an operator sets. Raises ValueError for an impossible fleet."""
 
     min_replicas: int = 1
     max_replicas: int = 8
     online_share: float = 0.6
-    """Of a replica's time that online work may need: the rest is for what comes unevenly."""
+    """Share of a replica's time for online work; the rest absorbs uneven arrivals."""
     offline_efficiency: float = 0.6
-    """Of the least time that rows take by a device's limits, over what they really take."""
+    """Least time of rows by the device's limits, divided by their real time."""
     deadline_share: float = 0.8
-    """Of the time that is left to a deadline, in which its work should be done."""
+    """Share of the time until a deadline within which its work should be done."""
     down_after_s: float = 60.0
-    """A smaller fleet must have been enough for so long."""
+    """Time for which a smaller fleet must have been enough before replicas are drained."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_replicas <= self.max_replicas:
@@ -40,16 +39,18 @@ class Scale:
 
 @dataclass(slots=True, frozen=True)
 class Backlog:
-    """Rows of one job that are not done."""
+    """Unfinished rows of one job."""
 
     deadline_s: float
     work_s: float
-    """Of one replica with nothing else to do."""
+    """Time that one idle replica would need for them."""
 
 
 def pressure(backlog: Iterable[Backlog], now_s: float, share: float) -> float:
-    """Replicas that must do nothing else from now on for every job to be done within this share of its time; infinite
-    if one is late already. Jobs are done by deadline, so each waits for all that are due before it."""
+    """Number of replicas that must do nothing but offline work for every job to finish within this share of its time.
+
+    Infinite if a deadline has passed. Jobs run by deadline, so each waits for all that are due before it.
+    """
     most, work_s = 0.0, 0.0
     for job in sorted(backlog, key=lambda one: one.deadline_s):
         work_s += job.work_s
@@ -60,11 +61,11 @@ def pressure(backlog: Iterable[Backlog], now_s: float, share: float) -> float:
 
 
 def wanted(scale: Scale, online_loads: Iterable[float], pressed: float) -> int:
-    """Replicas that are enough at this moment.
+    """Number of replicas that are enough now.
 
     Args:
-        online_loads: of each replica that takes requests.
-        pressed: the ``pressure`` of the batches' deadlines.
+        online_loads: one per replica that accepts requests.
+        pressed: ``pressure`` of the batches' deadlines.
     """
     online = sum(online_loads)
     needed = max(online / scale.online_share, online + pressed / scale.offline_efficiency)
@@ -74,22 +75,23 @@ def wanted(scale: Scale, online_loads: Iterable[float], pressed: float) -> int:
 
 
 class LoadMeter:
-    """The share of a replica's time that its online targets need."""
+    """Measures the share of a replica's time that its online targets need."""
 
     def __init__(self) -> None:
         self._prompts: deque[tuple[float, int]] = deque()
-        """When, and how many prompt tokens were computed."""
+        """Time, and number of prompt tokens computed."""
 
     def note(self, now_s: float, prompt_tokens: int) -> None:
-        """So many tokens of online prompts have been computed since the last call."""
+        """Records the online prompt tokens computed since the last call."""
         self._prompts.append((now_s, prompt_tokens))
         self._forget(now_s)
 
     def load(self, now_s: float, streams_share: float, alone_token_s: float) -> float:
-        """
+        """Returns the current load.
+
         Args:
-            streams_share: what decodes take, as in ``OnlineRoom`` ...
-            alone_token_s: ... and what a prompt token does.
+            streams_share: share that decodes take, as in ``OnlineRoom``.
+            alone_token_s: seconds per prompt token, as in ``OnlineRoom``.
         """
         self._forget(now_s)
         prompts = sum(tokens for _, tokens in self._prompts) / LOAD_WINDOW_S
@@ -101,24 +103,27 @@ class LoadMeter:
 
 
 class Serving(NamedTuple):
-    """A replica that takes requests."""
+    """A replica that accepts requests."""
 
     name: str
     online_load: float
     since_s: float
-    """When it began to."""
+    """Time when it began to accept them."""
 
 
 class Change(NamedTuple):
-    """Of a fleet."""
+    """Replicas of a fleet to start and to drain."""
 
     num_to_start: int
     to_drain: list[str]
 
 
 def change_to(desired: int, serving: Sequence[Serving], num_starting: int) -> Change:
-    """What makes a fleet the desired one. Those with the least online work go, of equals the youngest; one that serves
-    stays in any case, and replicas that start are let."""
+    """The change that leads to the desired fleet.
+
+    Replicas with the least online work are drained, of equals the youngest. At least one stays, and starting replicas
+    are not stopped.
+    """
     surplus = len(serving) + num_starting - desired
     by_load = sorted(serving, key=lambda one: (one.online_load, -one.since_s))
     going = by_load[: max(min(surplus, len(serving) - 1), 0)]
@@ -129,13 +134,13 @@ class Autoscaler:
     def __init__(self, scale: Scale) -> None:
         self._scale = scale
         self._wanted: deque[tuple[float, int]] = deque()
-        """When how many were wanted, since the smaller fleet has to have been enough."""
+        """Time and wanted number of each decision in the last ``down_after_s``."""
 
     def desired(self, now_s: float, online_loads: Sequence[float], backlog: Iterable[Backlog]) -> int:
-        """Replicas from now on: up at once, down to the most that was wanted of late.
+        """Desired number of replicas. It rises at once, and falls to the maximum of the last ``down_after_s``.
 
         Args:
-            online_loads: of each replica that takes requests.
+            online_loads: one per replica that accepts requests.
         """
         scale = self._scale
         pressed = pressure(backlog, now_s, scale.deadline_share)

@@ -1,10 +1,9 @@
-"""Which replica an online request goes to, by what the replicas say of themselves.
+"""Routing: chooses the replica for an online request from the replicas' reports.
 
-Slack first, prefix second. A replica that could not compute the prompt in time is never chosen while another one could;
-among those that have next to the most slack, the one that has most of the prompt in its cache is. A replica's figures
-are as old as its last report, so a router takes off what it has sent there since, and remembers which prefixes that
-will bring; of equals the one with fewer requests in flight is chosen. Nothing here reads a clock, draws a number of its
-own or does IO.
+Slack comes first, prefixes second. A replica that would miss the prompt's target is never chosen if another can meet
+it. Among the replicas with nearly the most slack, the one that caches most of the prompt is chosen; of equals, the one
+with fewer requests in flight. Reports are old when they are read. A router therefore subtracts the prompts that it has
+sent since, and remembers their prefixes. Nothing here reads a clock, draws a random number of its own or does IO.
 """
 
 import hashlib
@@ -15,26 +14,28 @@ from random import Random
 from typing import ClassVar
 
 KEY_BYTES = 8
-"""Of a block's hash: two of a million cached prefixes have the same with a probability of 3e-8."""
+"""Length of a key, the beginning of a block's hash. Among a million cached prefixes two keys collide with probability
+3e-8."""
 SAMPLED_BELOW = 32
-"""A digest has the keys whose first byte is below: one block in eight, wherever it stands in a prompt, so that a
-replica of 25,000 blocks says what it has in 25 KB."""
+"""A digest has the keys whose first byte is below this: one block in eight, at any position. A replica of 25,000 blocks
+reports 25 KB."""
 
 
 def digest_of(block_hashes: Collection[bytes]) -> frozenset[bytes]:
-    """What a replica says of its cache. A block's hash names all that is before it as well (chained)."""
+    """Sampled keys of a replica's cached blocks. Hashes are chained, so a block's hash identifies everything before it
+    too."""
     return frozenset(found[:KEY_BYTES] for found in block_hashes if found[0] < SAMPLED_BELOW)
 
 
 @dataclass(slots=True, frozen=True)
 class Prompt:
-    """What a router knows of a request."""
+    """A request as the router sees it."""
 
     tokens: int
     keys: tuple[tuple[bytes, int], ...] = ()
-    """Names of its beginnings that a digest would have, the shortest first, and their tokens."""
+    """Keys of its prefixes that a digest would have, shortest first, with their lengths in tokens."""
     head: bytes = b""
-    """Its first block: requests of one conversation, or with one system prompt, have it in common."""
+    """Key of its first block, which requests of one conversation or with one system prompt share."""
 
     @classmethod
     def of(cls, tokens: int, block_hashes: Sequence[bytes], block_size: int) -> "Prompt":
@@ -48,45 +49,45 @@ class Prompt:
 
 @dataclass(slots=True, frozen=True)
 class Figures:
-    """What a replica says of itself."""
+    """A replica's report on itself."""
 
     free_slack_ms: float
-    """Of the TTFT target, what is left when the prompts that it has are computed beside its streams; negative if the
-    last of them will be late."""
+    """TTFT target that is left after all waiting prompts are computed while the streams run. Negative if the last of
+    them will be late."""
     ttft_slo_ms: float
     prompt_token_ms: float
-    """What a further token of a prompt takes from the slack."""
+    """Slack that one more prompt token takes."""
     digest: frozenset[bytes] | None = None
-    """``digest_of`` its cached blocks; None: as in the report before."""
+    """``digest_of`` its cached blocks; None if unchanged since the last report."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """A replica as the router sees it: its last report, and what was sent there since."""
+    """A replica as the router sees it: its last report, and the requests sent since."""
 
     figures: Figures
     digest: frozenset[bytes] = frozenset()
     sent_ms: float = 0.0
     in_flight: int = 0
-    """Requests that were sent there and have not ended; no report is needed for that."""
+    """Requests sent there that have not ended; the router counts them itself."""
     sent_keys: set[bytes] = field(default_factory=set)
-    """Of prompts that were sent since the digest was taken ..."""
+    """Keys of prompts sent since the last digest."""
     sent_keys_before: set[bytes] = field(default_factory=set)
-    """... and since the one before, for what is sent is not cached at once."""
+    """Keys of prompts sent between the last two digests: a prompt that was sent is not cached at once."""
 
     @property
     def slack_ms(self) -> float:
         return self.figures.free_slack_ms - self.sent_ms
 
     def cached_tokens(self, prompt: Prompt) -> int:
-        """Of the prompt, from its beginning, as far as it is known."""
+        """Number of the prompt's first tokens that are known to be cached."""
         for key, tokens in reversed(prompt.keys):
             if key in self.digest or key in self.sent_keys or key in self.sent_keys_before:
                 return min(tokens, prompt.tokens - 1)
         return 0
 
     def own_ms(self, prompt: Prompt) -> float:
-        """What the prompt would take from the slack."""
+        """Slack that the prompt would take."""
         return (prompt.tokens - self.cached_tokens(prompt)) * self.figures.prompt_token_ms
 
     def take_report(self, figures: Figures) -> None:
@@ -103,27 +104,27 @@ class _Known:
 
 
 class Router(ABC):
-    """Subclasses say which of the replicas that take requests."""
+    """Chooses a replica for each prompt among those that accept requests; subclasses decide which."""
 
     reads_prompts: ClassVar[bool] = False
-    """Whether what a prompt says matters, beside its length."""
+    """Whether prompts are needed, and not only their lengths."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
 
     def report(self, replica: str, figures: Figures) -> None:
-        """From its first report on a replica gets requests."""
+        """Takes in a replica's report. A replica gets requests from its first report on."""
         if replica in self._known:
             self._known[replica].take_report(figures)
         else:
             self._known[replica] = _Known(figures, figures.digest or frozenset())
 
     def leave(self, replica: str) -> None:
-        """It gets none from now on: it drains, or it is lost."""
+        """Sends no more requests to a replica that drains or is lost."""
         self._known.pop(replica, None)
 
     def ended(self, replica: str) -> None:
-        """One of the requests that were sent there."""
+        """Notes the end of a request that was sent there."""
         if replica in self._known:
             self._known[replica].in_flight -= 1
 
@@ -140,12 +141,13 @@ class Router(ABC):
 
 
 class SlackRouter(Router):
-    """
+    """Chooses by slack, then by cached prefix.
+
     Args:
-        conceded_share: of the TTFT target, so much slack is given up for a longer cached prefix. What the prefix saves
-            of the prompt itself is slack already; this is for the requests behind it. Where half of the target was
-            left to prefixes, conversations queued behind each other, and fewer prefixes were found than by this.
-        by_prefix: without it, the replica with the most slack takes the prompt, whatever is cached where.
+        conceded_share: slack that is given up for a longer cached prefix, as a share of the TTFT target. The prompt's
+            own gain already counts as slack; this is for the requests that wait after it. Measured: at half of the
+            target conversations queued up, and fewer prefixes were found than at a tenth.
+        by_prefix: whether cached prefixes count. Without them the replica with the most slack takes the prompt.
     """
 
     reads_prompts = True
@@ -171,14 +173,15 @@ class SlackRouter(Router):
 
 
 class LeastLoadRouter(Router):
-    """To the replica with the fewest requests in flight; of equals the same one for the same head of a prompt."""
+    """Chooses the replica with the fewest requests in flight; of equals, the same one for prompts with the same
+    head."""
 
     def _chosen(self, prompt: Prompt, known: Mapping[str, _Known]) -> str:
         return min(known, key=lambda name: (known[name].in_flight, rendezvous(prompt.head, name)))
 
 
 class RoundRobinRouter(Router):
-    """To each in turn, in the order in which they came."""
+    """Chooses the replicas in turn, in the order of their first reports."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +202,7 @@ class RandomRouter(Router):
 
 
 def rendezvous(head: bytes, replica: str) -> bytes:
-    """Ranks replicas for a prompt's head the same everywhere; one that comes or goes moves only its own share."""
+    """Ranks replicas for a prompt's head, everywhere alike. A replica that comes or goes moves only its own share."""
     return hashlib.blake2b(replica.encode() + b"\0" + head, digest_size=8).digest()
 
 
@@ -207,7 +210,7 @@ ROUTERS = ("slack", "slack-alone", "least-load", "round-robin", "random")
 
 
 def build_router(name: str, seed: int = 0) -> Router:
-    """Raises ValueError for a name that is none of ``ROUTERS``."""
+    """Builds a router. Raises ValueError for a name that is not in ``ROUTERS``."""
     if name == "slack":
         return SlackRouter()
     if name == "slack-alone":

@@ -1,4 +1,4 @@
-"""A batch that this server moves on under a lease, while others may do the same with other batches."""
+"""Hold on a batch that this server checks or ends under a lease, while other servers do the same with other batches."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def device_of(engine: EngineClient) -> DensityModel:
-    """What the engine has said of its device, once it has."""
+    """Device model that the engine has reported; ``SOME_DEVICE`` before that."""
     try:
         info = engine.info
     except EngineUnavailableError:
@@ -49,18 +49,18 @@ def begin_shared(
     plan_blob: str,
     chunks: dict[Chunk, list[int]],
 ) -> bool:
-    """``batch_rows.begin_batch``, its plan named and its lines offered to all servers."""
+    """``batch_rows.begin_batch`` that also names the plan and offers the lines to all servers."""
     if not batch_rows.begin_batch(conn, record.id, model, fingerprint, now):
         return False
     unnamed = batches.update().where(batches.c.id == record.id, batches.c.plan_blob.is_(None))
     if conn.execute(unnamed.values(plan_blob=plan_blob)).rowcount:
         chunk_rows.add_chunks(conn, chunks)
-    # Else it was begun before, by a commit whose answer was lost, with the plan that was put then.
+    # Otherwise a commit whose answer was lost has begun it already, with the plan uploaded then.
     return True
 
 
 class LeasedHold:
-    """Implements ``Hold``. Everything raises LeaseLostError once another server has claimed the batch."""
+    """Implements ``Hold``. Methods raise LeaseLostError once another server has leased the batch."""
 
     def __init__(self, plane: BatchPlane, blobs: Blobs, lease: BatchLease) -> None:
         self._p = plane
@@ -70,11 +70,9 @@ class LeasedHold:
     def guarded(
         self, operation: Callable[Concatenate[sa.Connection, P], T]
     ) -> Callable[Concatenate[sa.Connection, P], T]:
-        """As in ``Hold``."""
         return guarded(self._lease, operation)
 
     async def begin(self, record: BatchRecord, model: str, now: int) -> bool:
-        """As in ``Hold``."""
         fingerprint = self._p.compiler.served.fingerprint
         store, stem = self._p.store, self._p.stem(record.id)
         lines = await store.read(batch_rows.pending_lines, record.id)
@@ -87,7 +85,6 @@ class LeasedHold:
         return await store.write(self.guarded(begin_shared), record, model, fingerprint, now, key, chunks)
 
     async def publish(self, record: BatchRecord, files: ResultFiles) -> ResultFiles:
-        """As in ``Hold``."""
         output, error = files
         return await self._put(record, output), await self._put(record, error)
 
@@ -99,11 +96,10 @@ class LeasedHold:
         return replace(file, blob=key)
 
     async def tidy(self, record: BatchRecord) -> None:
-        """As in ``Hold``."""
         if record.plan_blob is None:
             return
         try:
             await self._blobs.in_thread(remove_plan_blobs, self._blobs, record.plan_blob)
         except BlobsUnavailableError as error:
-            # Leftovers, which ``neaptide data prune`` finds.
+            # ``neaptide data prune`` finds the plan left there.
             logger.warning("batch %s: its plan is left on the shared storage: %s", record.id, error)

@@ -1,7 +1,7 @@
-"""The chunks that this server's engine works on: claimed when it has use for more, their leases kept, given back.
+"""Chunks that this server's engine works on: leases them, renews the leases, and gives chunks back.
 
-A claim that is lost (this server was frozen or cut off for longer than the lease) is noticed at the next renewal or by
-the next result; its lines leave the engine, and what they still say is not taken.
+A server that was frozen or cut off for longer than a lease has lost it. It finds out at the next renewal or result. The
+lines then leave the engine, and their later results are ignored.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ RENEWALS_A_LEASE = 3
 
 
 class UnableError(Exception):
-    """This server cannot run each of a chunk's rows; one that was known when they were checked can."""
+    """This server cannot run some of a chunk's rows. Some server that was known when they were checked can."""
 
 
 @dataclass(slots=True)
@@ -55,12 +55,17 @@ class _Held:
     job: Job
     work: Work
     is_over: bool = False
-    """All lines have ended, or it is being given back: no renewal is due."""
+    """All lines have ended, or the chunk is being given back: the lease is not renewed."""
 
 
 class Claimer:
-    """Event loop only. ``on_batch_done`` is called with the id of a batch of which no chunk is left. A batch for which
-    ``is_validating`` is true has a plan in the making where its copy would lie: another server has taken it over."""
+    """Leases chunks for this server's engine. Event loop only.
+
+    Args:
+        on_batch_done: called with the id of a batch that has no chunk left.
+        is_validating: whether this server is checking a batch, whose new plan then lies in the place of a copy. Chunks of
+            such a batch are given back: another server has finished the check.
+    """
 
     def __init__(
         self,
@@ -83,20 +88,21 @@ class Claimer:
         )
         self._held: dict[str, _Held] = {}
         self._loading: set[Claim] = set()
-        """Claims whose lines the engine has not got yet: a plan may take longer to fetch than a lease."""
+        """Leases whose lines the engine does not have yet. They are renewed too, as a plan may take longer to fetch
+        than a lease."""
         self._passed_by = PassedBy()
         self._plans = PlanCopies(plane, blobs, validation)
         self._background = Background("a chunk is left to the end of its lease")
         self._claiming: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._running_rows = 0
-        """In the engine, as it said last."""
+        """Rows running in the engine, by its last report."""
         self._silent_s = 0.0
-        """Since when there is no engine, as far as renewals noticed."""
+        """Time without an engine, as counted by renewals."""
         self._is_suspended = False
         self._is_stopping = False
         self.num_lost = 0
-        """Claims that others have taken over."""
+        """Number of leases lost to other servers."""
 
     # ---- start and stop ----
 
@@ -109,11 +115,11 @@ class Claimer:
         self._background.spawn(watch_tokens(self._runner, self._on_tokens_lost, self._disk))
 
     async def stop(self) -> None:
-        """Makes durable what has arrived, and gives back the rest."""
+        """Stores the results that have arrived, and gives the rest back."""
         self._is_stopping = True
         self._wake.set()
         if self._claiming is not None:
-            # What has just been claimed is given back, too.
+            # What has just been leased is given back too.
             await self._claiming
         await self._runner.stop()
         await self._release([held.claim for held in self._held.values()])
@@ -121,7 +127,7 @@ class Claimer:
         await self._background.drain()
 
     def suspend(self) -> None:
-        """Claims no more, and gives back what the engine has not done: others go on with it at once."""
+        """Leases no more and gives back what the engine has not done, so that others continue at once."""
         self._is_suspended = True
         self._runner.suspend()
         self._background.spawn(self.give_back())
@@ -133,25 +139,21 @@ class Claimer:
         return len(self._held)
 
     def wake(self) -> None:
-        """There may be something to claim."""
+        """Looks for free chunks now."""
         self._wake.set()
 
     def on_stats(self, stats: StepStats) -> None:
-        """As in ``StatsListener``."""
         self._running_rows = stats.running_offline
         if self._has_use_for_more:
             self._wake.set()
 
     def on_occupancy(self, occupancy: Occupancy) -> None:
-        """As in ``EngineListener``."""
         self._running_rows = occupancy.running_offline
 
     def on_engine_ready(self) -> None:
-        """As in ``EngineListener``."""
         self._wake.set()
 
     def on_engine_lost(self) -> None:
-        """As in ``EngineListener``."""
         self._running_rows = 0
 
     def _leaves(self) -> bool:
@@ -159,7 +161,7 @@ class Claimer:
 
     @property
     def _has_use_for_more(self) -> bool:
-        """Fewer lines wait in the engine than it would soon start."""
+        """Whether fewer lines wait in the engine than it will start soon."""
         engine = self._p.engine
         if self._leaves() or not engine.is_ready or engine.offline_paused:
             return False
@@ -175,11 +177,11 @@ class Claimer:
                 if self._has_use_for_more and await self._claim_some():
                     continue
             except (OSError, StoreUnavailableError) as error:
-                logger.error("no chunk is claimed: %s", error)
+                logger.error("chunks cannot be leased: %s", error)
             except Exception:
-                # A server that claims nothing any more looks as if it had nothing to do.
-                logger.exception("no chunk is claimed")
-            # What another server offers is found by looking.
+                # Without this message, a server that leases nothing would look idle.
+                logger.exception("chunks cannot be leased")
+            # Chunks offered by other servers are found by polling.
             await self._rest()
 
     async def _rest(self) -> None:
@@ -190,7 +192,7 @@ class Claimer:
             return
 
     async def _claim_some(self) -> bool:
-        """Whether there was something to claim, and all of it could be loaded."""
+        """Returns whether there were free chunks, and all of them were loaded."""
         besides = self._passed_by.beside([one.claim.key for one in self._held.values()])
         figures = await self._p.store.read(chunk_rows.board_figures, self.claimant, besides)
         if not figures.num_free:
@@ -223,7 +225,7 @@ class Claimer:
         return bool(claims)
 
     async def _pass_by(self, claim: Claim) -> None:
-        """Gives back for good what this server cannot run."""
+        """Gives a chunk that this server cannot run back for good."""
         self._passed_by.add(claim.key)
         self._loading.discard(claim)
         await self._release([claim])
@@ -234,11 +236,11 @@ class Claimer:
         return end_to_take(compute_s, memory_s, figures.mean_density)
 
     async def _take_up(self, claim: Claim) -> None:
-        """Hands a claimed chunk's lines to the engine.
+        """Hands a leased chunk's lines to the engine.
 
         Raises:
-            OSError, StoreUnavailableError: not now.
-            UnableError: not here.
+            OSError, StoreUnavailableError: not possible now.
+            UnableError: not possible on this server.
         """
         store, batch_id = self._p.store, claim.key.batch_id
         record = await store.read(batch_rows.require_batch, batch_id)
@@ -259,7 +261,7 @@ class Claimer:
             return
         job, work = await self._load(record, file, lines, claim)
         if claim not in self._loading:
-            return  # lost meanwhile
+            return  # Lost in the meantime.
         self._held[job.id] = _Held(claim, job, work)
         self._runner.add_job(job)
         if self._leaves():
@@ -304,14 +306,12 @@ class Claimer:
         if held is None:
             return
         self.num_lost += not held.is_over
-        logger.warning(
-            "batch %s: a claim is lost: others have taken the lines over or will do so, or the batch has ended", job_id
-        )
+        logger.warning("batch %s: a lease is lost: another server will run the lines, or the batch has ended", job_id)
         self._plans.forget(held.claim.key.batch_id)
         self._background.spawn(self._runner.close_job(job_id))
 
     async def close_batch(self, batch_id: str) -> None:
-        """Takes a batch from the engine; returns when everything that arrived for it here is durable."""
+        """Removes a batch from the engine; returns when all its results that arrived here are stored."""
         mine = [held for held in self._held.values() if held.claim.key.batch_id == batch_id]
         await self._close(mine)
 
@@ -321,7 +321,7 @@ class Claimer:
             self._background.spawn(self.give_back([held]))
 
     async def give_back(self, held: list[_Held] | None = None) -> None:
-        """All, or some of it, that the engine has not done."""
+        """Gives back these chunks, or all, without what the engine has done."""
         held = list(self._held.values()) if held is None else held
         await self._close(held)
         await self._release([one.claim for one in held])
@@ -339,7 +339,7 @@ class Claimer:
         try:
             await self._p.store.write_beside(chunk_rows.release_claims, claims)
         except StoreUnavailableError as error:
-            logger.error("%d chunks are free only when their leases end: %s", len(claims), error)
+            logger.error("%d chunks are free only after their leases expire: %s", len(claims), error)
 
     # ---- leases ----
 
@@ -367,7 +367,7 @@ class Claimer:
         for claim in loading & self._loading - kept:
             self.num_lost += 1
             self._loading.discard(claim)
-            logger.warning("batch %s: a claim is lost before its lines were loaded", claim.key.batch_id)
+            logger.warning("batch %s: a lease is lost before its lines were loaded", claim.key.batch_id)
 
 
 def _claim(
@@ -385,13 +385,13 @@ def _renew(conn: sa.Connection, claims: list[Claim], lease_ms: int) -> set[Claim
 
 
 def _complete(conn: sa.Connection, claim: Claim) -> bool:
-    """Whether the batch has no chunk left."""
+    """Returns whether the batch has no chunk left."""
     chunk_rows.complete_chunk(conn, claim)
     return chunk_rows.num_chunks(conn, claim.key.batch_id) == 0
 
 
 def _give_up(conn: sa.Connection, claim: Claim) -> None:
-    """Fails what is left of a batch that cannot be run by anybody; only for who holds a chunk of it."""
+    """Fails the remaining lines of a batch that no server can run, if this server holds the chunk's lease."""
     record = batch_rows.require_batch(conn, claim.key.batch_id)
     if record.outcome is None and chunk_rows.holds(conn, claim):
         batch_rows.close_lines(conn, record.id, LineState.FAILED, finalize.LOST_ERROR)

@@ -1,10 +1,10 @@
-"""The state machine where several servers share the batches: every step of every batch may be any server's.
+"""The state machine of batches that several servers share. Any server may do any step of any batch.
 
-    lines            chunks, claimed by whoever has use for more (``claimer.py``)
-    everything else  a lease of the batch: to check its file, to write its results
+    lines            chunks, leased by servers with capacity for more (``leased_chunks.py``)
+    everything else  a lease of the whole batch: to check its file, to write its results
 
-The arrows are those of ``running/machine.py``, compare-and-sets in the database, and so is who may draw them. A server
-that dies leaves leases behind; when they end, others look for what is to be done and do it.
+The state changes are those of ``running/machine.py``, compare-and-set operations in the database, as are the leases.
+When a server dies, its leases expire, and other servers find the work that remains.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ from neaptide.server.batches.wiring import BatchPlane
 logger = logging.getLogger(__name__)
 
 MAX_CARES = 4
-"""Batches that this server checks or ends at once; files are checked one at a time anyway."""
+"""Maximum number of batches that this server checks or ends at once; files are checked one at a time anyway."""
 
 
 @dataclass(slots=True)
 class _Care:
     lease: BatchLease
     stop: asyncio.Event
-    """Set when the batch's validation is not wanted any more, or not this server's."""
+    """Set when the batch's validation must stop: it is no longer needed, or another server has leased the batch."""
     is_validating: bool = False
 
 
@@ -66,7 +66,7 @@ class SharedMachine:
     # ---- start and stop ----
 
     async def start(self) -> None:
-        """Takes up whatever there is to do."""
+        """Resumes all unfinished work."""
         await self._enrol()
         say_what_waits(await self._p.store.read(server_rows.waiting))
         self.claimer.start()
@@ -74,7 +74,7 @@ class SharedMachine:
             self._background.spawn(work)
 
     async def stop(self) -> None:
-        """Keeps what has been computed and leaves the rest to other servers, or to the next start."""
+        """Keeps the results so far. Other servers or the next start do the rest."""
         self._stopping.set()
         self._background.close()
         self._disk.stop()
@@ -89,29 +89,25 @@ class SharedMachine:
 
     @property
     def waits_for_disk(self) -> bool:
-        """As in ``BatchMachine``."""
         return self._disk.is_refusing
 
     # ---- from outside ----
 
     def begin(self, record: BatchRecord) -> None:
-        """As in ``BatchMachine``."""
         self._wake.set()
 
     def end(self, batch_id: str) -> None:
-        """As in ``BatchMachine``."""
         care = self._cares.get(batch_id)
         if care is not None:
             care.stop.set()
         self._background.spawn(self._close(batch_id))
 
     async def _close(self, batch_id: str) -> None:
-        # What has arrived here still counts; other servers' results do until their lines are closed.
+        # Lines that have arrived here still count, as do other servers' until the lines are closed.
         await self.claimer.close_batch(batch_id)
         self._wake.set()
 
     def suspend(self) -> None:
-        """As in ``BatchMachine``."""
         self.claimer.suspend()
 
     # ---- batches ----
@@ -139,13 +135,15 @@ class SharedMachine:
         return await self._p.store.write_beside(lease_rows.claim_batch, self._lease_ms, besides=besides, served=served)
 
     async def _care(self, care: _Care) -> None:
-        """Moves a batch on as far as it goes without its lines. What fails for no good reason is tried again, here or
-        elsewhere, when the lease is over."""
+        """Does what a batch needs apart from its lines.
+
+        After an unexpected failure the lease expires; then this server or another one tries again.
+        """
         lease = care.lease
         try:
             await self._move_on(care)
         except LeaseLostError:
-            logger.warning("batch %s: another server has taken it over", lease.batch_id)
+            logger.warning("batch %s: another server has leased it", lease.batch_id)
         except (ServerStoppingError, finalize.FinalizeStoppedError):
             await self._release(lease)
         else:
@@ -171,7 +169,7 @@ class SharedMachine:
             record = await store.read(batch_rows.require_batch, batch_id)
         if record.outcome is None:
             begin_finalizing = hold.guarded(batch_rows.begin_finalizing)
-            # Not taken while there are lines to run; then it ends another time.
+            # Refused while lines remain; the batch is then finalized later.
             if not await self._disk.retry(
                 batch_id, lambda: store.write(begin_finalizing, batch_id, self._p.now(record))
             ):
@@ -182,7 +180,7 @@ class SharedMachine:
         try:
             await self._p.store.write_beside(lease_rows.release_batch, lease)
         except StoreUnavailableError as error:
-            logger.error("batch %s is free only when its lease ends: %s", lease.batch_id, error)
+            logger.error("batch %s is free only after its lease expires: %s", lease.batch_id, error)
 
     # ---- time ----
 
@@ -205,19 +203,18 @@ class SharedMachine:
             return
         kept = await self._p.store.write_beside(lease_rows.renew_batches, list(cares), self._lease_ms)
         for lease, care in cares.items():
-            # Lost, or cancelled by way of another server.
+            # Lost, or cancelled through another server.
             if kept.get(lease, True):
                 care.stop.set()
 
     async def expire_overdue(self) -> None:
-        """As in ``BatchMachine``."""
         await self._upkeep.expire_overdue()
 
     async def _sweep(self) -> None:
         await asyncio.to_thread(self._drop_stale_plans)
 
     def _drop_stale_plans(self) -> None:
-        """Copies of plans of batches that ended on other servers."""
+        """Removes copies of plans of batches that ended on other servers."""
         verdict = judge_jobs(self._p.store)
         for path in self._p.jobs_dir.iterdir():
             if verdict(path.name) is False:

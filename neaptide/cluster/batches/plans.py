@@ -1,4 +1,4 @@
-"""The plans of running batches on shared storage, and this server's copies of them. Functions are blocking."""
+"""Plans of running batches: their copies on shared storage and on this server. Functions are blocking."""
 
 import asyncio
 import logging
@@ -25,14 +25,14 @@ from neaptide.server.batches.wiring import BatchPlane
 logger = logging.getLogger(__name__)
 
 KNOWN_PLANS = 8
-"""Of batches of late; a batch's chunks come one after another."""
+"""Number of plans kept in memory. Few are enough, as a batch's chunks are leased one after another."""
 
 
 def put_plan(blobs: Blobs, stem: Path, key: str) -> None:
-    """A sealed plan, file by file, under one key.
+    """Uploads a sealed plan, file by file, under one key.
 
     Raises:
-        BlobsUnavailableError: not all of it is there.
+        BlobsUnavailableError: not all files were stored.
         FileNotFoundError: a file of the plan is missing here.
     """
     for suffix in PLAN_SUFFIXES:
@@ -42,18 +42,20 @@ def put_plan(blobs: Blobs, stem: Path, key: str) -> None:
 
 
 def remove_plan_blobs(blobs: Blobs, key: str) -> None:
-    """Raises BlobsUnavailableError."""
+    """Removes a plan's blobs. Raises BlobsUnavailableError."""
     for suffix in PLAN_SUFFIXES:
         blobs.remove(f"{key}{suffix}")
 
 
 def copy_of_plan(blobs: Blobs, stem: Path, key: str, scratch: Path) -> SealedPlan:
-    """The plan at ``stem``, fetched unless a sound copy of the same lies there. What lies there may be of a check that
-    another server's has overtaken: the same prompts perhaps, under other numbers. So the seal is the storage's.
+    """The plan at ``stem``, downloaded unless an intact copy of the same plan is there.
+
+    The seal always comes from the storage. A local plan may be from a check that another server has replaced since: it
+    may have the same prompts under other numbers.
 
     Raises:
-        PlanLostError: the storage has not got it, or has a damaged one.
-        OSError: not now.
+        PlanLostError: the storage does not have the plan, or has a damaged one.
+        OSError: not possible now.
     """
     with plan_faults(stem):
         try:
@@ -65,7 +67,7 @@ def copy_of_plan(blobs: Blobs, stem: Path, key: str, scratch: Path) -> SealedPla
             try:
                 blobs.fetch(f"{key}{suffix}", plan_file(stem, suffix), scratch)
             except FileNotFoundError:
-                # Only this one may be missing: a plan whose prompts share nothing works as well without it.
+                # Only the prefix file may be missing: a plan whose prompts share nothing does without.
                 if suffix != PREFIXES:
                     raise
         return read_sealed_plan(stem)
@@ -84,11 +86,11 @@ class PlanCopies:
         self._known.pop(batch_id, None)
 
     async def get(self, record: BatchRecord, file: FileRecord) -> SealedPlan:
-        """From this server's copy, from a new one, or made again from the input.
+        """The batch's plan: this server's copy, a new copy, or one made again from the input.
 
         Raises:
-            OSError: not now.
-            PlanLostError: not here; other servers may have it.
+            OSError: not possible now.
+            PlanLostError: not possible on this server; others may have the plan.
         """
         stem = self._p.stem(record.id)
         plan = self._known.get(record.id)
@@ -112,14 +114,17 @@ class PlanCopies:
         return await self._blobs.in_thread(copy_of_plan, self._blobs, stem, record.plan_blob, scratch)
 
     async def _make_again(self, record: BatchRecord, file: FileRecord) -> SealedPlan:
-        """Only one that is as it was for every line: other servers may run lines of it that this one refuses."""
+        """Builds the plan again.
+
+        It is accepted only if every line's rows are as before. Other servers may run lines that this one would refuse.
+        """
         stem = self._p.stem(record.id)
         found = {line.line_no: line for line in await self._validation.make_plan_again(record, file)}
         for line in await self._p.store.read(batch_rows.pending_lines, record.id):
             new = found.get(line.line_no)
             if new is None or (new.first_row, new.num_rows) != (line.first_row, line.num_rows):
                 await asyncio.to_thread(remove_plan, stem)
-                raise PlanLostError("the check of its file would make another one here")
+                raise PlanLostError("a new check of its file gives another plan on this server")
         if record.plan_blob is not None:
             await self._blobs.in_thread(put_plan, self._blobs, stem, record.plan_blob)
         return await asyncio.to_thread(read_sealed_plan, stem)

@@ -90,8 +90,8 @@ class Witness:
 
 
 def lost_claims(server: RunningServer) -> set[str]:
-    """Names of the chunks that others have taken over from the server."""
-    return set(re.findall(r"batch (batch_\w+\.\d+\.\d+): a claim is lost", server.log))
+    """Names of the chunks whose leases the server has lost."""
+    return set(re.findall(r"batch (batch_\w+\.\d+\.\d+): a lease is lost", server.log))
 
 
 def check_every_line_is_there_once(shared: SharedServers, batch_id: str) -> None:
