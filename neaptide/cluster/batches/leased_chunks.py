@@ -63,8 +63,8 @@ class Claimer:
 
     Args:
         on_batch_done: called with the id of a batch that has no chunk left.
-        is_validating: whether this server is checking a batch, whose new plan then lies in the place of a copy. Chunks of
-            such a batch are given back: another server has finished the check.
+        is_validating: whether this server is checking a batch, whose new plan then lies in the place of a copy. Chunks
+            of such a batch are given back: another server has finished the check.
     """
 
     def __init__(
