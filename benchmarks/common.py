@@ -1,6 +1,7 @@
 """What the benchmarks share: the 111M model, the correctness gate, fixed workloads, printing."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -12,8 +13,6 @@ import httpx
 import torch
 from rich.console import Console
 from rich.table import Table
-
-from neaptide.experiments.models import path_of_111m
 
 REPOSITORY = Path(__file__).parents[1]
 EMBEDDED = REPOSITORY / "neaptide" / "data" / "neaptide-tiny"
@@ -28,7 +27,7 @@ GAP = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 
 def model_111m() -> Path:
     """The benchmark model's directory; written on the first call (a minute), kept in the user's cache."""
-    directory = path_of_111m()
+    directory = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "neaptide" / "llama-111m"
     if not (directory / "model.safetensors").exists():
         subprocess.run([sys.executable, REPOSITORY / "tools" / "make_111m.py", "--out", directory], check=True)
     return directory

@@ -13,6 +13,8 @@ from importlib import import_module
 from typing import Any, TypeAlias
 
 from neaptide import __version__
+from neaptide.engine import extensions
+from neaptide.engine.extensions import ExtensionError, known_names
 from neaptide.server.client_variables import client_base_url
 from neaptide.server.settings import OPTIONS, Option, default_text, split_list, type_of
 
@@ -26,16 +28,32 @@ Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:
-    """The parser of all subcommands, or of one."""
+    """The parser of one subcommand, or of all, those of other packages included, if it names none."""
     parser = argparse.ArgumentParser(
         prog="neaptide", description="Real-time chat and batch files served from the same accelerator."
     )
     parser.add_argument("--version", action="version", version=f"neaptide {__version__}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, add_parser in COMMANDS.items():
-        if only in (None, name):
-            add_parser(subparsers)
+    if only in COMMANDS:
+        COMMANDS[only](subparsers)
+        return parser
+    others = [name for name in known_names(extensions.COMMANDS, ()) if name not in COMMANDS]
+    if only in others:
+        extensions.load(extensions.COMMANDS, "command", only)(subparsers)
+        return parser
+    for add_parser in COMMANDS.values():
+        add_parser(subparsers)
+    for name in others:
+        _add_from_elsewhere(name, subparsers)
     return parser
+
+
+def _add_from_elsewhere(name: str, subparsers: Subparsers) -> None:
+    """One that cannot be loaded takes none of the others away."""
+    try:
+        extensions.load(extensions.COMMANDS, "command", name)(subparsers)
+    except ExtensionError as error:
+        print(f"neaptide: {error}", file=sys.stderr)
 
 
 def _add_serve_parser(subparsers: Subparsers) -> None:
@@ -175,7 +193,6 @@ COMMANDS: dict[str, Callable[[Subparsers], None]] = {
     "data": _from_commands("data"),
     "loadgen": _from_commands("loadgen.command", client_base_url),
     "calibrate": _from_commands("calibrate"),
-    "experiment": _from_commands("experiment"),
     "simulate": _from_commands("simulate"),
     "plan": _from_commands("plan"),
     "offline-plan": _from_commands("offline.plan"),
@@ -183,7 +200,11 @@ COMMANDS: dict[str, Callable[[Subparsers], None]] = {
 
 
 def main(words: Sequence[str]) -> int:
-    parser = build_parser(words[0] if words and words[0] in COMMANDS else None)
+    try:
+        parser = build_parser(words[0] if words else None)
+    except ExtensionError as error:
+        print(f"neaptide: {error}", file=sys.stderr)
+        return MISUSED
     args, unknown = parser.parse_known_args(words)
     if unknown:
         parser.exit(MISUSED, _complaint(parser, words, unknown))

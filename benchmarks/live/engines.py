@@ -8,7 +8,7 @@ from typing import Protocol
 from benchmarks.live.plan import Plan, Targets, Window
 from benchmarks.live.run import run
 from benchmarks.vllm_server import CPU_KV_GIB, MAX_MODEL_LEN, PRIORITY_RIVALS, Machine, Rival, run_rival
-from neaptide.engine.scheduler.policies import POLICIES
+from neaptide.engine.scheduler.policies import find_policy
 
 
 class RivalRun(Protocol):
@@ -42,8 +42,10 @@ class PolicyRival:
         rest, *settings = text.split("+")
         rest, _, seats = rest.partition("/")
         policy, _, tokens = rest.partition("@")
-        if policy not in POLICIES:
-            raise ValueError(f"rival {text!r}: no policy {policy!r}; there are: {', '.join(sorted(POLICIES))}")
+        try:
+            find_policy(policy)
+        except ValueError as error:
+            raise ValueError(f"rival {text!r}: {error}") from error
         flags = ["--policy", policy]
         for flag, value in (("--max-num-batched-tokens", tokens), ("--max-num-seqs", seats)):
             if value and not (value.isdecimal() and int(value) > 0):

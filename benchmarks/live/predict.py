@@ -45,10 +45,9 @@ from neaptide.estimator.cost.iteration_time import regime_of
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.recipes import build_cost_model, build_headroom
 from neaptide.executors.simulated.trace_executor import Layers, StepTally, TraceExecutor
-from neaptide.experiments.fidelity_runs import Load, MachineModel, Outcome, Shapes, Step, drive
-from neaptide.experiments.sim_fidelity import DRAWS, ERRORS, NEVER
 from neaptide.loadgen.client.recorder import Record, attainment
 from neaptide.loadgen.percentiles import percentiles
+from neaptide.simulation.driven_runs import DRAWS, ERRORS, NEVER, Load, MachineModel, Outcome, Shapes, Step, drive
 from neaptide.simulation.measures import Copied, Measures, OnlineRecord
 from neaptide.simulation.replay import replay
 

@@ -25,7 +25,8 @@ from neaptide.commands.simulation_flags import (
     progress,
     scenario_of,
 )
-from neaptide.engine.offline.planning.pooled import ORDERS
+from neaptide.engine.offline.planning.plan import ORDERS, find_order
+from neaptide.engine.offline.planning.pooled import TWO_ENDS
 from neaptide.engine.scheduler.parts import PARTS
 from neaptide.estimator.device_profile import load_profile
 from neaptide.loadgen.workloads.traces import delayed
@@ -47,8 +48,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add("--policy", default="neaptide", metavar="P", help=policy_help)
     without_help = f"disable features of the policy neaptide: {', '.join(PARTS)}"
     add("--without", default="", metavar="PART,...", help=without_help)
-    plan_help = f"order of the offline pool, planned outside the engine: {', '.join(ORDERS)} (the policy's own)"
-    add("--plan", choices=ORDERS, metavar="ORDER", help=plan_help)
+    plan_help = (
+        f"order of the offline pool, planned outside the engine: {', '.join((*ORDERS, TWO_ENDS))}, or another "
+        "package's (the policy's own)"
+    )
+    add("--plan", metavar="ORDER", help=plan_help)
     add_load(parser)
     arrivals_help = "ROWS rows of each set every SECONDS, or recorded: at the times in its trace file"
     add("--offline-arrivals", metavar="ROWS@SECONDS", help=f"{arrivals_help} (all at once)")
@@ -143,6 +147,8 @@ def _run_several(scenarios: dict[str, Scenario], fleet: Fleet | None, args: argp
 
 def _scenario(args: argparse.Namespace) -> Scenario:
     check_flags(args)
+    if args.plan not in (None, TWO_ENDS):
+        find_order(args.plan)
     if not 0.0 <= args.warm_up_s < math.inf:
         raise ValueError("--warm-up-s must be at least 0")
     online = delayed(online_of(args), args.warm_up_s)

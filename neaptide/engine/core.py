@@ -34,7 +34,7 @@ from neaptide.engine.params import INTERNAL_ERROR, FinishReason
 from neaptide.engine.request import Request
 from neaptide.engine.row_id import RowId, is_row_of
 from neaptide.engine.scheduler.base import PlanningError, Scheduler
-from neaptide.engine.scheduler.policies import policy_of
+from neaptide.engine.scheduler.policies import policy_of, set_up
 from neaptide.engine.steps.commit import Committer
 from neaptide.engine.steps.isolation import IsolatingExecutor, StepError
 from neaptide.engine.steps.plan import StepResult
@@ -85,7 +85,7 @@ class EngineCore:
         """Most prompt and output tokens of one request."""
         table = RequestTable(config.scheduler.max_num_seqs, self._max_num_tokens, block_size)
         self.kv = _kv_cache(config.cache, policy, executor.num_blocks, table)
-        self.scheduler = policy(config.scheduler, self.kv, cost_model, headroom)
+        self.scheduler = set_up(policy, config.scheduler, self.kv, cost_model, headroom)
         kv_tokens = int(config.scheduler.offline_max_kv_ratio * executor.num_blocks) * block_size
         whole = WholeDevice(cost_model, self.scheduler.max_step_tokens, config.scheduler.max_num_seqs, kv_tokens)
         self._outlooks = Outlooks(whole)

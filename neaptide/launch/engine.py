@@ -40,6 +40,7 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
     Raises:
         UnsupportedModelError, OSError, ValueError, RuntimeError: it cannot be built. The message says why.
     """
+    policy_of(config.scheduler)  # before the weights are loaded
     started = start_executor(config, clock)
     config = _as_started(config, started)
     scheduler = config.scheduler

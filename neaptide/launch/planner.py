@@ -42,14 +42,15 @@ def main() -> None:
 def _answer(request: PlanRequest) -> Answer:
     try:
         return made(request)
-    except (OSError, ValueError, KeyError, MemoryError) as error:
+    except (OSError, ValueError, MemoryError) as error:
         return PlanFailed(type(error).__name__)
 
 
 def made(request: PlanRequest) -> PlanReady:
     """Makes the plan.
 
-    Raises OSError or ValueError for a missing or torn token file, KeyError for an unknown order, MemoryError.
+    Raises OSError or ValueError for a missing or torn token file, ExtensionError for an order that cannot be used,
+    MemoryError.
     """
     pooled = PooledRows([_job(job) for job in request.jobs], request.unit_tokens)
     known, so_far = list[tuple[int, int, float]](), list[tuple[int, int, float]]()

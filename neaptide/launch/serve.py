@@ -72,7 +72,7 @@ def engine_config(
         LaunchError: policy, executor or profile do not exist, the API keys are invalid, or the step log cannot be
             written.
     """
-    from neaptide.engine.scheduler.policies import POLICIES
+    from neaptide.engine.scheduler.policies import check_name
     from neaptide.executors.registry import check_executor
     from neaptide.server.edge.auth import KeyRing
 
@@ -80,12 +80,11 @@ def engine_config(
     host_cache_bytes = int(settings.host_cache_gib * (1 << 30))
     try:
         check_files(settings)
+        check_name(settings.policy)
         check_executor(settings.executor, arguments, host_cache_bytes, settings.batch_invariant, settings.quantization)
         share_weights = KeyRing(settings.api_key).share_weights
     except ValueError as error:
         raise LaunchError(str(error)) from error
-    if settings.policy not in POLICIES:
-        raise LaunchError(f"policy = {settings.policy!r} is not supported; there are: {', '.join(sorted(POLICIES))}")
     on_cuda = settings.device == "cuda"
     tpot_slo_ms = settings.tpot_slo_ms or (DEFAULT_TPOT_CUDA_MS if on_cuda else DEFAULT_TPOT_CPU_MS)
     kv_cache_bytes = None if settings.kv_cache_gib is None else int(settings.kv_cache_gib * (1 << 30))

@@ -121,7 +121,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = None
     policy: Annotated[
-        str, Option("Scheduling policy: neaptide, or one of the baselines.", "NAME", page="baselines")
+        str,
+        Option(
+            "Scheduling policy: neaptide, fcfs, priority, that of an installed package, or one of your own as "
+            "module:Class.",
+            "NAME",
+            page="write-a-policy",
+        ),
     ] = "neaptide"
     ttft_slo_ms: Annotated[float, Option("Default target for the time to the first token.", "MS", above=0)] = 1000.0
     tpot_slo_ms: Annotated[

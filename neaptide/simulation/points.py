@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, replace
 
-from neaptide.engine.scheduler.policies import POLICIES
+from neaptide.engine.scheduler.policies import find_policy
 from neaptide.simulation.scenario import Scenario
 
 POINT = re.compile(r"(?P<policy>[^@]+)(@(?P<step_tokens>\d+)(x(?P<seats>\d+))?)?")
@@ -35,7 +35,7 @@ def parse_points(text: str) -> list[PolicyPoint]:
     """``a,b@1536,c@2048x512``.
 
     Raises:
-        ValueError: there is no such policy, or the limits are no limits.
+        ValueError: the policy cannot be used, or the limits are no limits.
     """
     return [_parse(part) for part in text.split(",")]
 
@@ -44,8 +44,7 @@ def _parse(text: str) -> PolicyPoint:
     match = POINT.fullmatch(text)
     if match is None:
         raise ValueError(f"--policy is NAME, NAME@STEP_TOKENS or NAME@STEP_TOKENSxSEATS, not {text!r}")
-    if match["policy"] not in POLICIES:
-        raise ValueError(f"there is no policy {match['policy']!r}; there are: {', '.join(sorted(POLICIES))}")
+    find_policy(match["policy"])
     step_tokens, seats = (None if match[name] is None else int(match[name]) for name in ("step_tokens", "seats"))
     if 0 in (step_tokens, seats):
         raise ValueError(f"the limits of {text!r} must be at least 1")

@@ -30,7 +30,7 @@ from neaptide.engine.record.step_log import (
 )
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
-from neaptide.engine.scheduler.policies import POLICIES
+from neaptide.engine.scheduler.policies import find_policy
 from neaptide.engine.steps.plan import BatchShape, StepResult
 from neaptide.engine.steps.step import Step
 from neaptide.estimator.recipes import build_cost_model, build_headroom
@@ -149,7 +149,7 @@ class _Driver:
             frozenset({END_TOKEN_ID}),
             observers=[self._watch, *observers],
         )
-        if POLICIES[header.scheduler.policy].row_key is not None:
+        if find_policy(header.scheduler.policy).row_key is not None:
             self._core.scheduler.queues.pool.row_key = messages.row_rank
 
     # ---- driving ----

@@ -30,7 +30,6 @@ from neaptide.simulation.pools.inline_planner import InlinePlanner
 from neaptide.simulation.pools.ledger import RowLedger
 from neaptide.simulation.pools.served_planner import ServedPlanner
 from neaptide.simulation.scenario import Scenario
-from neaptide.simulation.stopping import StoppingCore
 
 ONLINE_PREFIX = "online-"
 BLOCKED_WAIT_S = 0.005
@@ -173,13 +172,13 @@ class Replica:
             lambda request_id: request_id.startswith(ONLINE_PREFIX),
             scenario.step_noise,
             scenario.seed,
-            layers=scenario.stops.given_up if scenario.stops is not None else None,
+            layers=scenario.give_up.layers if scenario.give_up is not None else None,
             reached_tokens=self._reached_before,
         )
 
     def _build_core(self, observers: Sequence[EngineObserver]) -> EngineCore:
         scenario = self._scenario
-        arguments = (
+        core = EngineCore(
             scenario.engine_config(),
             self._executor,
             build_cost_model(scenario.recipe()["cost_model"]),
@@ -188,12 +187,9 @@ class Replica:
             frozenset({END_TOKEN_ID}),
             observers,
         )
-        if (stops := scenario.stops) is not None and stops.goes_on:
-            return StoppingCore(*arguments, stops)
-        core = EngineCore(*arguments)
-        if stops is not None:
+        if scenario.give_up is not None:
             assert isinstance(core.scheduler, NeaptideScheduler)
-            core.scheduler.slack.given_up_factor = stops.idle_factor
+            core.scheduler.slack.given_up_factor = scenario.give_up.idle_factor
         return core
 
     # ---- from outside ----
@@ -201,11 +197,6 @@ class Replica:
     @property
     def now_s(self) -> float:
         return self._clock.now()
-
-    @property
-    def num_left(self) -> int:
-        """Steps that were left between layers."""
-        return self.core.num_left if isinstance(self.core, StoppingCore) else self.num_given_up
 
     @property
     def has_online(self) -> bool:

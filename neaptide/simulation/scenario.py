@@ -6,15 +6,25 @@ from dataclasses import dataclass, field, replace
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.interfaces import CostModel
 from neaptide.engine.offline.planning.pooled import TWO_ENDS
-from neaptide.engine.scheduler.policies import POLICIES
+from neaptide.engine.scheduler.policies import find_policy
 from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.estimator.recipes import DEFAULT_HEADROOM, Recipe, roofline_recipe
+from neaptide.executors.simulated.trace_executor import Layers
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation.measures import Window
 from neaptide.simulation.offline_feed import NO_DEADLINE_S
 from neaptide.simulation.result import Settings
-from neaptide.simulation.stopping import Stops
+
+
+@dataclass(slots=True, frozen=True)
+class GiveUp:
+    """How the simulated executor gives up a step when an online request comes."""
+
+    layers: Layers
+    """Between which it can, and what that takes."""
+    idle_factor: float = 1.0
+    """On the time that a step without online work may take, for the next request need not wait for its end."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -74,15 +84,16 @@ class Scenario:
     with_bounds: bool = True
     """The result says what an endless cache would save, and what no policy could pass; seconds of work where many rows
     wait."""
-    stops: Stops | None = None
-    """Steps of offline work alone are left between layers when an online request comes: see ``replicas.stopping``."""
+    give_up: GiveUp | None = None
+    """Steps of offline work alone are given up between layers when an online request comes; None runs all to their
+    end."""
     cost_model: Recipe | None = None
     """What the scheduler believes; None takes the profile's model, corrected online."""
 
     @property
     def order(self) -> str | None:
         """Of a plan; None where none is made."""
-        return self.plan or POLICIES[self.policy].planned_order
+        return self.plan or find_policy(self.policy).planned_order
 
     @property
     def device(self) -> DeviceProfile:
@@ -127,7 +138,7 @@ class Scenario:
             offline_max_kv_ratio=self.offline_max_kv_ratio,
             share_weights=dict(self.share_weights),
             bros_initial_batch_size=self.bros_initial_batch_size,
-            gives_up_steps=self.stops is not None and not self.stops.goes_on,
+            gives_up_steps=self.give_up is not None,
         )
         cache = CacheConfig(
             block_size=self.block_size, num_host_blocks=self.num_host_blocks, two_tenant_blocks=self.num_host_blocks > 0

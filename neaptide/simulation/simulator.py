@@ -53,8 +53,8 @@ class Run:
     """Offline rows that the engine gave up: a bug in a policy."""
     dry_s: float | None
     """When the offline pool first ran dry inside the window."""
-    num_left: int = 0
-    """Steps that were left between layers."""
+    num_given_up: int = 0
+    """Steps that were given up for an online request."""
 
 
 def simulate(
@@ -172,9 +172,8 @@ class _Simulation:
         left_out = len(scenario.online) - len(self._online) + self._feed.num_left_out
         cut = self._feed.num_cut + num_cut(scenario, self._online)
         unfinished = sum(not record.is_done for record in replica.measures.online.values())
-        return Run(
-            result, replica.measures, window_s, left_out, cut, unfinished, replica.num_failed, dry_s, replica.num_left
-        )
+        counts = (left_out, cut, unfinished, replica.num_failed)
+        return Run(result, replica.measures, window_s, *counts, dry_s, replica.num_given_up)
 
 
 # ---- what simulations of one engine and of several have in common ----

@@ -22,8 +22,8 @@ from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.estimator.recipes import build_headroom, recipe_of
 from neaptide.executors.simulated.trace_executor import TraceExecutor
-from neaptide.experiments.fidelity_runs import Load, drive
 from neaptide.loadgen.client.recorder import Record
+from neaptide.simulation.driven_runs import Load, drive
 
 TARGETS = Targets(0.25, 0.06)
 AT_S, SLOW_S, END_S = 1000.0, 1001.5, 4.0

@@ -25,8 +25,8 @@ from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.estimator.recipes import build_headroom, recipe_of
 from neaptide.executors.simulated.trace_executor import TraceExecutor
-from neaptide.experiments.fidelity_runs import Load, Outcome, Step, drive
 from neaptide.loadgen.client.recorder import Record
+from neaptide.simulation.driven_runs import Load, Outcome, Step, drive
 
 NUM_BLOCKS = 1024
 TARGETS = Targets(0.5, 0.06)

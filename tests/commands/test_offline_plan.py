@@ -55,7 +55,7 @@ def test_the_order_as_handed_in_shares_as_much_in_a_cache_that_is_large_enough(
 def test_replicas_get_a_file_each_and_every_line_is_in_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = batch(tmp_path / "one.jsonl", [f"{PREFIX}{k}" for k in range(6)])
     second = batch(tmp_path / "two.jsonl", [f"{k}{OTHER}" for k in range(6)], first=6)
-    words = (first, second, "--policy", "blendserve", "--replicas", "2", "--order", tmp_path / "out.txt")
+    words = (first, second, "--policy", "neaptide", "--replicas", "2", "--order", tmp_path / "out.txt")
     found = planned(capsys, *words)
     parts = [(tmp_path / f"out.{k}.txt").read_text().split() for k in range(2)]
     assert sorted([*parts[0], *parts[1]]) == sorted(f"line-{k}" for k in range(12))
@@ -63,7 +63,7 @@ def test_replicas_get_a_file_each_and_every_line_is_in_one(tmp_path: Path, capsy
 
 
 def test_sets_go_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    found = planned(capsys, "batchllm-64-16-s4", "--policy", "batchllm", "--profile", "a100-80g-llama-3.1-8b")
+    found = planned(capsys, "batchllm-64-16-s4", "--policy", "neaptide", "--profile", "a100-80g-llama-3.1-8b")
     assert found["requests"] == 6400
     assert found["sharing"]["order"] == found["sharing"]["bound"] == pytest.approx(0.6)
     assert found["groups"] == 1600
@@ -75,7 +75,7 @@ def test_sets_go_by_name(capsys: pytest.CaptureFixture[str]) -> None:
         (
             {"custom_id": "a", "body": {"prompt": "x"}},
             ["--policy", "best"],
-            "policy 'best' does not plan an order; there are:",
+            "there is no order 'best'; there are:",
         ),
         ({"custom_id": "a", "body": {"prompt": "x"}}, ["--replicas", "0"], "--replicas must be 1 to 1024"),
         ({"custom_id": "a", "body": {"prompt": "x"}}, ["--profile", "abacus"], "no profile 'abacus'"),

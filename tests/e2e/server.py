@@ -42,13 +42,20 @@ class RunningServer:
     In ``directory`` it has its log, and its data in a directory of their own.
     """
 
-    def __init__(self, directory: Path, *flags: str, env: dict[str, str] | None = None, command: str = "serve") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        command: str = "serve",
+        cwd: Path | None = None,
+    ) -> None:
         self.data_dir = directory / "data"
         self._log_path = directory / "server.log"
         self.port = free_port()
         self._command = [sys.executable, "-m", "neaptide", command, *flags]
         self._command += ["--port", str(self.port), "--data-dir", str(self.data_dir)]
-        self._env = os.environ | (env or {})
+        self._env, self._cwd = os.environ | (env or {}), cwd
         self._process: subprocess.Popen[bytes] | None = None
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=PATIENCE_S)
 
@@ -89,7 +96,7 @@ class RunningServer:
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, stdout=log, stderr=log, env=self._env, stdin=subprocess.DEVNULL
+                self._command, stdout=log, stderr=log, env=self._env, cwd=self._cwd, stdin=subprocess.DEVNULL
             )
         self.wait_ready()
 

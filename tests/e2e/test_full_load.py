@@ -1,5 +1,5 @@
-"""A large batch comes in while people chat: the short form of ``benchmarks/full_load.py``; and what must not keep them
-waiting beside it."""
+"""A large batch comes in while people chat, in short what ``lab/benchmarks/full_load.py`` measures, and what must not
+keep them waiting beside it."""
 
 import os
 import threading

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.slow_clients import KINDS, Ending, healthy, one_slow_socket
 from neaptide.loadgen.client.prometheus import Samples
 from neaptide.loadgen.client.recorder import Record
 from tests.e2e.server import RunningServer
+from tests.e2e.slow_sockets import KINDS, Ending, healthy, one_slow_socket
 from tests.patience import Stopwatch
 
 SIM = {"NEAPTIDE_EXECUTOR": "sim", "NEAPTIDE_SIM_STEP_MS": "10", "NEAPTIDE_LOG_LEVEL": "warning"}

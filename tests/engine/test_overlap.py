@@ -46,7 +46,7 @@ def answers(harness: Harness) -> dict[str, Answer]:
 # ---- the same text ----
 
 
-@pytest.mark.parametrize("policy", ["neaptide", "fcfs", "priority", "bros", "lpm"])
+@pytest.mark.parametrize("policy", ["neaptide", "fcfs", "priority"])
 def test_every_answer_is_that_of_an_engine_without_overlap(policy: str, tmp_path: Path) -> None:
     runs = []
     for depth in (0, 1):

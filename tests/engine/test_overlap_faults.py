@@ -19,6 +19,7 @@ from neaptide.engine.steps.isolation import PROBE
 from neaptide.engine.steps.plan import StepPlan
 from tests.engine.device import FakeDevice, on_device, text_of
 from tests.engine.harness import Harness, online
+from tests.engine.policies import PUBLISHES_LATE
 
 SHARING = sorted(name for name, policy in POLICIES.items() if policy.publishes_when_planned)
 POISON = "r3"
@@ -58,7 +59,7 @@ WAYS = {"submit": (False, False), "submit, deaf": (False, True), "wait": (True, 
 
 @pytest.mark.parametrize("after", [0, 3])
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("policy", ["neaptide", "fcfs", "lpm"])
+@pytest.mark.parametrize("policy", ["neaptide", "fcfs", PUBLISHES_LATE])
 def test_only_the_request_fails_that_a_step_raises_with(policy: str, way: str, after: int) -> None:
     harness, device = on_device(policy=policy)
     device.raises_in_wait, device.is_deaf = WAYS[way]
@@ -122,7 +123,7 @@ def test_the_witness_forgets_a_step_that_was_undone() -> None:
 
 
 @pytest.mark.parametrize("after", [0, 3])
-@pytest.mark.parametrize("policy", ["neaptide", *SHARING])
+@pytest.mark.parametrize("policy", SHARING)
 def test_an_error_of_one_request_leaves_the_step_behind_it(policy: str, after: int) -> None:
     harness, device = on_device(policy=policy)
     device.not_a_number[POISON] = len(PROMPTS[POISON]) + after
@@ -204,7 +205,7 @@ def test_readers_of_a_request_that_was_aborted_in_a_step_that_fails_compute_agai
     assert harness.reason("a") is FinishReason.ABORT
 
 
-@pytest.mark.parametrize("policy", ["neaptide", "bros", *SHARING])
+@pytest.mark.parametrize("policy", SHARING)
 def test_faults_at_random_spoil_no_other_text(policy: str) -> None:
     """Four neighbours share a prefix, the pool is small, a fifth of the requests fail at some token, and some are
     aborted."""

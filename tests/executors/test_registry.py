@@ -14,6 +14,7 @@ from neaptide.executors.contract import Capabilities
 from neaptide.executors.registry import UnknownExecutorError, check_executor, start_executor
 from neaptide.launch import engine
 from neaptide.launch.serve import embedded_model_path
+from tests.engine.policies import PLANNED
 
 
 def config_of(kind: str, model: Path, num_blocks: int | None = None) -> EngineConfig:
@@ -121,8 +122,8 @@ def test_steps_are_given_up_where_policy_and_executor_can(
         ("neaptide", "auto", False, ""),
         ("neaptide", "on", False, "ends"),
         ("neaptide", "off", True, ""),
-        ("blendserve", "auto", False, "density"),
-        ("blendserve", "off", False, ""),
+        (PLANNED, "auto", False, "fcfs"),
+        (PLANNED, "off", False, ""),
         ("fcfs", "on", True, ""),
     ],
 )

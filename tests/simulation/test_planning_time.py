@@ -51,7 +51,7 @@ def test_a_step_is_as_long_as_without() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("policy", ["neaptide", "priority", "bros"])
+@pytest.mark.parametrize("policy", ["neaptide", "priority"])
 def test_a_run_with_planning_time_replays(policy: str, depth: int, tmp_path: Path) -> None:
     scenario = mixed(num_online=12, policy=policy, step_noise=0.1, cost_model=None, overlap_depth=depth)
     run = simulate(replace(scenario, profile=SLOW_PLANNER), step_log=tmp_path / "log")

@@ -20,10 +20,12 @@ from neaptide.engine.steps.plan import BatchShape, StepPlan
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.estimator.recipes import build_cost_model, build_headroom
 from neaptide.executors.simulated.hash_executor import SimExecutor
+from neaptide.executors.simulated.trace_executor import Layers
 from neaptide.simulation.replay import Replay, replay
+from neaptide.simulation.scenario import GiveUp
 from neaptide.simulation.simulator import simulate
-from neaptide.simulation.stopping import Stops
 from tests.engine.harness import batch, online
+from tests.engine.policies import SORTED
 from tests.golden.renew import GOLDEN_LOG
 from tests.simulation.scenes import mixed
 
@@ -43,10 +45,10 @@ def test_every_policy_decides_in_a_replay_as_it_did(policy: str, depth: int, tmp
 
 def test_steps_that_were_given_up_replay(tmp_path: Path) -> None:
     scenario = mixed(ttft_slo_s=0.006, tpot_slo_s=0.001, step_noise=0.1, cost_model=None)
-    run = simulate(replace(scenario, stops=Stops(20, 0.0001, goes_on=False)), step_log=tmp_path / "log")
-    assert run.num_left > 0
+    run = simulate(replace(scenario, give_up=GiveUp(Layers(20, 0.0001))), step_log=tmp_path / "log")
+    assert run.num_given_up > 0
     lines = [line for line in read_log(tmp_path / "log") if isinstance(line, StepLine)]
-    assert sum(line.given_up for line in lines) == run.num_left
+    assert sum(line.given_up for line in lines) == run.num_given_up
     assert replay(tmp_path / "log") == Replay(len(lines), None)
     text = (tmp_path / "log").read_text()
     (tmp_path / "whole").write_text(text.replace('"given_up":true,', "").replace(',"given_up":true', ""))
@@ -204,10 +206,7 @@ def in_messages(directory: Path, name: str, texts: list[list[list[int]]]) -> lis
     return messages
 
 
-SORTING = sorted(name for name, policy in POLICIES.items() if policy.row_key is not None)
-
-
-@pytest.mark.parametrize("policy", SORTING)
+@pytest.mark.parametrize("policy", [SORTED])
 def test_jobs_in_several_messages_replay_under_a_policy_that_sorts_rows(policy: str, tmp_path: Path) -> None:
     engine = Recorded(tmp_path / "log", policy=policy, max_num_seqs=2, max_num_batched_tokens=2048)
     rng = random.Random(3)
@@ -224,7 +223,7 @@ def test_jobs_in_several_messages_replay_under_a_policy_that_sorts_rows(policy: 
     assert engine.recorder.num_open == 0
 
 
-@pytest.mark.parametrize("policy", SORTING)
+@pytest.mark.parametrize("policy", [SORTED])
 def test_a_job_of_that_kind_that_is_cancelled_and_comes_again_replays(policy: str, tmp_path: Path) -> None:
     engine = Recorded(tmp_path / "log", policy=policy, max_num_seqs=2, max_num_batched_tokens=2048)
     before = in_messages(tmp_path, "job", [[[8] * 8, [6] * 9, []], [[7] * 5, [9] * 5]])
@@ -356,15 +355,3 @@ def test_a_cache_with_host_memory_replays(
     run = simulate(scenario, step_log=tmp_path / "log")
     assert run.result.preemptions.swapped_blocks > 100
     assert replay(tmp_path / "log") == Replay(run.result.steps, None)
-
-
-@pytest.mark.parametrize("depth", DEPTHS)
-def test_blocks_with_two_tenants_replay(depth: int, tmp_path: Path) -> None:
-    scenario = mixed(policy="bros", num_online=12, step_noise=0.1, overlap_depth=depth, host_cache_bytes=64 * 16)
-    run = simulate(scenario, step_log=tmp_path / "log")
-    assert run.result.preemptions.count_by_kind["checkpoint"] > 0
-    assert run.result.preemptions.checkpointed_slots > 100
-    assert replay(tmp_path / "log") == Replay(run.result.steps, None)
-    text = (tmp_path / "log").read_text()
-    (tmp_path / "other").write_text(text.replace('"two_tenant_blocks":true', '"two_tenant_blocks":false'))
-    assert replay(tmp_path / "other").difference is not None

@@ -50,7 +50,7 @@ def test_a_log_says_where_each_step_was_planned(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("kind", ["raises", "not_a_number"])
-@pytest.mark.parametrize("policy", ["neaptide", "bros", *SHARING])
+@pytest.mark.parametrize("policy", SHARING)
 def test_faults_replay(policy: str, kind: str, depth: int, tmp_path: Path) -> None:
     """A step that raises undoes the one behind it; a request that fails alone does not."""
     harness, device, recorder = recorded_device(

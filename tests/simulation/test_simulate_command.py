@@ -150,7 +150,7 @@ def test_online_alone_and_offline_alone(arguments: list[str], capsys: pytest.Cap
 def test_several_policies_make_a_row_each_and_one_of_online_alone(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--policy", "fcfs@64,priority@128x2,lpm", "--max-num-batched-tokens", "256", "--max-num-seqs", "8"]
+    flags = ["--policy", "fcfs@64,priority@128x2,neaptide", "--max-num-batched-tokens", "256", "--max-num-seqs", "8"]
     assert main([*arguments, *flags, "--json", str(tmp_path / "out.json")]) == 0
     *table, last = capsys.readouterr().out.strip().splitlines()
     results = json.loads(last)
@@ -159,7 +159,7 @@ def test_several_policies_make_a_row_each_and_one_of_online_alone(
     assert limits == [
         ("fcfs@64", 64, 8),
         ("priority@128x2", 128, 2),
-        ("lpm", 256, 8),
+        ("neaptide", 256, 8),
         ("fcfs@64, online alone", 64, 8),
     ]
     assert [r["offline"]["tokens_per_s"] > 0 for r in results] == [True, True, True, False]

@@ -207,7 +207,7 @@ def test_tokens_computed_twice_are_waste(tmp_path: Path) -> None:
     assert 0 < result.wasted_tokens < result.preemptions.recomputed_tokens
 
 
-@pytest.mark.parametrize("policy", ["neaptide", "fcfs", "priority-v0"])
+@pytest.mark.parametrize("policy", ["neaptide", "fcfs", "priority"])
 def test_every_prompt_and_output_token_counts_exactly_once(policy: str) -> None:
     """Whatever was preempted, found in the cache, and computed again."""
     scene = mixed(policy=policy, refill=False, online=mixed().online + online((5.0, 4, 1)))
@@ -312,7 +312,7 @@ def test_another_seed_draws_other_noise() -> None:
 class Idle(Scheduler):
     """Runs no request."""
 
-    def _pack(self, draft: Draft) -> float:
+    def pack(self, draft: Draft) -> float:
         return 0.0
 
 

@@ -8,14 +8,14 @@ from neaptide.cluster.capacity.planner import Question, plan, within_context
 from neaptide.cluster.capacity.stretch import busiest, cut, works_s
 from neaptide.engine.scheduler.slack import GIVEN_UP_FACTOR
 from neaptide.estimator.device_profile import load_profile, profile_names
+from neaptide.executors.simulated.trace_executor import Layers
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest, content_base
 from neaptide.simulation.recorded.load import LoadMaker
 from neaptide.simulation.recorded.recording import Recording
-from neaptide.simulation.scenario import Scenario
-from neaptide.simulation.stopping import Stops
+from neaptide.simulation.scenario import GiveUp, Scenario
 
-GIVEN_UP = Stops(100, 0.0, GIVEN_UP_FACTOR, goes_on=False)
+GIVE_UP = GiveUp(Layers(100, 0.0), GIVEN_UP_FACTOR)
 """Of a server that gives steps up: it looks before every kernel of every layer."""
 PEAK_S, MARGIN_S = 120.0, 15.0
 """Of the recorded time its busiest stretch is simulated: an answer is to come while the operator waits."""
@@ -113,7 +113,7 @@ def _scenario(recording: Recording, change: Change) -> Scenario:
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         max_model_len=scheduler.max_model_len,
         with_bounds=False,
-        stops=GIVEN_UP if scheduler.gives_up_steps and change.profile is None else None,
+        give_up=GIVE_UP if scheduler.gives_up_steps and change.profile is None else None,
     )
 
 

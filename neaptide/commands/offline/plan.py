@@ -15,8 +15,7 @@ import numpy as np
 from neaptide.commands.outputs import check_writable
 from neaptide.engine.arrays import FloatArray, IntArray
 from neaptide.engine.offline.planning.lengths import PRIOR_OUTPUT_TOKENS
-from neaptide.engine.offline.planning.plan import PLANNED_POLICIES, Pool, plan_pool
-from neaptide.engine.offline.planning.prefix_groups import Prefixes
+from neaptide.engine.offline.planning.plan import ORDERS, Pool, find_order, plan_pool
 from neaptide.estimator.device_profile import DeviceProfile, load_profile
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.loadgen.workloads.traces import TraceRequest, numbered_jsonl
@@ -34,7 +33,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add = parser.add_argument
     add("input", nargs="+", metavar="INPUT", help="OpenAI batch files, or offline sets by name")
     add("--profile", default="h100-80g-llama-3.1-8b", metavar="NAME", help="device profile, by name or file")
-    policy_help = f"policy whose planner is used: {', '.join(PLANNED_POLICIES)} (neaptide)"
+    policy_help = f"order to plan: {', '.join(ORDERS)}, another package's, or your own as module:function (neaptide)"
     add("--policy", default="neaptide", metavar="P", help=policy_help)
     add(
         "--replicas",
@@ -82,8 +81,7 @@ def _refuse(message: str) -> int:
 
 
 def _planned(args: argparse.Namespace) -> dict[str, Any]:
-    if args.policy not in PLANNED_POLICIES:
-        raise ValueError(f"policy {args.policy!r} does not plan an order; there are: {', '.join(PLANNED_POLICIES)}")
+    find_order(args.policy)
     if not 1 <= args.replicas <= MAX_REPLICAS:
         raise ValueError(f"--replicas must be 1 to {MAX_REPLICAS}")
     profile = load_profile(args.profile)
@@ -131,7 +129,6 @@ def describe(pool: Pool, orders: Sequence[IntArray], profile: DeviceProfile) -> 
         np.minimum(cached_tokens(pool.tree, lengths, rows, pool.kv_tokens, Eviction.LRU, block_size), most[rows])
         for rows in orders
     ]
-    prefixes = Prefixes.of(pool.tree)
     replicas, windows = [], list[float]()
     for rows, hits in zip(orders, found, strict=True):
         compute_s = pool.work.compute_s[rows] * (1.0 - hits / (lengths + outputs)[rows])
@@ -145,7 +142,7 @@ def describe(pool: Pool, orders: Sequence[IntArray], profile: DeviceProfile) -> 
     return {
         "requests": len(lengths),
         "tokens": total,
-        "tree": {"nodes": len(prefixes.nodes), "depth": prefixes.num_levels},
+        "tree": {"nodes": len(pool.tree.parent), "depth": pool.tree.num_levels},
         "sharing": {
             "bound": bound,
             "order": sum(int(hits.sum()) for hits in found) / total if total else 0.0,

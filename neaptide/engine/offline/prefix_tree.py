@@ -52,6 +52,14 @@ class PrefixTree:
         """[nodes] number of rows below each."""
         return self.end - self.first
 
+    @property
+    def num_levels(self) -> int:
+        """The most shared prefixes that stand above one another."""
+        levels, parents = [0] * (len(self.parent) + 1), self.parent.tolist()  # the last one is that of ``NO_NODE``
+        for node in np.argsort(self.depth_tokens, kind="stable").tolist():
+            levels[node] = levels[parents[node]] + 1
+        return max(levels)
+
     def new_tokens(self, lengths: IntArray) -> IntArray:
         """[rows] prompt tokens that are not shared with a row before; ``lengths`` are the prompts' tokens."""
         if not len(self.parent):

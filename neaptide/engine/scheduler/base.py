@@ -51,7 +51,7 @@ class PlanningError(Exception):
 class Scheduler(ABC):
     """Plans steps. Owns the queues; independent of tensors, sockets and wall clocks.
 
-    A policy chooses the scheduled requests of a step in ``_pack``. ``draft`` changes nothing; only ``apply`` changes
+    A policy chooses the scheduled requests of a step in ``pack``. ``draft`` changes nothing; only ``apply`` changes
     queues, slots and the cache.
     """
 
@@ -129,14 +129,14 @@ class Scheduler(ABC):
         return ByShares(config.share_weights, cls.puts_urgent_jobs_first) if cls.has_shares else None
 
     @abstractmethod
-    def _pack(self, draft: Draft) -> float:
+    def pack(self, draft: Draft) -> float:
         """Fills the draft; returns its time budget in seconds (``math.inf`` for none).
 
         ``draft.at`` is the request being considered, or None; it is at fault if this raises. Only the draft may be
         changed; state that the policy needs later goes into ``draft.notes``.
         """
 
-    def _remember(self, draft: Draft) -> None:  # noqa: B027 (a policy need not keep notes)
+    def remember(self, draft: Draft) -> None:  # noqa: B027 (a policy need not remember anything)
         """Takes over the notes of an applied draft."""
 
     def observe_arrival(self, request: Request) -> None:
@@ -256,7 +256,7 @@ class Scheduler(ABC):
         )
         draft.may_be_given_up = self._may_be_given_up(draft)
         try:
-            draft.limit_s = self._pack(draft)
+            draft.limit_s = self.pack(draft)
         except Exception as error:
             if draft.at is None:
                 raise
@@ -280,7 +280,7 @@ class Scheduler(ABC):
         admissions: list[tuple[Request, int]] = []
         rows, num_tokens = self._act(draft, admissions)
         self.preempted.add_all(draft.preempted)
-        self._remember(draft)
+        self.remember(draft)
         if not len(rows):
             return None
         plan = self._plan(draft, rows, num_tokens)

@@ -103,7 +103,7 @@ class NeaptideScheduler(Scheduler, Divisible):
         if self._controls and step.plan.budget_s and step.draft.has_offline:
             self.controller.observe(seconds, step.draft.whole_limit_s)
 
-    def _remember(self, draft: Draft) -> None:
+    def remember(self, draft: Draft) -> None:
         notes: Notes = draft.notes or Notes()  # nothing was packed in a step that only drops requests
         if notes.passed is not None:
             self._fill.remember(draft, notes.passed)
@@ -117,7 +117,7 @@ class NeaptideScheduler(Scheduler, Divisible):
             target_s = min(max(lacking.ttft_slo_s, self.config.ttft_slo_s), LONGEST_TARGET_S)
             late.begin(lacking, max(now_s + num_targets * target_s, self._next_late_s), target_s)
 
-    def _pack(self, draft: Draft) -> float:
+    def pack(self, draft: Draft) -> float:
         notes = draft.notes = Notes()
         bounds = self.slack.bounds(draft)
         self._pack_online_decodes(draft)

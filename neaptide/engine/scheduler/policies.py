@@ -1,16 +1,13 @@
-"""The scheduling policies by name."""
+"""Scheduling policies by name: those of this package, and those of other packages."""
 
+import inspect
+
+from neaptide.engine import extensions
 from neaptide.engine.config import SchedulerConfig
+from neaptide.engine.extensions import ExtensionError
+from neaptide.engine.interfaces import CostModel, HeadroomPredictor
+from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.scheduler.base import Scheduler
-from neaptide.engine.scheduler.baselines.batchllm import BatchLlm
-from neaptide.engine.scheduler.baselines.blendserve import BlendServe
-from neaptide.engine.scheduler.baselines.bros import BrosScheduler
-from neaptide.engine.scheduler.baselines.echo_bs_e import EchoBaseWithEstimator
-from neaptide.engine.scheduler.baselines.echo_selector import Echo, EchoWithSelector
-from neaptide.engine.scheduler.baselines.orders import DepthFirstFcfs, ShuffledFcfs
-from neaptide.engine.scheduler.baselines.round_robin import RoundRobinScheduler
-from neaptide.engine.scheduler.baselines.sglang import Lpm
-from neaptide.engine.scheduler.baselines.vllm_v0 import VllmV0Fcfs, VllmV0Priority
 from neaptide.engine.scheduler.baselines.vllm_v1 import VllmV1Fcfs, VllmV1Priority
 from neaptide.engine.scheduler.packing import NeaptideScheduler
 from neaptide.engine.scheduler.parts import without
@@ -19,25 +16,66 @@ POLICIES: dict[str, type[Scheduler]] = {
     "neaptide": NeaptideScheduler,
     "fcfs": VllmV1Fcfs,
     "priority": VllmV1Priority,
-    "fcfs-v0": VllmV0Fcfs,
-    "priority-v0": VllmV0Priority,
-    "lpm": Lpm,
-    "round-robin": RoundRobinScheduler,
-    "bros": BrosScheduler,
-    "bs+e": EchoBaseWithEstimator,
-    "bs+e+s": EchoWithSelector,
-    "echo": Echo,
-    "dfs": DepthFirstFcfs,
-    "balance": ShuffledFcfs,
-    "batchllm": BatchLlm,
-    "blendserve": BlendServe,
 }
+"""Policies of this package."""
+KIND = "policy"
+
+
+def find_policy(name: str) -> type[Scheduler]:
+    """The policy with this name: one of ours, an entry point, or ``module:Class``.
+
+    Raises:
+        ExtensionError: there is none, it cannot be loaded, or it is no policy.
+    """
+    if name in POLICIES:
+        return POLICIES[name]
+    found = extensions.load(extensions.POLICIES, KIND, name)
+    if found is None:
+        raise extensions.refusal(extensions.POLICIES, POLICIES, KIND, name)
+    if not isinstance(found, type) or not issubclass(found, Scheduler):
+        raise ExtensionError(f"the policy {name!r} is no class derived from neaptide.policy.Scheduler")
+    if inspect.isabstract(found):
+        raise ExtensionError(f"the policy {name!r} lacks {', '.join(sorted(found.__abstractmethods__))}")
+    return found
+
+
+def check_name(name: str) -> None:
+    """Checks the name of a policy without importing it, where the engine runs in another process.
+
+    Raises:
+        ExtensionError: there is no such policy.
+    """
+    if name in POLICIES or extensions.is_path(name):
+        return
+    if name not in extensions.known_names(extensions.POLICIES, POLICIES):
+        raise extensions.refusal(extensions.POLICIES, POLICIES, KIND, name)
 
 
 def policy_of(config: SchedulerConfig) -> type[Scheduler]:
     """The policy that the configuration names, without its disabled parts.
 
     Raises:
+        ExtensionError: there is no such policy.
         ValueError: the policy has no such part.
     """
-    return without(POLICIES[config.policy], config.left_out)
+    return without(find_policy(config.policy), config.left_out)
+
+
+def set_up(
+    policy: type[Scheduler],
+    config: SchedulerConfig,
+    kv: KVCacheManager,
+    cost_model: CostModel,
+    headroom: HeadroomPredictor,
+) -> Scheduler:
+    """An instance of the policy.
+
+    Raises:
+        ExtensionError: the code of another package raised.
+    """
+    try:
+        return policy(config, kv, cost_model, headroom)
+    except Exception as error:
+        if config.policy in POLICIES:
+            raise
+        raise ExtensionError(f"the policy {config.policy!r} cannot be set up: {extensions.reason(error)}") from error

@@ -17,6 +17,8 @@ from neaptide.estimator.device_profile import DeviceProfile, Measurement
 from neaptide.estimator.subject import Subject
 
 OURS = "ours"
+LABELS = {"echo_max": "Echo, c as floor", "echo_sum": "Echo, c added", "bros": "BROS", "hygen": "HyGen", OURS: "ours"}
+"""Names of the models in tables."""
 ECHO_READINGS = ("echo_max", "echo_sum")
 """Two readings of Echo's constant: as a floor, and as a summand."""
 LEAST_BOUND = 0.05

@@ -155,15 +155,6 @@ class TraceExecutor:
                 self._take_back(plan)
         return SimHandle(self._clock, self._device.add(now_s, seconds), result)
 
-    @property
-    def free_s(self) -> float:
-        """Time when the device has finished its queue."""
-        return self._device.free_s
-
-    def leave(self) -> None:
-        """Frees the device. The driver computes the queued step itself."""
-        self._device.free_s = self._clock.now()
-
     def _take_back(self, plan: StepPlan) -> None:
         """Undoes the last submitted step, which was aborted."""
         rows, reached = self._before

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from neaptide.engine.clock import Clock
 from neaptide.engine.config import EngineConfig
-from neaptide.engine.scheduler.policies import POLICIES
+from neaptide.engine.scheduler.policies import find_policy
 from neaptide.executors.contract import Capabilities, StartedExecutor
 from neaptide.executors.vllm.arguments import check_arguments
 from neaptide.executors.vllm.environment import set_environment
@@ -83,7 +83,7 @@ def _started(config: EngineConfig, clock: Clock, model_dir: Path, model: ModelFa
     from neaptide.executors.vllm.vllm_executor import VllmExecutor
     from neaptide.executors.vllm.warm_up import warm_up
 
-    max_step_tokens = POLICIES[config.scheduler.policy].step_tokens(config.scheduler)
+    max_step_tokens = find_policy(config.scheduler.policy).step_tokens(config.scheduler)
     engine = start_engine(config, max_step_tokens)
     with ExitStack() as undoing:
         undoing.callback(engine.shutdown)

@@ -6,7 +6,7 @@ from functools import cache
 import msgspec
 import pytest
 
-from neaptide.cluster.capacity.what_if import GIVEN_UP, Change, what_if
+from neaptide.cluster.capacity.what_if import GIVE_UP, Change, what_if
 from neaptide.cluster.capacity.what_if import _scenario as scenario_of
 from neaptide.simulation.recorded.recording import Recording
 from tests.simulation.recorded.engines import load, recorded, rows
@@ -35,13 +35,13 @@ def test_with_nothing_changed_it_says_what_one_replica_does() -> None:
     assert found.replicas == 1
 
 
-@pytest.mark.parametrize(("change", "stops"), [(Change(), GIVEN_UP), (Change(profile="cpu-111m"), None)])
-def test_a_server_that_gives_steps_up_does_so_here_and_not_on_another_device(change: Change, stops: object) -> None:
+@pytest.mark.parametrize(("change", "give_up"), [(Change(), GIVE_UP), (Change(profile="cpu-111m"), None)])
+def test_a_server_that_gives_steps_up_does_so_here_and_not_on_another_device(change: Change, give_up: object) -> None:
     served = copy.copy(recording())
     scheduler = msgspec.structs.replace(served.present.scheduler, gives_up_steps=True)
     served.present = msgspec.structs.replace(served.present, scheduler=scheduler)
-    assert scenario_of(served, change).stops == stops
-    assert scenario_of(recording(), change).stops is None
+    assert scenario_of(served, change).give_up == give_up
+    assert scenario_of(recording(), change).give_up is None
 
 
 def test_more_traffic_takes_more_replicas() -> None:

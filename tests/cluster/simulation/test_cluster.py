@@ -62,7 +62,7 @@ def test_one_replica_is_what_simulate_gives(router: str) -> None:
     "scene",
     [
         mixed(overlap_depth=1),
-        mixed(plan="blendserve", refill=False),
+        mixed(plan="neaptide", refill=False),
         mixed(online=(), refill=False),
         mixed(window_s=(0.2, 1.1)),
         constant(offline_sets=[offline(*[(0, 4, 3)] * 6, batch_size=2)]),

@@ -7,8 +7,11 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import psycopg
 
 from tests.postgres import USER, PostgresServer
 
@@ -102,6 +105,18 @@ def stopped_backends(server: PostgresServer, database: str) -> Iterator[None]:
 
 @contextmanager
 def locked_table(server: PostgresServer, database: str, table: str) -> Iterator[None]:
-    with server.connect(database) as connection, connection.transaction():
-        connection.execute(f"LOCK TABLE {table}")  # type: ignore[arg-type]
-        yield
+    with server.connect(database) as connection:
+        locked = _transaction_that_locks(connection, table)
+        try:
+            yield
+        finally:
+            locked.close()
+
+
+def _transaction_that_locks(connection: psycopg.Connection[Any], tables: str) -> ExitStack:
+    """Tables are locked one after another, so a server that holds one of them may be waiting for another one."""
+    while True:
+        with suppress(psycopg.errors.DeadlockDetected), ExitStack() as stack:
+            stack.enter_context(connection.transaction())
+            connection.execute(f"LOCK TABLE {tables}")  # type: ignore[arg-type]
+            return stack.pop_all()

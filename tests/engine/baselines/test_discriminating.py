@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from neaptide.engine.params import Tier
-from neaptide.engine.scheduler.policies import POLICIES
+from neaptide.engine.scheduler.policies import POLICIES, find_policy
 from tests.engine.harness import Harness, batch, online
 from tests.engine.offline.planning.orders import plan, two_ends
 
@@ -17,9 +17,9 @@ def schedule(policy: str, directory: Path) -> list[dict[str, int]]:
     harness = Harness(num_blocks=60, policy=policy, max_num_seqs=4, max_num_batched_tokens=64)
     prompts = [PREFIXES[row % 3] + [10 + row] * (1 + row) for row in range(9)]
     harness.core.handle(batch(directory, "job", prompts, max_tokens=12))
-    if POLICIES[policy].planned_order is not None:
+    if find_policy(policy).planned_order is not None:
         densities = [9.0 - row for row in range(9)]
-        ends = two_ends([60] * 9, densities, 4.0) if POLICIES[policy].planned_order == "density" else None
+        ends = two_ends([60] * 9, densities, 4.0) if find_policy(policy).planned_order == "density" else None
         harness.core.handle(plan(*(("job", row) for row in (0, 3, 6, 1, 4, 7, 2, 5, 8)), ends=ends))
     steps = []
     for index in range(6):
@@ -42,9 +42,3 @@ def test_schedule_is_the_same_each_time(policy: str, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     assert schedule(policy, tmp_path / "a") == schedule(policy, tmp_path / "b")
-
-
-def test_priority_differs_from_priority_v0(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    assert schedule("priority", tmp_path / "a") != schedule("priority-v0", tmp_path / "b")

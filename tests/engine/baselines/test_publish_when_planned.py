@@ -14,11 +14,12 @@ from neaptide.engine.interfaces import StepHandle
 from neaptide.engine.kv.draft import KVDraft
 from neaptide.engine.kv.manager import KVOccupancy
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, Tier
-from neaptide.engine.scheduler.policies import POLICIES
+from neaptide.engine.scheduler.policies import POLICIES, find_policy
 from neaptide.engine.steps.plan import ScheduledRequest, StepPlan
 from neaptide.executors.simulated.hash_executor import SimExecutor, SimHandle, simulated_token
 from neaptide.simulation.replay import replay
 from tests.engine.harness import Harness, online
+from tests.engine.policies import PUBLISHES_LATE
 from tests.simulation.test_replay import Recorded
 
 BLOCK_SIZE = 4
@@ -107,18 +108,7 @@ def assert_text(harness: Harness, request_id: str, prompt: list[int], max_tokens
 
 
 def test_the_policies_of_vllm_v1_and_ours_share_inside_a_step() -> None:
-    assert SHARING == [
-        "balance",
-        "batchllm",
-        "blendserve",
-        "bs+e",
-        "bs+e+s",
-        "dfs",
-        "echo",
-        "fcfs",
-        "neaptide",
-        "priority",
-    ]
+    assert SHARING == ["fcfs", "neaptide", "priority"]
 
 
 CHAIN = {"a": [7] * 8, "b": [7] * 8 + [9] * 4, "c": [7] * 8 + [9] * 4 + [5]}
@@ -138,7 +128,7 @@ def test_later_requests_of_a_step_read_what_earlier_ones_compute(policy: str) ->
     assert executor.num_wrong == 0
 
 
-@pytest.mark.parametrize("policy", ["lpm", "fcfs-v0"])
+@pytest.mark.parametrize("policy", [PUBLISHES_LATE])
 def test_other_policies_share_what_earlier_steps_computed(policy: str) -> None:
     harness, _ = witnessed(policy)
     for index, (name, prompt) in enumerate(CHAIN.items()):
@@ -252,7 +242,7 @@ def test_nan_of_one_request_does_not_reach_the_readers_of_its_step() -> None:
         assert_text(harness, name, CHAIN[name])
 
 
-@pytest.mark.parametrize("policy", [*SHARING, "neaptide"])
+@pytest.mark.parametrize("policy", [*SHARING, PUBLISHES_LATE])
 def test_faults_at_random_spoil_nobody_elses_text(policy: str) -> None:
     """Four neighbours share a prefix, the pool is small, a fifth of the requests raise at some token."""
     rng = random.Random(5)
@@ -268,7 +258,7 @@ def test_faults_at_random_spoil_nobody_elses_text(policy: str) -> None:
         if rng.random() < 0.5:
             harness.step()
     harness.run()
-    assert (executor.num_wrong > 0) == (policy in SHARING)
+    assert (executor.num_wrong > 0) == find_policy(policy).publishes_when_planned
     for name, prompt in prompts.items():
         if name in executor.raises:
             assert harness.ends[name][0].error == INTERNAL_ERROR

@@ -1,4 +1,4 @@
-"""The blast test over every policy of the registry."""
+"""The blast test over every other policy."""
 
 from pathlib import Path
 
@@ -8,15 +8,12 @@ from neaptide.engine.scheduler.policies import POLICIES
 from tests.engine.test_blast import blast, num_preemptions
 
 BASELINES = sorted(set(POLICIES) - {"neaptide"})
-SELDOM_PREEMPTS = {"lpm"}
-"""Policies that reserve so much at admission that a short run may see no preemption."""
 
 
 @pytest.mark.parametrize("policy", BASELINES)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_every_accepted_request_ends_exactly_once(policy: str, seed: int, tmp_path: Path) -> None:
-    harness = blast(seed, 300, tmp_path, policy)
-    assert num_preemptions(harness) > 0 or policy in SELDOM_PREEMPTS
+    assert num_preemptions(blast(seed, 300, tmp_path, policy)) > 0
 
 
 @pytest.mark.full

@@ -285,7 +285,7 @@ def test_an_exception_between_requests_passes_and_nothing_has_changed(
     core = harness.core
     harness.core.handle(online("a", [7] * 8))
     harness.step()
-    pack = core.scheduler._pack
+    pack = core.scheduler.pack
 
     def failing_pack(draft: Draft) -> float:
         draft.preempt(draft.running(RequestClass.ONLINE)[0])
@@ -293,12 +293,12 @@ def test_an_exception_between_requests_passes_and_nothing_has_changed(
         draft.at = None
         raise RuntimeError("poisoned")
 
-    core.scheduler._pack = failing_pack  # type: ignore[method-assign]
+    core.scheduler.pack = failing_pack  # type: ignore[method-assign]
     before = queue_state(core), cache_state(core), frozen(core.scheduler.preempted)
     with pytest.raises(RuntimeError, match="poisoned"):
         core.step()
     assert (queue_state(core), cache_state(core), frozen(core.scheduler.preempted)) == before
-    core.scheduler._pack = pack  # type: ignore[method-assign]
+    core.scheduler.pack = pack  # type: ignore[method-assign]
     harness.run()
     assert harness.tokens["a"] == text_of([7] * 8, 4)
 

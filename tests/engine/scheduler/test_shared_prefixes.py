@@ -127,7 +127,7 @@ def test_flex_requests_alone_are_served_step_by_step_as_chats_alone() -> None:
     assert steps[0][:2] == [{"r0": 37}, {"r0": 1, "r1": 37, "r2": 5, "r3": 5}]
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "bs+e"])
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_baselines_keep_file_order(policy: str, tmp_path: Path) -> None:
     harness = Harness(policy=policy, max_num_batched_tokens=33)
     harness.core.handle(batch(tmp_path, "job", [[*A, 9], [*B, 9], [*A, 8]], max_tokens=1))

@@ -15,6 +15,7 @@ from neaptide.engine.steps.plan import BatchShape, StepResult
 from neaptide.engine.steps.step import Step
 from tests.engine.harness import Harness, flex, online
 from tests.engine.histories import SMALL_POOL, History
+from tests.engine.policies import PUBLISHES_LATE
 from tests.engine.scheduler.test_margins_and_bounds import TOKEN_S, PerToken
 
 
@@ -39,7 +40,7 @@ class Continued(EngineObserver):
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("policy", ["neaptide", "fcfs", "priority-v0", "lpm"])
+@pytest.mark.parametrize("policy", ["neaptide", "fcfs", PUBLISHES_LATE])
 def test_rows_that_continue_have_published_their_prompts(policy: str, depth: int, tmp_path: Path) -> None:
     harness, continued = Harness(policy=policy, overlap_depth=depth, **SMALL_POOL), Continued()  # type: ignore[arg-type]
     harness.core.subscribe(continued)
@@ -48,7 +49,7 @@ def test_rows_that_continue_have_published_their_prompts(policy: str, depth: int
 
 
 def test_the_last_token_of_a_prompt_may_come_alone_and_is_published_all_the_same() -> None:
-    harness = Harness(policy="lpm", max_num_batched_tokens=15)
+    harness = Harness(policy=PUBLISHES_LATE, max_num_batched_tokens=15)
     harness.core.handle(online("a", [7] * 16, max_tokens=3))
     assert [harness.step() for _ in range(3)] == [{"a": 15}, {"a": 1}, {"a": 1}]
     harness.core.handle(online("b", [7] * 16 + [8], max_tokens=1))

@@ -16,6 +16,7 @@ from neaptide.executors.torch import torch_executor
 from neaptide.executors.torch.input_batch import InputBatch
 from neaptide.executors.torch.model_runner import ModelRunner
 from tests.engine.harness import online
+from tests.engine.policies import PUBLISHES_LATE
 from tests.engine.test_core_against_transformers import Run, assert_greedy, prompts
 from tests.executors.driver import write_checkpoint
 
@@ -98,7 +99,7 @@ def test_only_the_poisoned_request_fails(
     # requests cannot make way any more.
     num_blocks = 256 if hook != "plan" else 32 if tier is Tier.DEFAULT else 48
     # Our policy publishes blocks of prompts when they are planned.
-    policy = "lpm" if hook == "commit" else "neaptide"
+    policy = PUBLISHES_LATE if hook == "commit" else "neaptide"
     run = Run(directory, num_blocks=num_blocks, may_fail=True, policy=policy)
     monkeypatch.setattr(owner, name, guarded(getattr(check, hook), getattr(owner, name)))
     for i, prompt in enumerate(others):

@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from neaptide.engine.offline.planning.pooled import BY_DENSITY, ORDERS, TWO_ENDS
+from neaptide.engine.offline.planning.plan import ORDERS
+from neaptide.engine.offline.planning.pooled import TWO_ENDS
 from neaptide.engine.record.step_log import OrderLine, RowLine, StepLine, read_log
 from neaptide.estimator.device_profile import PlanningCost
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
@@ -34,7 +35,7 @@ def one_at_a_time(rows: Sequence[tuple[int, int, int]], plan: str | None, log: P
 def test_rows_run_in_the_planned_order(tmp_path: Path) -> None:
     rows = [(8, 4, 1), (0, 9, 1), (8, 3, 1), (0, 5, 1)]
     assert one_at_a_time(rows, None, tmp_path / "today", policy="fcfs") == [0, 1, 2, 3]
-    order = one_at_a_time(rows, "dfs", tmp_path / "dfs", policy="fcfs")
+    order = one_at_a_time(rows, "neaptide", tmp_path / "planned", policy="fcfs")
     assert abs(order.index(0) - order.index(2)) == 1
     assert sorted(order) == [0, 1, 2, 3]
 
@@ -51,7 +52,7 @@ def test_a_plan_comes_after_the_time_that_planning_takes(tmp_path: Path) -> None
     slow = msgspec.structs.replace(profile(), planning=PlanningCost(0.0, 0.0, pooled_row_s=0.09))
     rows = [(0, 9, 2)] * 6
     simulate(
-        constant((), [offline(*rows)], plan="dfs", refill=False, max_num_seqs=1, profile=slow),
+        constant((), [offline(*rows)], plan="neaptide", refill=False, max_num_seqs=1, profile=slow),
         step_log=tmp_path / "log",
     )
     before_s = 0.0
@@ -66,7 +67,7 @@ def test_a_plan_comes_after_the_time_that_planning_takes(tmp_path: Path) -> None
 def test_a_job_that_comes_later_is_planned_with_what_is_left(tmp_path: Path) -> None:
     requests = [TraceRequest(0.3 * (k // 4), ((2000 + k, 8),), 3) for k in range(8)]
     sets = [OfflineSet("scene", requests, synthetic=True)]
-    simulate(constant((), sets, plan="dfs", refill=False, max_num_seqs=1), step_log=tmp_path / "log")
+    simulate(constant((), sets, plan="neaptide", refill=False, max_num_seqs=1), step_log=tmp_path / "log")
     plans = [line.rows for line in read_log(tmp_path / "log") if isinstance(line, OrderLine)]
     assert sorted(plans[0]) == [0, 1, 2, 3]
     assert {4, 5, 6, 7} < set(plans[1])
@@ -74,14 +75,14 @@ def test_a_job_that_comes_later_is_planned_with_what_is_left(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.full), 1])
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", [*ORDERS, TWO_ENDS])
 def test_a_run_with_plans_replays(order: str, depth: int, tmp_path: Path) -> None:
     slow = msgspec.structs.replace(profile(num_blocks=48), planning=PlanningCost(0.0, 0.0, pooled_row_s=0.005))
     scenario = mixed(num_online=12, plan=order, step_noise=0.1, cost_model=None, overlap_depth=depth, profile=slow)
     run = simulate(scenario, step_log=tmp_path / "log")
     lines = list(read_log(tmp_path / "log"))
     assert any(isinstance(line, OrderLine) for line in lines)
-    if order in (BY_DENSITY, TWO_ENDS):
+    if order in ("density", TWO_ENDS):
         assert all(line.held_tokens and line.lasting_steps for line in lines if isinstance(line, OrderLine))
     assert any(isinstance(line, RowLine) for line in lines)
     assert replay(tmp_path / "log") == Replay(run.result.steps, None)
@@ -92,16 +93,17 @@ def test_without_a_plan_nothing_is_planned(tmp_path: Path) -> None:
     assert not any(isinstance(line, OrderLine) for line in read_log(tmp_path / "log"))
 
 
-def test_lengths_that_callers_ask_for_are_known_to_the_planner(tmp_path: Path) -> None:
-    """Behind one prefix the longest answers want the most memory: they stand at the end, and none is cut short."""
+@pytest.mark.parametrize(("order", "least"), [(TWO_ENDS, 24)])
+def test_lengths_that_callers_ask_for_are_known_to_the_planner(order: str, least: int, tmp_path: Path) -> None:
+    """Behind one prefix the longest answers want the most memory: they stand near the end, and none is cut short."""
     lengths = [8, 30, 4, 24, 12, 16, 28, 20] * 4
     requests = [TraceRequest(0.0, ((1, 8), (2 + k, 4)), n, is_fixed=True) for k, n in enumerate(lengths)]
     run = simulate(
-        constant((), [OfflineSet("fixed", requests, synthetic=True)], plan=BY_DENSITY, refill=False),
+        constant((), [OfflineSet("fixed", requests, synthetic=True)], plan=order, refill=False),
         step_log=tmp_path / "log",
     )
-    (order,) = (line for line in read_log(tmp_path / "log") if isinstance(line, OrderLine))
-    assert [lengths[handle] for handle in order.rows[-4:]] == [30] * 4
+    (planned,) = (line for line in read_log(tmp_path / "log") if isinstance(line, OrderLine))
+    assert min(lengths[handle] for handle in planned.rows[-4:]) == least
     steps = run.measures.steps((float("-inf"), float("inf")))
     assert steps["output_tokens"].sum() == sum(lengths)
 

@@ -72,7 +72,7 @@ FACTORS = {
 }
 
 
-@pytest.mark.parametrize("policy", ["neaptide", "blendserve"])
+@pytest.mark.parametrize("policy", ["neaptide"])
 @pytest.mark.parametrize("scale", [4, pytest.param(40, marks=pytest.mark.full)])
 def test_lengths_that_are_wrong_by_three_times_cost_little(
     policy: str, scale: int, monkeypatch: pytest.MonkeyPatch

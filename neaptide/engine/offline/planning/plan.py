@@ -1,23 +1,25 @@
-"""Order of a pool's rows under each planned policy."""
+"""Orders of the offline pool by name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 
+from neaptide.engine import extensions
 from neaptide.engine.arrays import FloatArray, IntArray
+from neaptide.engine.extensions import ExtensionError
 from neaptide.engine.offline.density import DensityModel
 from neaptide.engine.offline.dual_scan import dual_scan_order
 from neaptide.engine.offline.planning.blend import PoolWork, Ranked, rank
 from neaptide.engine.offline.planning.order import PromptOrder
 from neaptide.engine.offline.planning.partition import partition
-from neaptide.engine.offline.planning.prefix_groups import Grouping, Prefixes, enlarged_first_level
 from neaptide.engine.offline.planning.prompts import Prompts
-from neaptide.engine.offline.prefix_tree import NO_NODE, PrefixTree, groups_in_file_order
-from neaptide.engine.scheduler.baselines.orders import mix
+from neaptide.engine.offline.prefix_tree import PrefixTree, groups_in_file_order
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(frozen=True)
 class Pool:
     """A pool to plan. Rows are numbered as in ``Prompts``."""
 
@@ -38,6 +40,11 @@ class Pool:
         shared_tokens = lengths - tree.new_tokens(lengths)
         return cls(tree, shared_tokens, PoolWork.of(model, prompts.lengths, output_tokens), kv_tokens)
 
+    @cached_property
+    def ranked(self) -> Ranked:
+        """The rows by compute density, the highest first."""
+        return rank(self.tree, self.work)
+
     def num_runs(self, rows: IntArray) -> int:
         """Number of runs of consecutive rows that share a prefix; a single row counts as a run."""
         top = np.empty(len(self.tree.rows), np.int64)
@@ -45,25 +52,34 @@ class Pool:
         return int(np.count_nonzero(np.diff(top[rows], prepend=0)))
 
 
-def plan_pool(pool: Pool, policy: str, num_replicas: int = 1) -> list[IntArray]:
+Order: TypeAlias = Callable[[Pool, IntArray], IntArray | Ranked]
+"""Puts the given rows of a pool in order. One that returns the pool ``Ranked`` leaves it to the engine from which of
+the two sides it takes the next row."""
+
+
+def plan_pool(pool: Pool, order: str, num_replicas: int = 1) -> list[IntArray]:
     """The rows of each replica, in the order in which they should run.
 
-    Replicas get parts of equal work and density (``partition``), whatever the policy.
+    Replicas get parts of equal work and density (``partition``), whatever the order.
 
     Raises:
-        KeyError: ``policy`` is none of ``PLANNED_POLICIES``.
+        ExtensionError: there is no such order, or it needs an engine to follow it.
     """
-    if num_replicas == 1 and policy != "blendserve":
-        return [_ORDERS[policy](pool, pool.tree.rows)]
-    ranked = rank(pool.tree, pool.work)
-    parts = partition(ranked, num_replicas)
-    if policy == "blendserve":
-        return [dual_scanned(pool, ranked, part) for part in parts]
-    return [_ORDERS[policy](pool, ranked.rows[part]) for part in parts]
+    if num_replicas == 1:
+        return [_rows_in_order(pool, order, pool.tree.rows)]
+    parts = partition(pool.ranked, num_replicas)
+    return [_rows_in_order(pool, order, pool.ranked.rows[part]) for part in parts]
+
+
+def _rows_in_order(pool: Pool, order: str, rows: IntArray) -> IntArray:
+    found = find_order(order)(pool, rows)
+    if isinstance(found, Ranked):
+        raise ExtensionError(f"the order {order!r} is for an engine, which takes rows from both sides as it runs")
+    return found
 
 
 def dual_scanned(pool: Pool, ranked: Ranked, part: IntArray) -> IntArray:
-    """``blendserve``: the ranked rows at these places, taken from both ends."""
+    """The ranked rows at these places, in the order in which a dual scan takes them from both ends."""
     rows = ranked.rows[part]
     outputs = pool.work.output_tokens[rows]
     held_tokens = pool.work.prompt_tokens[rows] + outputs / 2.0
@@ -71,35 +87,8 @@ def dual_scanned(pool: Pool, ranked: Ranked, part: IntArray) -> IntArray:
     return rows[order]
 
 
-def in_groups(tree: PrefixTree, prompt_tokens: IntArray, grouping: Grouping) -> IntArray:
-    """``batchllm`` (section 4): rows by group, the largest ``R_group = 1 / (L_prefix + sum L_distinct)`` first.
-
-    Such groups decode the most for their prefill. A row without a group is a group of its own.
-    """
-    prefixes = grouping.prefixes
-    owner_of_node = np.full(len(prefixes.nodes) + 1, NO_NODE)  # The last entry is for ``NO_NODE``.
-    owner_of_node[prefixes.nodes] = grouping.owner
-    owner = owner_of_node[tree.node]
-    is_grouped = owner != NO_NODE
-    group = np.where(is_grouped, owner, len(prefixes.nodes) + np.arange(len(owner)))
-    prefix_tokens = np.zeros(len(prefixes.nodes) + len(owner), np.int64)
-    prefix_tokens[owner[is_grouped]] = prefixes.depth_tokens[owner[is_grouped]]
-    own_tokens = prompt_tokens[tree.rows] - prefix_tokens[group]
-    prefill_tokens = prefix_tokens + np.bincount(group, own_tokens, len(prefix_tokens)).astype(np.int64)
-    return tree.rows[np.lexsort((group, prefill_tokens[group]))]
-
-
 def _as_handed_in(pool: Pool, rows: IntArray) -> IntArray:
     return np.sort(rows)
-
-
-def _shuffled(pool: Pool, rows: IntArray) -> IntArray:
-    seed = mix(0)
-    return np.array(sorted(rows.tolist(), key=lambda row: mix(row ^ seed)), np.int64)
-
-
-def _along_the_tree(pool: Pool, rows: IntArray) -> IntArray:
-    return pool.tree.restricted(rows).rows
 
 
 def _groups_as_handed_in(pool: Pool, rows: IntArray) -> IntArray:
@@ -107,16 +96,23 @@ def _groups_as_handed_in(pool: Pool, rows: IntArray) -> IntArray:
     return by_file[np.isin(by_file, rows)]
 
 
-def _batchllm(pool: Pool, rows: IntArray) -> IntArray:
-    tree = pool.tree.restricted(rows)
-    return in_groups(tree, pool.work.prompt_tokens, enlarged_first_level(Prefixes.of(tree)))
+ORDERS: dict[str, Order] = {"fcfs": _as_handed_in, "neaptide": _groups_as_handed_in}
+"""Orders of this package."""
+KIND = "order"
 
 
-_ORDERS: dict[str, Callable[[Pool, IntArray], IntArray]] = {
-    "fcfs": _as_handed_in,
-    "balance": _shuffled,
-    "dfs": _along_the_tree,
-    "neaptide": _groups_as_handed_in,
-    "batchllm": _batchllm,
-}
-PLANNED_POLICIES = (*_ORDERS, "blendserve")
+def find_order(name: str) -> Order:
+    """The order with this name: one of ours, an entry point, or ``module:function``.
+
+    Raises:
+        ExtensionError: there is none, or it cannot be loaded.
+    """
+    if name in ORDERS:
+        return ORDERS[name]
+    found = extensions.load(extensions.ORDERS, KIND, name)
+    if found is None:
+        raise extensions.refusal(extensions.ORDERS, ORDERS, KIND, name)
+    if not callable(found):
+        raise ExtensionError(f"the order {name!r} is no function")
+    order: Order = found
+    return order

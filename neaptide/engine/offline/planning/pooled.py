@@ -11,21 +11,18 @@ from neaptide.engine.messages import PlanReady, TwoEnds
 from neaptide.engine.offline.density import DensityModel
 from neaptide.engine.offline.dual_scan import dual_scan_order, window_densities, window_sums
 from neaptide.engine.offline.planned import FULL_SHARE, PROMPT_STEPS, raw
-from neaptide.engine.offline.planning.blend import REPEATED_SHARE, PoolWork, rank
+from neaptide.engine.offline.planning.blend import REPEATED_SHARE, PoolWork, Ranked, rank
 from neaptide.engine.offline.planning.lengths import estimated_outputs, sampled_rows
 from neaptide.engine.offline.planning.order import PromptOrder
-from neaptide.engine.offline.planning.plan import PLANNED_POLICIES, Pool, plan_pool
+from neaptide.engine.offline.planning.plan import Pool, find_order
 from neaptide.engine.offline.planning.prompts import Prompts
 from neaptide.engine.offline.planning.spread import spread
 from neaptide.engine.offline.planning.timetable import timetable
 from neaptide.engine.offline.prefix_tree import PrefixTree
 from neaptide.engine.offline.token_file import TokenFile
 
-BY_DENSITY = "density"
-"""Density order of ``blendserve``, for an engine that chooses the end itself."""
 TWO_ENDS = "ends"
-"""Our density order, for an engine that also predicts how memory fills (``spread``)."""
-ORDERS = (*PLANNED_POLICIES, BY_DENSITY, TWO_ENDS)
+"""Our density order, for an engine that takes rows from both ends and predicts how memory fills (``spread``)."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -86,7 +83,7 @@ class PooledRows:
         """Plans the lines.
 
         Args:
-            order: one of ``ORDERS``.
+            order: ``ends``, or a name that ``find_order`` knows.
             known: job, line and length of known answers.
             so_far: job, line and current length of running answers.
             samples_first: jobs without known lengths run their samples first, so that a later plan knows more.
@@ -124,13 +121,14 @@ def _ordered(
     Args:
         first: rows before all others.
     """
-    if order in PLANNED_POLICIES:
-        (rows,) = plan_pool(pool, order)
-        return rows, None
-    repeated_share = REPEATED_SHARE if order == TWO_ENDS else math.inf  # BlendServe has no such bound.
-    ranked = rank(pool.tree, pool.work, repeated_share=repeated_share)
     if order == TWO_ENDS:
+        ranked = rank(pool.tree, pool.work, repeated_share=REPEATED_SHARE)
         ranked = spread(ranked, pool.tree, pool.work, pool.kv_tokens)
+    else:
+        found = find_order(order)(pool, pool.tree.rows)
+        if not isinstance(found, Ranked):
+            return found, None
+        ranked = found
     ranked = ranked.with_first(first)
     own_tokens = pool.work.prompt_tokens[ranked.rows] - ranked.shared_tokens
     outputs = pool.work.output_tokens[ranked.rows]

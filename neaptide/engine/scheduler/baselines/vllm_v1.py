@@ -30,7 +30,7 @@ class VllmV1Fcfs(OneQueueScheduler):
     watermark: ClassVar[float] = 0.0
     """Share of the blocks that an admission leaves free while requests run; vLLM's default is 0."""
 
-    def _pack(self, draft: Draft) -> float:
+    def pack(self, draft: Draft) -> float:
         # If each considered request was preempted, the step is empty; the engine would plan again at once.
         while not draft.num_parts:
             if not self._pack_running(draft):

@@ -1,4 +1,4 @@
-"""Pools of unusual shapes: what every policy makes of them, exactly."""
+"""Pools of unusual shapes: what every order makes of them, exactly."""
 
 from pathlib import Path
 
@@ -8,20 +8,13 @@ import pytest
 from neaptide.engine.offline.planning.blend import PoolWork, rank
 from neaptide.engine.offline.planning.order import PromptOrder
 from neaptide.engine.offline.planning.partition import partition
-from neaptide.engine.offline.planning.plan import PLANNED_POLICIES, Pool, plan_pool
-from neaptide.engine.offline.planning.prefix_groups import (
-    Prefixes,
-    best_single_level,
-    enlarged_first_level,
-    first_level,
-    multi_level_saving,
-)
+from neaptide.engine.offline.planning.plan import ORDERS, Pool, plan_pool
 from neaptide.engine.offline.prefix_tree import PrefixTree
 from tests.engine.offline.planning.files import pool, random_tokens
 from tests.engine.offline.planning.pools import MODEL, made
 
 KEEPING = ("fcfs", "dfs", "neaptide", "batchllm")
-"""Policies that leave rows where they stand if all are alike."""
+"""Orders that leave rows where they stand if all are alike."""
 UNIT = 16
 DEEP = 10_000
 COPIES = 50_000
@@ -37,18 +30,18 @@ def are_the_ends_taken(rows: list[int]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("policy", PLANNED_POLICIES)
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("num_replicas", [1, 3])
-def test_an_empty_pool_has_an_empty_plan(tmp_path: Path, policy: str, num_replicas: int) -> None:
-    orders = plan_pool(made(tmp_path, [], []), policy, num_replicas)
+def test_an_empty_pool_has_an_empty_plan(tmp_path: Path, order: str, num_replicas: int) -> None:
+    orders = plan_pool(made(tmp_path, [], []), order, num_replicas)
     assert [rows.tolist() for rows in orders] == [[]] * num_replicas
 
 
-@pytest.mark.parametrize("policy", PLANNED_POLICIES)
-def test_a_single_request_is_the_plan(tmp_path: Path, policy: str) -> None:
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_single_request_is_the_plan(tmp_path: Path, order: str) -> None:
     single = made(tmp_path, [[7] * 40], [5])
-    assert [rows.tolist() for rows in plan_pool(single, policy)] == [[0]]
-    assert [rows.tolist() for rows in plan_pool(single, policy, 2)] == [[0], []]
+    assert [rows.tolist() for rows in plan_pool(single, order)] == [[0]]
+    assert [rows.tolist() for rows in plan_pool(single, order, 2)] == [[0], []]
 
 
 @pytest.fixture(scope="module")
@@ -62,18 +55,16 @@ def test_50_000_duplicates_are_one_prefix_computed_once(copies: Pool) -> None:
     assert copies.tree.depth_tokens.tolist() == [4 * UNIT]
     assert copies.tree.num_wanted.tolist() == [COPIES]
     assert copies.shared_tokens.sum() == (COPIES - 1) * 4 * UNIT
-    prefixes = Prefixes.of(copies.tree)
-    for grouping in (first_level(prefixes), enlarged_first_level(prefixes), best_single_level(prefixes)):
-        assert grouping.saving == multi_level_saving(prefixes) == (COPIES - 1) * 4 * UNIT
+    assert copies.tree.num_levels == 1
 
 
-@pytest.mark.parametrize("policy", PLANNED_POLICIES)
-def test_50_000_duplicates_run_one_after_the_other(copies: Pool, policy: str) -> None:
-    (rows,) = plan_pool(copies, policy)
+@pytest.mark.parametrize("order", ORDERS)
+def test_50_000_duplicates_run_one_after_the_other(copies: Pool, order: str) -> None:
+    (rows,) = plan_pool(copies, order)
     assert copies.num_runs(rows) == 1
-    if policy in KEEPING:
+    if order in KEEPING:
         assert np.array_equal(rows, np.arange(COPIES))
-    elif policy == "blendserve":
+    elif order == "blendserve":
         assert are_the_ends_taken(rows.tolist())
     else:
         assert np.array_equal(np.sort(rows), np.arange(COPIES))
@@ -96,39 +87,14 @@ def chain() -> Pool:
 
 
 def test_a_chain_of_10_000_prefixes_has_as_many_levels(chain: Pool) -> None:
-    prefixes = Prefixes.of(chain.tree)
-    assert prefixes.num_levels == DEEP - 1
-    assert prefixes.depth_tokens.tolist() == list(range(UNIT, UNIT * DEEP, UNIT))
-    assert multi_level_saving(prefixes) == UNIT * DEEP * (DEEP - 1) // 2
+    assert chain.tree.num_levels == DEEP - 1
 
 
-def test_algorithm_1_puts_a_chain_into_groups_of_three(chain: Pool) -> None:
-    # A third member makes (leaves - 1) tokens exceed the child's; then the group is forked up to the top. The first two
-    # prompts are left: they share the first.
-    grouping = enlarged_first_level(Prefixes.of(chain.tree))
-    members = grouping.num_members
-    heads = np.flatnonzero(members)
-    assert set(members[heads].tolist()) <= {1, 2, 3}
-    assert members.sum() == DEEP
-    by_hand = sum((int(members[head]) - 1) * UNIT * (int(head) + 1) for head in heads)
-    assert grouping.saving == by_hand
-
-
-def test_the_exact_groups_of_a_chain(chain: Pool) -> None:
-    # Along a chain the choice is one of cut points: prompts from one open prefix to the next share it, and it is
-    # computed once. best[k]: the most that the prompts from k on save if the prefix at k is open.
-    best = np.zeros(DEEP + 1, np.int64)
-    for k in range(DEEP - 1, -1, -1):
-        members = np.arange(1, DEEP - k + 1)
-        best[k] = ((members - 1) * (k + 1) + best[k + 1 :]).max()
-    assert best_single_level(Prefixes.of(chain.tree)).saving == UNIT * best[0]
-
-
-@pytest.mark.parametrize("policy", PLANNED_POLICIES)
-def test_a_chain_of_10_000_prefixes_runs_once_in_every_order(chain: Pool, policy: str) -> None:
-    (rows,) = plan_pool(chain, policy)
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_chain_of_10_000_prefixes_runs_once_in_every_order(chain: Pool, order: str) -> None:
+    (rows,) = plan_pool(chain, order)
     assert np.array_equal(np.sort(rows), np.arange(DEEP))
-    if policy in ("fcfs", "dfs", "neaptide"):
+    if order in ("fcfs", "dfs", "neaptide"):
         assert np.array_equal(rows, np.arange(DEEP))
 
 
@@ -143,15 +109,15 @@ def test_10_000_prompts_each_a_prefix_of_the_next(tmp_path: Path) -> None:
     assert np.array_equal(order.shared_tokens, np.arange(DEEP))
 
 
-@pytest.mark.parametrize("policy", PLANNED_POLICIES)
-def test_one_giant_prompt_among_small_ones(tmp_path: Path, policy: str) -> None:
+@pytest.mark.parametrize("order", ORDERS)
+def test_one_giant_prompt_among_small_ones(tmp_path: Path, order: str) -> None:
     """Larger than the memory: it runs alone when its turn comes."""
     giant = random_tokens(np.random.default_rng(0), 1_000_000)
     prompts = pool(tmp_path, [[[1, 2, 3], giant, [1, 2, 4]]])
     found = Pool.of(prompts, np.full(3, 10.0), MODEL, 100_000, 1)
     assert found.shared_tokens.sum() == 2
     for num_replicas in (1, 2):
-        orders = plan_pool(found, policy, num_replicas)
+        orders = plan_pool(found, order, num_replicas)
         assert sorted(np.concatenate(orders).tolist()) == [0, 1, 2]
 
 

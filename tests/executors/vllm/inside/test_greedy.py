@@ -133,7 +133,7 @@ def test_preempted_at_every_second_step_beside_aborts(
     assert_all_greedy(checkpoint[1], {f"r{i}": prompt for i, prompt in enumerate(asked)}, run)
 
 
-@pytest.mark.parametrize("policy", ["neaptide", "fcfs", "priority-v0"])
+@pytest.mark.parametrize("policy", ["neaptide", "fcfs"])
 def test_requests_that_push_each_other_out(checkpoint: Checkpoint, started: StartedExecutor, policy: str) -> None:
     run = Run(started.executor, num_blocks=9, policy=policy)
     asked = prompts(8, seed=6, low=40, high=80)

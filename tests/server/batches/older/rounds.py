@@ -2,6 +2,7 @@
 comes back or does not. What must hold afterwards is the same for all (``Round.violations``)."""
 
 import asyncio
+import contextlib
 import random
 import shutil
 import sqlite3
@@ -139,14 +140,33 @@ class Round:
             if self.plot.is_live:
                 await self._harm_alive(server, gates)
             elif self.plot.is_killed:
-                ignored = shutil.ignore_patterns("lock", "*-shm")
-                self.data = Path(shutil.copytree(self.data, self.root / "killed", ignore=ignored))
+                self.data = self._as_killed()
         if self.plot.remedy != "comes back at once":
             if not self.plot.is_live:
                 self._harm()
             await self._remedy()
         await self._end()
         return self.violations
+
+    def _as_killed(self) -> Path:
+        """A copy as a kill leaves it: of one moment, so it is made again if the server has written meanwhile."""
+        ignored = shutil.ignore_patterns("lock", "*-shm")
+        copy = self.root / "killed"
+
+        def written() -> dict[Path, tuple[int, int]]:
+            found = {}
+            for path in self.data.rglob("*"):
+                with contextlib.suppress(FileNotFoundError):
+                    if not path.name.endswith("-shm"):
+                        found[path] = (path.stat().st_mtime_ns, path.stat().st_size)
+            return found
+
+        while True:
+            before = written()
+            shutil.copytree(self.data, copy, ignore=ignored)
+            if written() == before:
+                return copy
+            shutil.rmtree(copy)
 
     def _life(self, gates: Gates, engine: bool = True) -> Server:
         async def write_files(ending: Any, record: BatchRecord, hold: Any) -> Any:

@@ -116,10 +116,10 @@ def test_a_job_of_which_nothing_is_known_has_its_samples_run_first(tmp_path: Pat
 
 
 def test_a_plan_for_a_job_alone_is_the_planners(tmp_path: Path) -> None:
-    request = asked(tmp_path, "blendserve")
+    request = asked(tmp_path, "neaptide")
     prompts = Prompts([TokenFile(job.path) for job in request.jobs])
     model = DensityModel.in_seconds(1e-4, 1e-7)
-    (rows,) = plan_pool(Pool.of(prompts, np.full(6, 8.0), model, 10_000, 16), "blendserve")
+    (rows,) = plan_pool(Pool.of(prompts, np.full(6, 8.0), model, 10_000, 16), "neaptide")
     assert [3 * (name == "two") + row for name, row in entries(made(request))] == rows.tolist()
 
 

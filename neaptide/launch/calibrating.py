@@ -1,0 +1,65 @@
+"""Composition root of a calibration: the executor of a model, as a server would start it, and its step times."""
+
+from collections.abc import Callable, Mapping
+
+from neaptide.engine.clock import MonotonicClock
+from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
+from neaptide.estimator.calibration.calibrate import Calibration, Pace
+from neaptide.estimator.calibration.micro_runs import MicroRunner
+from neaptide.estimator.calibration.report import Report, report
+from neaptide.estimator.calibration.steps import Limits
+from neaptide.estimator.subject import Subject
+from neaptide.executors.registry import start_executor
+from neaptide.launch.serve import embedded_model_path
+from neaptide.launch.threads import default_num_threads
+from neaptide.models.checkpoint import load_model_facts, resolve_model
+from neaptide.server.link.interpreter import wait_as_in_an_engine
+from neaptide.server.settings import EMBEDDED_MODEL
+
+
+def calibrate_model(
+    model: str,
+    pace: Pace,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    num_threads: int = 0,
+    executor: str = ExecutorConfig().kind,
+    arguments: Mapping[str, str] | None = None,
+    seed: int = 0,
+    progress: Callable[[float], None] = lambda share: None,
+) -> tuple[Report, Subject]:
+    """Loads the model as a server would, and calibrates it.
+
+    Raises:
+        UnsupportedModelError, OSError, ValueError, RuntimeError: the model cannot be loaded, or the time is too short.
+    """
+    wait_as_in_an_engine()
+    path = embedded_model_path() if model == EMBEDDED_MODEL else resolve_model(model)
+    clock, positions = MonotonicClock(), load_model_facts(path).max_position_embeddings
+    config = EngineConfig(
+        executor=ExecutorConfig(
+            kind=executor,
+            model_path=str(path),
+            device=device,
+            dtype=dtype,
+            num_threads=num_threads or default_num_threads(path),
+            arguments=dict(arguments or {}),
+        ),
+        cache=CacheConfig(block_size=0),
+        scheduler=SchedulerConfig(max_model_len=min(SchedulerConfig().max_model_len, positions)),
+    )
+    started = start_executor(config, clock)
+    profiled = started.profiled
+    if profiled is None:
+        raise ValueError(f"executor = {executor!r} has no step times to measure")
+    try:
+        profiled.touch_blocks(profiled.num_blocks)
+        limits = Limits.of(config.scheduler, profiled.num_blocks * started.block_size)
+        runner = MicroRunner(profiled, clock, started.block_size)
+        measurements = Calibration(runner, clock, limits, pace, seed, progress).measure()
+        if not measurements.samples(held_out=False):
+            raise ValueError(f"{pace.budget_s:g} s are too short for a calibration: no step for fitting was measured")
+        return report(measurements), Subject.of(profiled, path.resolve().name, started.block_size)
+    finally:
+        profiled.close()
