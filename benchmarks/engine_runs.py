@@ -1,4 +1,4 @@
-"""An engine without a server: what it makes of prompts, and what its steps take."""
+"""Runs an engine without a server: its answers to prompts, and the times of its steps."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ WARM_UP_STEPS = 8
 
 
 class Engine:
-    """Built and warmed up as that of a server, and asked without targets."""
+    """An engine built and warmed up as a server does it; its requests have no targets."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._clock = MonotonicClock()
@@ -20,7 +20,7 @@ class Engine:
         self._num_asked = 0
 
     def generate(self, prompts: Sequence[list[int]], new_tokens: int) -> list[list[int]]:
-        """Greedy texts of exactly ``new_tokens`` each, all asked for at once."""
+        """Greedy answers of exactly ``new_tokens`` tokens each; all prompts are submitted at once."""
         ids = self._ask(prompts, new_tokens)
         tokens: dict[str, list[int]] = {request_id: [] for request_id in ids}
         while self.core.has_work:
@@ -30,8 +30,9 @@ class Engine:
         return [tokens[request_id] for request_id in ids]
 
     def decode(self, prompts: Sequence[list[int]], steps: int) -> list[StepStats]:
-        """``steps`` steps in each of which every prompt gets one more token; prompts leave room for that."""
-        # The first go on while others are computed, which takes at most a step each.
+        """Stats of ``steps`` steps, in each of which every prompt decodes one token. Prompts must leave room
+        for that."""
+        # The first prompts decode while others are computed, which takes at most one step each.
         new_tokens = len(prompts) + 2 * (WARM_UP_STEPS + steps)
         ids = self._ask(prompts, min(new_tokens, self.ready.max_model_len - max(map(len, prompts))))
         found: list[StepStats] = []
@@ -42,7 +43,7 @@ class Engine:
         self.core.handle(AbortRequest(ids))
         while self.core.has_work:
             self.core.step()
-        assert len(found) == WARM_UP_STEPS + steps, "the prompts ended before that"
+        assert len(found) == WARM_UP_STEPS + steps, "the prompts ended too early"
         return found[WARM_UP_STEPS:]
 
     def close(self) -> None:

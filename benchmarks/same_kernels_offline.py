@@ -1,10 +1,11 @@
 """W1 and W2 over HTTP, for ``benchmarks.same_kernels --workload``: offline work alone, on the kernels of one build.
 
-W1: 64 requests of 256 tokens in / 64 out. W2: 64 requests in 4 groups, 1,024 shared tokens and 64 own in / 32 out,
-shuffled. All are sent at once, greedy, to vLLM's own server and to ours, to ours also as flex. Both servers are up all
-the time and take turns, in which the other one is stopped, lest a server that waits take time from the one that works.
-Every turn has other prompts, so that no cache helps the next. In three turns every contender has every place once: a
-machine whose speed wanders would favour who always stands in the middle.
+W1: 64 requests of 256 tokens in / 64 out. W2: 64 requests in 4 groups, 1,024 shared and 64 own tokens in / 32 out,
+shuffled. All are greedy and sent at once: to vLLM's own server, to ours, and to ours as flex.
+
+Both servers run all the time and take turns. In a turn the other server is suspended, so that its idle work takes no
+time. Every turn has new prompts, so that no cache helps the next. In three turns every contender has every place once:
+otherwise the drift of the machine's speed would favour the one that is always in the middle.
 """
 
 import asyncio
@@ -31,18 +32,18 @@ from neaptide.loadgen.client.prometheus import Samples
 
 MAX_MODEL_LEN = 2048
 LEAST_RATIO = 0.97
-"""Of vLLM's own tokens per second: what ours must reach."""
+"""Least fraction of vLLM's tokens per second that ours must reach."""
 GROUPS = 4
 VLLM, OURS, FLEX = "vllm", "ours", "ours, flex"
 BODIES: Mapping[str, Mapping[str, Any]] = {VLLM: {}, OURS: {}, FLEX: {"service_tier": "flex"}}
-"""Contender -> what its requests say beyond the others'."""
+"""Extra fields of each contender's requests."""
 
 
 @dataclass(slots=True, frozen=True)
 class Workload:
     tokens_out: int
     prompts: Callable[[int, int, int], list[list[int]]]
-    """Of count, vocabulary and seed."""
+    """Makes prompts from a count, a vocabulary size and a seed."""
 
 
 def _equal(count: int, vocab: int, seed: int) -> list[list[int]]:
@@ -61,13 +62,14 @@ WORKLOADS = {"W1": Workload(64, _equal), "W2": Workload(32, _grouped)}
 
 
 class Work(NamedTuple):
-    """What our engine did in a turn: whether one contender is slower by more steps, more tokens, or longer steps."""
+    """Our engine's work in a turn. It shows whether a contender is slower by more steps, more tokens or longer
+    steps."""
 
     steps: int
     tokens: int
-    """Computed; what the prefix cache had is not."""
+    """Computed tokens, without those found in the prefix cache."""
     step_s: float
-    """All steps together, planned, run and committed: the rest of the turn was not the engine's."""
+    """Total time of planning, executing and committing steps. The rest of the turn was spent outside the engine."""
 
     @classmethod
     def between(cls, before: Samples, after: Samples) -> "Work":
@@ -82,11 +84,11 @@ class Work(NamedTuple):
 class Server(NamedTuple):
     http: httpx.AsyncClient
     roots: Sequence[psutil.Process]
-    """It is made of these and all that they have started."""
+    """The server's processes are these and all that they have started."""
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """By a signal: none of its processes runs."""
+        """Suspends all of the server's processes by a signal."""
         processes = [each for root in self.roots for each in (root, *root.children(recursive=True))]
         try:
             for process in processes:
@@ -100,7 +102,7 @@ class Server(NamedTuple):
 async def measure(
     name: str, model: Path, machine: Machine, rival: Rival, *, count: int, repeats: int, seed: int
 ) -> dict[str, Any]:
-    """Total tokens/s of every contender in every turn, what ours are to vLLM's, and what our engine did for them."""
+    """Total tokens/s of every contender in every turn, their ratios to vLLM's, and our engine's work in each turn."""
     workload, vocab = WORKLOADS[name], vocab_size(model)
     machine = replace(machine, max_model_len=MAX_MODEL_LEN)
     rates: dict[str, list[float]] = {contender: [] for contender in BODIES}
@@ -108,12 +110,12 @@ async def measure(
     async with AsyncExitStack() as stack:
         ours, theirs = await _start(stack, model, machine, rival)
         seeds = itertools.count(1000 * seed)
-        for turn in range(-1, repeats):  # the first warms up
+        for turn in range(-1, repeats):  # the first is warm-up
             for contender in order_of(turn):
                 prompts = workload.prompts(count, vocab, next(seeds))
                 server, other = (theirs, ours) if contender == VLLM else (ours, theirs)
                 with other.stopped():
-                    before = await scrape(server.http)  # it was stopped until now
+                    before = await scrape(server.http)  # after the resume, because a stopped server cannot answer
                     rate = await tokens_per_s(server.http, prompts, workload.tokens_out, BODIES[contender])
                     after = await scrape(server.http)
                 print(f"{'warm-up' if turn < 0 else f'turn {turn}'}, {contender}: {rate:.0f} tok/s", flush=True)
@@ -134,15 +136,15 @@ async def measure(
 
 
 def order_of(turn: int) -> list[str]:
-    """Of the contenders: everyone has every place once in so many turns as there are contenders."""
+    """The contenders in a turn's order. In as many turns as there are contenders, each has every place once."""
     names = list(BODIES)
     first = turn % len(names)
     return names[first:] + names[:first]
 
 
 def ratios(rates: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Ours to vLLM's, the geometric mean of the turns: in it what a place is worth cancels out, in a median it does
-    not."""
+    """Our rates over vLLM's, as the geometric mean over the turns. Effects of the place in a turn cancel out in it, but
+    not in a median."""
     return {
         contender: statistics.geometric_mean(us / them for us, them in zip(rates[contender], rates[VLLM], strict=True))
         for contender in (OURS, FLEX)
@@ -150,7 +152,7 @@ def ratios(rates: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 async def _start(stack: AsyncExitStack, model: Path, machine: Machine, rival: Rival) -> tuple[Server, Server]:
-    """Ours and vLLM's."""
+    """Starts our server and vLLM's."""
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     lax = ["--ttft-slo-ms", str(1e3 * LAX_S), "--tpot-slo-ms", str(1e3 * LAX_S)]
     flags = [str(model), "--served-model-name", "m", "--dtype", machine.dtype, *machine.our_flags, *lax]
@@ -168,7 +170,7 @@ async def _start(stack: AsyncExitStack, model: Path, machine: Machine, rival: Ri
 async def tokens_per_s(
     http: httpx.AsyncClient, prompts: Sequence[list[int]], tokens_out: int, fields: Mapping[str, Any]
 ) -> float:
-    """Of all prompts at once, prompts and answers."""
+    """Total tokens/s (prompts and answers) when all prompts are sent at once."""
     body = {"model": "m", "max_tokens": tokens_out, "temperature": 0, "ignore_eos": True, **fields}
     now = asyncio.get_running_loop().time
     start_s = now()

@@ -1,14 +1,13 @@
-"""What the engine itself costs: plan, apply and commit of a step, with an executor that does nothing.
+"""Measures the engine's own cost: plan, apply and commit of a step, with an executor that does nothing.
 
-``python -m benchmarks.scheduling [--running N] [--online N] [--pooled N] [--steps N] [--touched-mib N]
-[--before DIR] [--profile]``
-``python -m benchmarks.scheduling --bars [--pooled N] [--steps N]``
+    python -m benchmarks.scheduling [--running N] [--online N] [--pooled N] [--steps N] [--touched-mib N] [--before DIR]
+        [--profile]
+    python -m benchmarks.scheduling --bars [--pooled N] [--steps N]
 
-``--before`` names another checkout of this project; its own form of this benchmark runs in turn with this one.
-``--bars`` measures at 100 and at 1,000 running, streams among them and not, says which bars hold at the 99th
-percentile and what became of the slow steps, and exits with 1 if one does not hold. It wants a still machine.
-``--touched-mib``: in every step the executor touches so much memory, as a model on the same processor does: then
-planning finds nothing of its own in the caches.
+``--before`` names another checkout of this project, whose own version of this benchmark runs first. ``--bars`` measures
+at 100 and at 1,000 running requests, with and without streams. It reports which bars hold at p99 and what disturbed the
+slow steps, and exits with 1 if a bar does not hold; it needs an idle machine. ``--touched-mib`` makes the executor
+touch this much memory in every step, as a model on the same CPU does: planning then finds the caches cold.
 """
 
 import argparse
@@ -41,15 +40,16 @@ from neaptide.estimator.cost.roofline import RooflineModel
 
 PROMPT_TOKENS = 250
 MAX_TOKENS = 2_000
-"""No request ends while steps are measured."""
+"""Large, so that no request ends while steps are measured."""
 STEP_S = 0.05
 BARS_MS = {100: 0.15, 1000: 0.5}
-"""By requests that run: what plan, apply and commit of a step may take at the 99th percentile."""
+"""Number of running requests, and the longest time at p99 of a step's plan, apply and commit."""
 NUM_SLOWEST = 5
 
 
 class HostClock:
-    """Implements ``Clock``: real time passes while the host works, and none while it waits for the device."""
+    """A clock on which real time passes while the host works, and none while it waits for the device. Implements
+    ``Clock``."""
 
     def __init__(self) -> None:
         self._skipped_s = -time.perf_counter()
@@ -62,7 +62,7 @@ class HostClock:
 
 
 class NullExecutor:
-    """Implements ``Executor``: every step takes ``STEP_S`` and samples one and the same token."""
+    """An executor whose steps take ``STEP_S`` and always sample the same token. Implements ``Executor``."""
 
     def __init__(self, num_blocks: int, clock: HostClock, touched_mib: int = 0) -> None:
         self.num_blocks = num_blocks
@@ -83,7 +83,7 @@ class NullExecutor:
 
 
 def write_pool(stem: str, pooled: int) -> None:
-    """A batch of prompts that share nothing."""
+    """Writes a batch of prompts that share no prefix."""
     rng = np.random.default_rng(1)
     with TokenFileWriter(stem) as writer:
         for _ in range(pooled):
@@ -91,7 +91,7 @@ def write_pool(stem: str, pooled: int) -> None:
 
 
 def build(running: int, online: int, pooled: int, policy: str, stem: str, touched_mib: int = 0) -> EngineCore:
-    """An engine with these streams, and the batch that was written to ``stem``."""
+    """An engine with these streams and the batch of ``stem``."""
     clock = HostClock()
     scheduler = SchedulerConfig(policy=policy, max_num_seqs=running, tpot_slo_s=1.0, offline_max_kv_ratio=1.0)
     num_blocks = running * (PROMPT_TOKENS + MAX_TOKENS) // 16 + 1000
@@ -118,23 +118,23 @@ def resident_bytes() -> int:
 
 @dataclass(slots=True, frozen=True)
 class StepTime:
-    """Of one step."""
+    """Times of one step, and events that may have disturbed it."""
 
     plan_ms: float
-    """Plan, apply and commit."""
+    """Time of plan, apply and commit."""
     step_ms: float
-    """All of the host's work."""
+    """Time of all host work."""
     cpu_ms: float
-    """The same without what neighbours on the machine took."""
+    """CPU time of all host work, which excludes other processes."""
     num_collections: int
-    """Of garbage, of any generation."""
+    """Garbage collections of any generation."""
     num_interrupted: int
     num_faults: int
-    """Pages met for the first time."""
+    """Pages touched for the first time."""
 
     @property
     def disturbances(self) -> list[str]:
-        """By what is not the work of the engine."""
+        """Names of the disturbances from outside the engine."""
         found = {
             "garbage collected": self.num_collections,
             "interrupted": self.num_interrupted,
@@ -145,7 +145,7 @@ class StepTime:
 
 @dataclass(slots=True)
 class Disturbances:
-    """Counts what happened to this thread."""
+    """Counts events that disturb this thread."""
 
     _collections: int = 0
     _last: tuple[int, int, int] = field(default=(0, 0, 0))
@@ -154,7 +154,7 @@ class Disturbances:
         gc.callbacks.append(self._collected)
 
     def since_last(self) -> tuple[int, int, int]:
-        """Collections, interruptions and page faults since it was asked before."""
+        """Garbage collections, involuntary context switches and page faults since the last call."""
         usage = resource.getrusage(resource.RUSAGE_THREAD)
         now = (self._collections, usage.ru_nivcsw, usage.ru_minflt)
         before, self._last = self._last, now
@@ -168,7 +168,7 @@ class Disturbances:
 
 
 def measure(core: EngineCore, running: int, steps: int) -> list[StepTime]:
-    """Steps with so many requests running; garbage of the start-up is put aside, as the server does."""
+    """Measures steps with this many running requests. Garbage of the start-up is frozen, as in the server."""
     while core.scheduler.queues.num_running < running:
         core.step()
     for _ in range(20):
@@ -205,7 +205,7 @@ def p99(values: Sequence[float]) -> float:
 
 
 def bars(policy: str, pooled: int, steps: int, stem: str) -> list[dict[str, object]]:
-    """Each size beside its bar, printed as it comes."""
+    """Measures each size and compares it with its bar; prints each result at once."""
     found: list[dict[str, object]] = []
     for running, bar_ms in BARS_MS.items():
         for online in (0, running // 4):
@@ -214,13 +214,13 @@ def bars(policy: str, pooled: int, steps: int, stem: str) -> list[dict[str, obje
             print(json.dumps(found[-1]), flush=True)
             for each in sorted(measured, key=lambda each: -each.plan_ms)[:NUM_SLOWEST]:
                 why = ", ".join(each.disturbances) or "undisturbed"
-                print(f"  {each.plan_ms:7.3f} ms, {each.cpu_ms:7.3f} of the processor for the whole step: {why}")
+                print(f"  {each.plan_ms:7.3f} ms, {each.cpu_ms:7.3f} of CPU time for the whole step: {why}")
     return found
 
 
 def verdict(measured: Sequence[StepTime], bar_ms: float) -> dict[str, object]:
-    """Quantiles of plan, apply and commit, how many steps above the bar nothing outside the engine explains, and how
-    many steps each kind of disturbance met."""
+    """Percentiles of plan, apply and commit; steps above the bar without a disturbance; steps with each kind of
+    disturbance."""
     times_ms = [each.plan_ms for each in measured]
     above = [each for each in measured if each.plan_ms > bar_ms]
     return {
@@ -237,7 +237,7 @@ def verdict(measured: Sequence[StepTime], bar_ms: float) -> dict[str, object]:
 
 
 def before(directory: Path, args: argparse.Namespace) -> dict[str, float]:
-    """The other checkout's own measurement; its executor makes up a token for every request."""
+    """Runs the other checkout's own measurement, whose executor makes up a token for every request."""
     sizes = [f"--{name}={getattr(args, name)}" for name in ("running", "online", "pooled", "steps", "policy")]
     command = [sys.executable, "-m", "benchmarks.scheduling", *sizes]
     done = subprocess.run(
@@ -256,8 +256,8 @@ def main() -> int:
     parser.add_argument("--policy", default="neaptide")
     parser.add_argument("--touched-mib", type=int, default=0)
     parser.add_argument("--before", type=Path)
-    parser.add_argument("--profile", action="store_true", help="where the time goes")
-    parser.add_argument("--bars", action="store_true", help="all sizes that have a bar")
+    parser.add_argument("--profile", action="store_true", help="print a profile")
+    parser.add_argument("--bars", action="store_true", help="measure all sizes that have a bar")
     args = parser.parse_args()
     args.steps = args.steps or (1000 if args.bars else 300)
     with tempfile.TemporaryDirectory() as directory:

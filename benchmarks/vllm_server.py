@@ -1,4 +1,5 @@
-"""vLLM's own server, and ours over its workers, on equal terms: same model, machine, threads, preloaded libraries."""
+"""vLLM's own server, and ours over its workers, in equal conditions: same model, machine, threads, preloaded
+libraries."""
 
 import asyncio
 import contextlib
@@ -27,7 +28,7 @@ MAX_MODEL_LEN = 1024
 
 @dataclass(slots=True, frozen=True)
 class Rival:
-    """vLLM's own server in one configuration."""
+    """One configuration of vLLM's own server."""
 
     name: str
     flags: tuple[str, ...]
@@ -44,21 +45,21 @@ PRIORITY_RIVALS = (
 
 @dataclass(slots=True, frozen=True)
 class Machine:
-    """What both engines run on and with."""
+    """Settings that both engines share."""
 
     python: Path
     threads: int
     dtype: str
     block_size: int
     kv_gib: float | None
-    """None: as much as vLLM takes by itself, which on a CPU is not the same for both."""
+    """None: vLLM's default, which on a CPU is not the same for both."""
     is_eager: bool
     device: str
     max_model_len: int
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """The libraries that vLLM's notes on CPUs name, as far as they are here, and as many threads for both."""
+        """The libraries that vLLM's notes on CPUs recommend, if installed, and the same number of threads for both."""
         if self.device != "cpu":
             return {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
         omp, tcmalloc = self.python.parent.parent / "lib" / "libiomp5.so", ctypes.util.find_library("tcmalloc_minimal")
@@ -88,7 +89,7 @@ class Machine:
 
 @contextlib.asynccontextmanager
 async def vllm_server(machine: Machine, model: Path, rival: Rival, log: Path) -> AsyncIterator[str]:
-    """vLLM's own server on a free loopback port; yields its address."""
+    """Runs vLLM's own server on a free loopback port; yields its address."""
     port = free_port()
     command = [str(machine.python.parent / "vllm"), "serve", str(model), "--served-model-name", "m"]
     command += ["--host", "127.0.0.1", "--port", str(port), *machine.vllm_flags, *rival.flags]
@@ -98,7 +99,7 @@ async def vllm_server(machine: Machine, model: Path, rival: Rival, log: Path) ->
 
 
 async def run_rival(plan: Plan, machine: Machine, rival: Rival, *, offline: bool) -> Window:
-    """One server, one run, as ``live.run.run`` for ours."""
+    """Runs one server once, as ``live.run.run`` does for ours."""
     arrivals = plan.arrivals_s()
     prompts = random_prompts(len(arrivals), ONLINE_IN, vocab_size(plan.model), seed=plan.seed)
     records: list[Record] = []
@@ -126,7 +127,7 @@ async def run_rival(plan: Plan, machine: Machine, rival: Rival, *, offline: bool
                 await asyncio.sleep(end - begin)
                 stop = await scrape(http)
                 if offline and all(line.done() for line in flood):
-                    raise SystemExit("the offline lines ran out inside the window: the figures would be wrong")
+                    raise SystemExit("the offline lines ran out inside the window, so the figures would be wrong")
                 await give_time([load], flood, patience_s=plan.patience_s)
             finally:
                 for task in (load, *flood):
@@ -142,7 +143,7 @@ async def run_rival(plan: Plan, machine: Machine, rival: Rival, *, offline: bool
 
 
 def _lines(http: httpx.AsyncClient, plan: Plan, by_priority: bool) -> list[Any]:
-    """The offline lines, each a request."""
+    """The offline lines, each as one request."""
     body = {"model": "m", "max_tokens": OFFLINE_OUT, "temperature": 0, "ignore_eos": True}
     body |= {"priority": OFFLINE_PRIORITY} if by_priority else {}
     prompts = random_prompts(plan.offline_lines, OFFLINE_IN, vocab_size(plan.model), seed=1000 + plan.seed)

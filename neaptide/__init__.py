@@ -1,3 +1,3 @@
-"""Neaptide: real-time chat and batch files served from the same accelerator."""
+"""Neaptide: live chat and batch jobs on the same GPU or CPU."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -10,13 +10,14 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, TypeAlias
+from typing import NoReturn, TypeAlias
 
 from neaptide import __version__
+from neaptide.commands.settings_flags import add_settings
 from neaptide.engine import extensions
 from neaptide.engine.extensions import ExtensionError, known_names
+from neaptide.extras import EXTRA_OF, MissingPartError, missing_part
 from neaptide.server.client_variables import client_base_url
-from neaptide.server.settings import OPTIONS, Option, default_text, split_list, type_of
 
 UNHEARD = 141
 """The one that they give to a command whose output nobody reads any more, as before ``head``."""
@@ -27,10 +28,17 @@ MISUSED = 2
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
+class Parser(argparse.ArgumentParser):
+    """Parser that complains in one line, without the usage of all flags. Its subparsers do the same."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(MISUSED, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     """The parser of one subcommand, or of all, those of other packages included, if it names none."""
-    parser = argparse.ArgumentParser(
-        prog="neaptide", description="Real-time chat and batch files served from the same accelerator."
+    parser: argparse.ArgumentParser = Parser(
+        prog="neaptide", description="Live chat and batch jobs on the same GPU or CPU."
     )
     parser.add_argument("--version", action="version", version=f"neaptide {__version__}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -59,24 +67,25 @@ def _add_from_elsewhere(name: str, subparsers: Subparsers) -> None:
 def _add_serve_parser(subparsers: Subparsers) -> None:
     serve = subparsers.add_parser(
         "serve",
+        add_help=False,
         help="serve a model",
         description="Serves a model on the OpenAI API. Every flag can also be NEAPTIDE_<NAME> or a key of a TOML file.",
     )
-    _add_options(serve)
+    add_settings(serve)
     serve.set_defaults(func=_serve)
 
 
 def _add_cluster_parser(subparsers: Subparsers) -> None:
     cluster = subparsers.add_parser(
         "cluster",
-        help="serve a model by several servers on this machine, behind one address",
-        description="Serves a model by several servers that share their files and batches, behind one address. Takes "
-        "the settings of serve; --store must name a PostgreSQL database, and --blobs is by default a directory in the "
-        "data directory, where each server has one of its own.",
+        add_help=False,
+        help="run several servers on this machine, behind one address",
+        description="Runs several servers behind one address. They share files and batches. Takes the settings of "
+        "serve. --store must name a PostgreSQL database. --blobs is by default a directory in the data directory.",
     )
-    replicas_help = "How many servers (2); MIN:MAX: as many as online load and the deadlines of batches ask for."
+    replicas_help = "Number of servers (2), or MIN:MAX to follow online load and batch deadlines."
     cluster.add_argument("--replicas", type=_sizes, default=(2, 2), metavar="N", help=replicas_help)
-    _add_options(cluster)
+    add_settings(cluster)
     cluster.set_defaults(func=_cluster)
 
 
@@ -89,42 +98,6 @@ def _sizes(text: str) -> tuple[int, int]:
     if not 1 <= least <= most:
         raise argparse.ArgumentTypeError("at least 1, and no fewer at most than at least")
     return least, most
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    for name, option in OPTIONS.items():
-        _add_option(parser, name, option)
-    parser.add_argument(
-        "--config", metavar="FILE.toml", help="Settings file; flags and environment variables win over it."
-    )
-
-
-def _add_option(serve: argparse.ArgumentParser, name: str, option: Option) -> None:
-    """The model is the only argument without a flag's name. A flag that is not given leaves None."""
-    default = default_text(name)
-    flag = "--" + name.replace("_", "-")
-    said = option.help.replace("%", "%%") + (f" ({default})" if default else "")
-    if name == "model":
-        serve.add_argument("model", nargs="?", metavar=option.metavar, help=said)
-        return
-    if type_of(name) is bool:
-        serve.add_argument(flag, action="store_true", default=None, help=said)
-        return
-    serve.add_argument(
-        flag,
-        action="append" if option.is_repeated else "store",
-        type=_flag_type(name, option),
-        metavar=option.metavar,
-        choices=option.choices or None,
-        help=said,
-    )
-
-
-def _flag_type(name: str, option: Option) -> Callable[[str], Any]:
-    kind = type_of(name)
-    if kind is not tuple:
-        return kind
-    return str if option.is_repeated else split_list
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -172,7 +145,7 @@ def _complaint(parser: argparse.ArgumentParser, words: Sequence[str], unknown: S
             break
         parser = inner
     command = parser.prog
-    flags = set(re.findall(r"--[a-z][a-z0-9-]*", parser.format_help()))
+    flags = [flag for action in parser._actions for flag in action.option_strings]
     complaint = f"{command}: unrecognized arguments: {' '.join(unknown)}"
     nearest = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1)
     advice = f"did you mean {nearest[0]}? See" if nearest else "see"
@@ -183,6 +156,16 @@ def _subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.Argument
     # argparse has no public way to ask
     groups = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     return {name: inner for group in groups for name, inner in group.choices.items()}
+
+
+def _advice(error: MissingPartError | ModuleNotFoundError) -> MissingPartError:
+    """What to install. A module that no extra brings is raised again: that it is missing is a fault of ours."""
+    if isinstance(error, MissingPartError):
+        return error
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRA_OF:
+        raise error
+    return missing_part(package)
 
 
 COMMANDS: dict[str, Callable[[Subparsers], None]] = {
@@ -205,12 +188,18 @@ def main(words: Sequence[str]) -> int:
     except ExtensionError as error:
         print(f"neaptide: {error}", file=sys.stderr)
         return MISUSED
+    if not words:
+        parser.print_help()
+        return 0
     args, unknown = parser.parse_known_args(words)
     if unknown:
         parser.exit(MISUSED, _complaint(parser, words, unknown))
     try:
         status: int = args.func(args)
         sys.stdout.flush()
+    except (MissingPartError, ModuleNotFoundError) as error:
+        print(f"neaptide {words[0]}: {_advice(error)}", file=sys.stderr)
+        return 1
     except BrokenPipeError:
         if args.func in (_serve, _cluster):
             raise

@@ -14,6 +14,7 @@ from typing import Any, LiteralString
 import psycopg
 import pytest
 
+from neaptide.cluster.sharing import sharing_of
 from neaptide.server.batches.storing.store import Store
 from neaptide.server.batches.storing.tables import metadata
 from tests.patience import until_here
@@ -51,7 +52,7 @@ class PostgresServer:
         self.start()
         self.execute(f"CREATE DATABASE {TEMPLATE}")
         with tempfile.TemporaryDirectory() as data_dir:
-            store = Store(Path(data_dir), self.url(TEMPLATE))
+            store = Store(Path(data_dir), sharing_of(self.url(TEMPLATE)))
             store.open()
             store.close()
 

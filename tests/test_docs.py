@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from neaptide import __version__
 from neaptide.cli import build_parser
 from neaptide.server.openai.schemas import ChatBody, CompletionBody
 from tests.acceptance import ROWS, load_ratchet
@@ -14,6 +15,12 @@ from tests.deploy.test_deploy import all_series
 from tools import live_page, settings_page
 
 REPOSITORY = Path(__file__).parents[1]
+
+
+def pages() -> list[Path]:
+    """The pages at the root, of docs, of the examples and of the notebook."""
+    below = [page for folder in ("docs", "examples", "lab/notebook") for page in (REPOSITORY / folder).rglob("*.md")]
+    return sorted([*REPOSITORY.glob("*.md"), *below])
 
 
 def text(name: str) -> str:
@@ -42,9 +49,8 @@ def test_every_request_field_is_documented(name: str) -> None:
     assert f"`{name}`" in text("docs/api.md")
 
 
-def test_readme_is_short_and_its_commands_exist() -> None:
+def test_readmes_commands_exist() -> None:
     readme = text("README.md")
-    assert len(readme.splitlines()) <= 150
     targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE))
     assert set(re.findall(r"`?make ([a-z-]+)", readme)) <= targets
     help_text = build_parser().format_help()
@@ -53,21 +59,60 @@ def test_readme_is_short_and_its_commands_exist() -> None:
 
 
 def test_links_in_documents_lead_somewhere() -> None:
-    for document in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]:
+    for document in pages():
         for target in re.findall(r"\]\(([^)#]+)", document.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_every_file_that_contributors_are_sent_to_exists() -> None:
+    named = re.findall(r"`((?:[\w.-]+/)+[\w.-]*|[\w-]+\.(?:toml|yaml|md))`", text("CONTRIBUTING.md"))
+    assert len(named) > 15
+    assert [name for name in named if not (REPOSITORY / name).exists()] == []
+
+
+def test_every_target_that_contributors_are_told_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE))
+    assert set(re.findall(r"`?make ([a-z-]+)", text("CONTRIBUTING.md"))) <= targets
+
+
+def test_the_release_is_the_first_in_the_changelog() -> None:
+    (newest, *_) = re.findall(r"^## ([\d.]+)", text("CHANGELOG.md"), re.MULTILINE)
+    assert newest == __version__
 
 
 def test_a_curl_that_sends_a_body_says_what_it_is() -> None:
     """Without it the server refuses: so a page of another site could not send it either."""
     found = []
     for document in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]:
-        if document.name != "log.md":
-            joined = document.read_text(encoding="utf-8").replace("\\\n", "")
-            found += re.findall(r"^.*\bcurl\b.* -d .*$", joined, re.MULTILINE)
+        joined = document.read_text(encoding="utf-8").replace("\\\n", "")
+        found += re.findall(r"^.*\bcurl\b.* -d .*$", joined, re.MULTILINE)
     assert len(found) >= 4
     assert [line for line in found if "-H 'Content-Type: application/json'" not in line] == []
+
+
+def test_every_message_of_the_troubleshooting_tables_is_in_the_code() -> None:
+    tables = text("docs/operations.md").partition("\n## Troubleshooting")[2].partition("\n## ")[0]
+    messages = [row for row in re.findall(r"^\| `([^`]+)` \|", tables, re.MULTILINE) if row != "message"]
+    assert len(messages) > 40
+    said = messages_in_code()
+    fixed = {message: [part for part in message.split("...") if part.strip()] for message in messages}
+    assert [message for message, parts in fixed.items() if not any(in_order(parts, text) for text in said)] == []
+
+
+def messages_in_code() -> list[str]:
+    """The texts of the package, with a line feed for what is put in."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (REPOSITORY / "neaptide").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    whole = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    parts = [node.values for node in nodes if isinstance(node, ast.JoinedStr)]
+    joined = ["".join(str(p.value) if isinstance(p, ast.Constant) else "\n" for p in values) for values in parts]
+    return [*whole, *joined]
+
+
+def in_order(parts: list[str], text: str) -> bool:
+    """Whether the text has the parts, one behind the other."""
+    return re.search(".*".join(map(re.escape, parts)), text, re.DOTALL) is not None
 
 
 @pytest.mark.parametrize("name", ["docs/promises.md", "docs/security.md"])
@@ -93,7 +138,7 @@ def functions_of(path: str) -> set[str]:
 
 
 def test_every_row_of_the_acceptance_table_holds_or_is_a_known_gap() -> None:
-    lines = [line for line in text("docs/acceptance.md").splitlines() if line.startswith("| A")]
+    lines = [line for line in text("lab/notebook/acceptance.md").splitlines() if line.startswith("| A")]
     outcomes = {line.split("|")[1].strip(): line.split("|")[-2].strip() for line in lines}
     gaps = load_ratchet()
     assert outcomes.keys() == ROWS.keys()

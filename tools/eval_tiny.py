@@ -1,13 +1,13 @@
-"""Exact accuracy of a chat model on the skills of `neaptide.data.skills`, through transformers.
+"""Measures a chat model's exact accuracy on the skills of `neaptide.data.skills`, through transformers.
 
     python -m tools.eval_tiny neaptide/data/neaptide-tiny --single 200 --few 24 --shots 1 4 8 600
 
-Every question is held out from training (the closed skills share their content), decoding is
-greedy, prompts go through the chat template, and a batch holds prompts of like length, padded left.
-A shot count above 50 means: as many examples as fit in that many tokens.
+Every question is held out from training, except that the closed skills share their content. Decoding is greedy.
+Prompts go through the chat template, and a batch holds prompts of similar length, padded on the left. A shot count
+above 50 means as many examples as fit in that many tokens.
 
-Skills whose answers have a form, calls and JSON, are asked a second time under the grammar that the
-server would use: one call of any function on offer, or an object of the right members.
+Skills whose answers have a form (calls, JSON) are asked a second time under the grammar that the server would use: one
+call of any of the given functions, or an object with the right members.
 """
 
 import argparse
@@ -28,11 +28,11 @@ from neaptide.server.structured.grammars import Calls, OfferedTool, answer_gramm
 from neaptide.server.text.tokenizer import Tokenizer
 
 GRAMMAR = "grammar"
-"""The column of single questions that were answered under one."""
+"""Table column of single questions answered under a grammar."""
 
 
 def grammar_of(example: skills.Example, tokenizer: Tokenizer) -> str | None:
-    """As the server makes it of a request that forces this answer's form; None where it has no form."""
+    """The grammar that the server makes for a request that forces this answer's form; None if it has no form."""
     if example.skill == "json":
         return answer_grammar(schema_part(structured_skills.json_schema(example.answer)))
     if example.skill != "call":
@@ -44,7 +44,7 @@ def grammar_of(example: skills.Example, tokenizer: Tokenizer) -> str | None:
 
 
 class Masks(LogitsProcessor):  # type: ignore[misc]
-    """Leaves each row what its grammar allows behind the first `width` tokens."""
+    """Masks each row's logits by its grammar, applied to the tokens after the first `width`."""
 
     def __init__(self, grammars: Grammars, texts: list[str], width: int, end: int) -> None:
         self.grammars, self.width, self.end = grammars, width, end

@@ -1,6 +1,6 @@
-"""Writes the Grafana board: ``python -m tools.grafana_board``. A test says that the file is what this makes.
+"""Writes the Grafana board: ``python -m tools.grafana_board``. A test checks that the file is up to date.
 
-Sums are over replicas where there are several; of the database's series there is one each.
+Panels show sums over replicas; database series exist only once.
 """
 
 import json
@@ -12,7 +12,7 @@ SOURCE = {"type": "prometheus", "uid": "prometheus"}
 WIDTH, HEIGHT = 8, 8
 ACROSS = 3
 Query = tuple[str, str]
-"""What its line is called, and the expression."""
+"""Legend of a line, and its expression."""
 
 PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
     (
@@ -69,12 +69,12 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
     ),
     ("KV blocks", "short", True, (("{{state}}", "sum by (state) (neaptide_kv_blocks)"),)),
     (
-        "Headroom: blocks held by and reserved for online work",
+        "Headroom: KV blocks held by online work and reserved for it",
         "short",
         False,
         (
             ("held", 'sum(neaptide_kv_blocks{state="online"})'),
-            ("reserved (forecast)", "sum(neaptide_kv_reserved_blocks)"),
+            ("reserved for chats (forecast)", "sum(neaptide_kv_reserved_blocks)"),
         ),
     ),
     (
@@ -110,18 +110,18 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
                 "/ sum(rate(neaptide_step_prediction_error_ratio_count[5m]))",
             ),
             (
-                "on time",
+                "steps on time",
                 "sum(rate(neaptide_steps_within_margin_total[5m])) / sum(rate(neaptide_steps_total[5m]))",
             ),
         ),
     ),
     (
-        "Prompt tokens found in the cache",
+        "Prefix cache hit rate",
         "percentunit",
         False,
         (
             (
-                "found",
+                "hits",
                 "sum(rate(neaptide_prefix_cache_hit_tokens_total[5m])) "
                 "/ sum(rate(neaptide_prefix_cache_query_tokens_total[5m]))",
             ),
@@ -134,7 +134,7 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
         (("pending", "neaptide_batch_requests_pending"), ("ended, {{outcome}}", "neaptide_batch_requests_total")),
     ),
     (
-        "Deadlines: slack of the first batch to expire",
+        "Deadlines: slack of the next batch to expire",
         "s",
         False,
         (
@@ -169,41 +169,41 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
     ),
     ("Connections", "short", False, (("open", "sum(neaptide_connections)"),)),
     (
-        "Counterfactual replay: both targets met",
+        "Counterfactual replay: both targets met, actual and simulated",
         "percentunit",
         False,
         (
-            ("this server", "avg(neaptide_shadow_real_attainment_ratio)"),
-            ("simulated: {{policy}}", "avg by (policy) (neaptide_shadow_attainment_ratio)"),
+            ("actual", "avg(neaptide_shadow_real_attainment_ratio)"),
+            ("under {{policy}}", "avg by (policy) (neaptide_shadow_attainment_ratio)"),
         ),
     ),
     (
-        "Counterfactual replay: offline tokens/s",
+        "Counterfactual replay: offline tokens/s, actual and simulated",
         "short",
         False,
         (
-            ("this server", "sum(neaptide_shadow_real_offline_tokens_per_second)"),
-            ("simulated: {{policy}}", "sum by (policy) (neaptide_shadow_offline_tokens_per_second)"),
+            ("actual", "sum(neaptide_shadow_real_offline_tokens_per_second)"),
+            ("under {{policy}}", "sum by (policy) (neaptide_shadow_offline_tokens_per_second)"),
         ),
     ),
     (
-        "Counterfactual replay: age and cost",
+        "Counterfactual replay: age of its window, and its cost",
         "s",
         False,
         (
             ("age of the window", "max(neaptide_shadow_age_seconds)"),
-            ("processor seconds a minute", "60 * sum(rate(neaptide_shadow_cpu_seconds_total[10m]))"),
+            ("processor seconds per minute", "60 * sum(rate(neaptide_shadow_cpu_seconds_total[10m]))"),
         ),
     ),
     ("Replicas", "short", True, (("{{state}}", "neaptide_cluster_replicas"),)),
     (
-        "Replicas: slack to the TTFT target",
+        "Replicas: TTFT slack",
         "s",
         False,
         (("{{replica}}", "neaptide_cluster_free_slack_seconds"),),
     ),
     (
-        "Replicas: forwarded and lost requests",
+        "Replicas: requests forwarded and lost",
         "reqps",
         False,
         (
@@ -223,7 +223,7 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
         ),
     ),
     (
-        "Replicas: prompt tokens found in the cache",
+        "Replicas: prefix cache hit rate",
         "percentunit",
         False,
         (
@@ -235,7 +235,7 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
         ),
     ),
     (
-        "Replicas: leased chunks of batches, and lost leases",
+        "Replicas: leased batch chunks, and leases lost to others",
         "short",
         False,
         (

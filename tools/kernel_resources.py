@@ -1,9 +1,10 @@
-"""What Triton's kernels take on a GPU, found by compiling them on any machine: registers, spills, shared memory, and
-which instructions multiply. Triton's wheel brings the assembler; nothing is run.
+"""Compiles Triton's kernels for a GPU on any machine, and reports registers, spills, shared memory and matrix
+instructions.
 
     python -m tools.kernel_resources [--arch 80,90] [--types bf16,fp32]
 
-Prints a table, then one JSON line. A change of Triton's version may change any figure.
+Triton's wheel includes the assembler; nothing is run. Prints a table, then one JSON line. Another version of Triton
+may change any figure.
 """
 
 import argparse
@@ -31,9 +32,9 @@ from neaptide.kernels.prefix_attention.tiles import Tiles, load_tiles, pick_tile
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 BLOCK_SIZE = 16
 ALIGNED = [["tt.divisibility", 16]]
-"""As pointers of torch and strides of whole heads are: without it nothing is copied in pieces of 16 bytes."""
+"""Alignment of torch's pointers and of strides of whole heads. Without it nothing is copied in pieces of 16 bytes."""
 HEADS = ((9, 3, 64), (32, 8, 128), (16, 8, 256))
-"""Query heads, KV heads and dim: the 111M model, Llama-3.1-8B, and the largest that there are tiles for."""
+"""Query heads, KV heads and dim: the 111M model, Llama-3.1-8B, and the largest heads with tiles."""
 
 
 ELEMENT_BYTES = {"bf16": 2, "fp32": 4}
@@ -44,20 +45,20 @@ class Resources:
     kernel: str
     shape: str
     arch: int
-    """Compute capability, times ten."""
+    """Compute capability times ten."""
     warps: int
     registers: int
-    """Of a thread."""
+    """Registers per thread."""
     stack_bytes: int
-    """Of a thread, in memory: what did not fit into registers."""
+    """Stack bytes per thread: what did not fit into registers."""
     shared_bytes: int
-    """Of a block of threads."""
+    """Shared memory per thread block."""
     wgmma: int
-    """Products of a warp group in the code."""
+    """Warp-group products in the code."""
     mma: int
-    """Products of a warp."""
+    """Warp products in the code."""
     copies: int
-    """Asynchronous copies into shared memory, of 16 bytes a thread."""
+    """Asynchronous copies into shared memory, 16 bytes per thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +68,13 @@ class Launch:
     kernel: Any
     shape: str
     pointers: dict[str, str]
-    """Argument -> type of what it points to."""
+    """Argument -> type that it points to."""
     scalars: dict[str, str]
     constants: dict[str, Any]
     options: dict[str, int]
 
     def resources(self, arch: int) -> Resources:
-        """Compiles for a compute capability."""
+        """Compiles the kernel for a compute capability."""
         signature = {name: f"*{kind}" for name, kind in self.pointers.items()} | self.scalars
         signature |= dict.fromkeys(self.constants, "constexpr")
         names = self.kernel.arg_names
@@ -98,7 +99,7 @@ class Launch:
 
 
 def _registers(binary: bytes) -> tuple[int, int]:
-    """And bytes of the stack."""
+    """Registers per thread and bytes of the stack."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
         file.flush()
@@ -106,12 +107,12 @@ def _registers(binary: bytes) -> tuple[int, int]:
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+)", text)
     if found is None:
-        raise RuntimeError(f"{CUOBJDUMP} says nothing of registers: {text}")
+        raise RuntimeError(f"{CUOBJDUMP} does not report registers: {text}")
     return int(found[1]), int(found[2])
 
 
 def launches(types: Sequence[str]) -> Iterator[Launch]:
-    """Attention for the shapes above in these types, and every other kernel for one of them in bf16."""
+    """Attention for the shapes above in these types, and every other kernel for one shape in bf16."""
     entries = load_tiles()
     for heads, kv_heads, dim in HEADS:
         for kind in types:
@@ -186,7 +187,7 @@ def attention(heads: int, kv_heads: int, dim: int, kind: str, tiles: Tiles) -> L
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.kernel_resources", description=__doc__)
     parser.add_argument("--arch", default="80,90", help="compute capabilities, times ten")
-    parser.add_argument("--types", default=",".join(ELEMENT_BYTES), help="that attention is compiled for")
+    parser.add_argument("--types", default=",".join(ELEMENT_BYTES), help="types to compile attention for")
     args = parser.parse_args(argv)
     archs = [int(arch) for arch in args.arch.split(",")]
     found = [launch.resources(arch) for launch in launches(args.types.split(",")) for arch in archs]

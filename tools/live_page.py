@@ -1,8 +1,8 @@
-"""Writes README's figures and ``docs/live.svg`` from ``docs/live.json``, the last line of the live experiment:
+"""Writes README's figures and ``docs/live.svg`` from ``docs/live.json``, the last line of the live experiment.
 
     python -m benchmarks.live_coserving --medium --json docs/live.json && python -m tools.live_page
 
-A quarter of an hour on a machine on which nothing else runs. A test compares what README says with the line.
+This takes about 15 minutes on an otherwise idle machine. A test compares README's figures with the line.
 """
 
 import json
@@ -16,45 +16,32 @@ from tools.pages import with_part
 
 REPOSITORY = Path(__file__).parents[1]
 LINE, PICTURE, README = (REPOSITORY / name for name in ("docs/live.json", "docs/live.svg", "README.md"))
-WIDTH = 155
-BEGIN, END = "What that wins,", "\n\n!["
-"""Of the paragraph: it ends before the picture."""
+WIDTH = 120
+BEGIN, END = "Measured on", "\n\n"
+"""Where the paragraph begins and ends."""
 
 
 def paragraph(line: Mapping[str, Any]) -> str:
-    """README's, without a line's end.
+    """The paragraph under README's picture, without a newline at its end.
 
     Args:
-        line: with rivals, and from a run that was not cut short.
+        line: a complete run with the rivals.
     """
-    load, ratios = line["loads"][0], line["ratios"]
+    load = line["loads"][0]
     runs = {run["run"]: run for run in load["runs"]}
     both, alone, num_chats = runs[BOTH], runs[ALONE], runs[BOTH]["online_requests"]
     rivals = [point for point in load["points"] if point["over_alone"] is None]
     names = " and ".join(f"`{rival['name']}`" for rival in rivals)
     most = max(round(rival["attainment"] * num_chats) for rival in rivals)
+    rate, ceiling = both["offline_tokens_per_s"], runs[CEILING]["offline_tokens_per_s"]
     text = (
-        f"{BEGIN} over HTTP on {line['cpus']} CPU threads with a model of 111M parameters, chats at "
-        f"{load['load']:.0%} of what the machine can do and a batch that never runs dry: {_met(both)} of {num_chats} "
-        f"chats kept their targets ({_met(alone)} without the batch), and the batch did "
-        f"**{both['offline_tokens_per_s']:.0f} of the {runs[CEILING]['offline_tokens_per_s']:.0f} tokens/s** that the "
-        f"machine does without chats ({ratios['share']:.2f} of what chats under these targets leave; "
-        f"{_slowest(ratios['ttft_p99_vs_alone'])}). Under {names} on the same "
-        f"engine {'no chat' if not most else f'at most {most}'} did. "
-        "[How it is measured, and on your machine]"
-        "(docs/experiments.md#the-live-experiment-and-the-soak) · [all runs](docs/log.md)."
+        f"{BEGIN} {line['cpus']} CPU threads (111M parameters, chats at {load['load']:.0%} load): {_met(both)} of "
+        f"{num_chats} chats met their targets beside a batch, {_met(alone)} without it. The batch ran at "
+        f"{rate / ceiling:.0%} of its stand-alone speed ({rate:,.0f} of {ceiling:,.0f} tokens/s). Under vLLM's {names} "
+        f"{'no chat' if not most else f'at most {most}'} met its targets. "
+        "Command: `python -m benchmarks.live_coserving --medium`."
     )
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
-
-
-def _slowest(times: float | None) -> str:
-    """
-    Args:
-        times: those of online alone; None where too many chats had no answer at all.
-    """
-    if times is None:
-        return "more than one chat in a hundred had no answer"
-    return f"the slowest first token in a hundred took {times:.2f} times as long"
 
 
 def _met(run: Mapping[str, Any]) -> int:

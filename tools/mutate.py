@@ -1,11 +1,10 @@
-"""Do the tests notice when the code is wrong? Makes a fixed set of small mistakes, one after the other, and says which
-ones no test found.
+"""Makes small mistakes in the code, one after the other, and reports those that no test finds.
 
     python -m tools.mutate                      # all of them
     python -m tools.mutate --only conformal     # those in files of that name
     python -m tools.mutate --check              # only whether every mutation can be made
 
-The mistakes stand in ``tools/mutations/*.toml``:
+The mistakes are listed in ``tools/mutations/*.toml``:
 
     [[mutation]]
     file = "neaptide/estimator/cost/conformal.py"
@@ -13,9 +12,9 @@ The mistakes stand in ``tools/mutations/*.toml``:
     new = "MIN_LEVEL = -2.5"
     tests = ["tests/estimator/cost/test_online_fit.py"]
 
-``old`` is text that stands in the file exactly once, and ``tests`` are the files that should fail when it is ``new``.
-A mutation whose text is not found is an error, not a survivor: a change of that line brings its entry along. The tree
-itself is never touched: everything happens in temporary copies of it. The last line printed is JSON.
+``old`` occurs in the file exactly once, and ``tests`` are the files that should fail once ``new`` replaces it. A
+mutation whose text is not found is an error, not a survivor: a change of that line must change its entry too. The
+working tree is never touched; everything happens in temporary copies of it. The last line printed is JSON.
 """
 
 import argparse
@@ -36,16 +35,16 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).parents[1]
 MUTATIONS = Path(__file__).with_name("mutations")
 ALLOWED_SHARE = 0.05
-"""Of all mutations may survive."""
+"""Largest fraction of mutations that may survive."""
 TIMEOUT_S = 300.0
-"""A mistake that makes the tests run for ever is found by then."""
+"""Finds mutations that make the tests run for ever."""
 FIELDS = {"file", "old", "new", "tests"}
 NO_FAILURE, FAILURES, INTERRUPTED = 0, 1, 2
-"""What pytest exits with; a module that cannot be imported any more interrupts it."""
+"""pytest's exit codes; a module that can no longer be imported interrupts it."""
 
 
 class MutationError(Exception):
-    """The set does not fit the tree, or the tests do not pass without any mistake."""
+    """The mutations do not fit the tree, or the tests fail without any mutation."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -59,10 +58,10 @@ class Mutation:
         return f"{self.file}: {' '.join(self.old.split())!r} -> {' '.join(self.new.split())!r}"
 
     def applied(self, tree: Path) -> str:
-        """The file's text with the mistake in it.
+        """The file's text with the mutation.
 
         Raises:
-            MutationError: it cannot be made, or is none.
+            MutationError: the mutation cannot be made, or changes nothing.
         """
         path = tree / self.file
         if not path.is_file():
@@ -73,21 +72,22 @@ class Mutation:
             raise MutationError(f"{self}: there is no {', '.join(missing)}")
         text = path.read_text(encoding="utf-8")
         if (count := text.count(self.old)) != 1:
-            raise MutationError(f"{self}: the text stands there {count} times, not once")
+            raise MutationError(f"{self}: the text occurs {count} times, not once")
         changed = text.replace(self.old, self.new)
         try:
             same = ast.dump(ast.parse(changed)) == ast.dump(ast.parse(text))
         except SyntaxError as error:
-            raise MutationError(f"{self}: no Python any more: {error}") from error
+            raise MutationError(f"{self}: not valid Python any more: {error}") from error
         if same:
             raise MutationError(f"{self}: this changes nothing")
         return changed
 
 
 def load_mutations(directory: Path = MUTATIONS, only: str = "") -> list[Mutation]:
-    """
+    """Loads the mutations.
+
     Raises:
-        MutationError: an entry is incomplete, or there twice.
+        MutationError: an entry is incomplete or duplicated.
     """
     found: list[Mutation] = []
     for path in sorted(directory.glob("*.toml")):
@@ -96,12 +96,12 @@ def load_mutations(directory: Path = MUTATIONS, only: str = "") -> list[Mutation
                 raise MutationError(f"{path.name}: an entry has {sorted(entry)}, not {sorted(FIELDS)}")
             found.append(Mutation(entry["file"], entry["old"], entry["new"], tuple(entry["tests"])))
     if len(set(found)) < len(found):
-        raise MutationError(f"{len(found) - len(set(found))} entries are there twice")
+        raise MutationError(f"{len(found) - len(set(found))} entries are duplicates")
     return [mutation for mutation in found if only in mutation.file]
 
 
 def check(mutations: Sequence[Mutation], tree: Path = ROOT) -> list[str]:
-    """Why mutations cannot be made, a line each."""
+    """The reasons why mutations cannot be made, one line each."""
     return list(_problems(mutations, tree))
 
 
@@ -114,7 +114,7 @@ def _problems(mutations: Sequence[Mutation], tree: Path) -> Iterator[str]:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """What git knows or would take in."""
+    """Copies the files that git tracks or would add."""
     command = ["git", "-C", str(source), "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     listed = subprocess.run(command, capture_output=True, check=True).stdout.decode()
     for name in filter(None, listed.split("\0")):
@@ -124,10 +124,10 @@ def copy_tree(source: Path, target: Path) -> None:
 
 
 def run_tests(tree: Path, tests: Sequence[str], timeout_s: float | None = None) -> int:
-    """pytest's exit status; a run that does not end counts as failed.
+    """pytest's exit status. A run that does not end counts as failed.
 
     Raises:
-        MutationError: pytest could not run the tests at all.
+        MutationError: pytest could not run the tests.
     """
     options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-W", "ignore::pytest.PytestConfigWarning"]
     environment = os.environ | {
@@ -148,7 +148,7 @@ def survivors(mutations: Sequence[Mutation], source: Path = ROOT, jobs: int = 1)
     """The mutations that no test notices.
 
     Raises:
-        MutationError: one of them cannot be made, or the tests fail without any.
+        MutationError: a mutation cannot be made, or the tests fail without any.
     """
     if problems := check(mutations, source):
         raise MutationError("\n".join(problems))
@@ -189,10 +189,14 @@ def _survives(mutation: Mutation, tree: Path) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.mutate", description="Small mistakes that no test notices.")
-    parser.add_argument("--only", default="", metavar="TEXT", help="mutations of files whose path has this text in it")
-    parser.add_argument("--check", action="store_true", help="only see whether every mutation can be made")
-    parser.add_argument("--jobs", type=int, default=2, help="how many at once, each in a copy of its own")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.mutate", description="Finds small mistakes that no test notices."
+    )
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="only mutations of files whose path contains this text"
+    )
+    parser.add_argument("--check", action="store_true", help="only check that every mutation can be made")
+    parser.add_argument("--jobs", type=int, default=2, help="mutations tested in parallel, each in its own copy")
     args = parser.parse_args(arguments)
     try:
         mutations = load_mutations(only=args.only)

@@ -1,8 +1,8 @@
-"""Writes the table of the CPU profiles in ``docs/calibration.md`` from the profiles that come with the package:
+"""Writes the table of the CPU profiles in ``lab/notebook/cost-model.md`` from the profiles that come with the package:
 
     neaptide calibrate --model DIR --out neaptide/data/profiles/cpu-111m.json && python -m tools.profile_tables
 
-A test compares.
+A test compares the table with the profiles.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,18 +12,18 @@ from neaptide.estimator.calibration.report import LEAST_BOUND, NOISE_FACTOR
 from neaptide.estimator.device_profile import DeviceProfile, Measurement, load_profile
 from tools.pages import with_part
 
-PAGE = Path(__file__).parents[1] / "docs" / "calibration.md"
+PAGE = Path(__file__).parents[1] / "lab" / "notebook" / "cost-model.md"
 NAMES = ("cpu-neaptide-tiny", "cpu-111m")
 REGIMES = ("prefill", "decode", "mixed")
 OURS = "ours"
 RIVALS = {"echo_max": "Echo (constant as a floor)", "echo_sum": "Echo (constant added)", "bros": "BROS"}
 RIVALS |= {"hygen": "HyGen-style"}
 BEGIN, END = "| mean relative error on held-out shapes", "\n\n"
-"""Of the table."""
+"""Begin and end of the table."""
 
 
 def table(profiles: Sequence[DeviceProfile]) -> str:
-    """A column for each, without the last line's end.
+    """The table with a column for each profile, without its last line end.
 
     Args:
         profiles: measured ones.
@@ -35,7 +35,7 @@ def table(profiles: Sequence[DeviceProfile]) -> str:
 
 
 def _column(profile: DeviceProfile) -> dict[str, str]:
-    """Row -> what it says."""
+    """Row -> text of the cell."""
     measured, errors, noise = profile.measurement, profile.held_out_mape, profile.noise_floor
     assert measured is not None
     bounds = {regime: max(LEAST_BOUND, NOISE_FACTOR * noise[regime]) for regime in noise}

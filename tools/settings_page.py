@@ -1,36 +1,43 @@
-"""Writes ``docs/settings.md`` from the fields of ``Settings``: ``python -m tools.settings_page``. A test compares."""
+"""Writes ``docs/settings.md`` from the fields of ``Settings``: ``python -m tools.settings_page``. A test checks the
+page."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from neaptide.server.settings import OPTIONS, Option, default_text
+from neaptide.server.settings import GROUPS, OPTIONS, Option, default_text
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 HEAD = """# Settings
 
-Written by `python -m tools.settings_page` from the fields of `Settings`; not edited by hand.
+```sh
+neaptide serve --help-all                              # every setting
+neaptide serve my-model --ttft-slo-ms 500              # a flag
+NEAPTIDE_TTFT_SLO_MS=500 neaptide serve my-model       # an environment variable
+neaptide serve my-model --config server.toml           # a TOML file: ttft_slo_ms = 500
+```
 
-A flag wins over an environment variable, that over the TOML file (`--config FILE` or `NEAPTIDE_CONFIG`). The flag of
-`data_dir` is `--data-dir`, its variable `NEAPTIDE_DATA_DIR`, its TOML key `data_dir`; `model` is an argument. Lists are
-comma-separated in flags and variables; `--api-key` is repeated instead. A variable `NEAPTIDE_...` that is no setting is
-an error that names the nearest one (in Kubernetes, a service of the name `neaptide` makes such variables: set
-`enableServiceLinks: false`).
+`python -m tools.settings_page` generates this page from `neaptide/server/settings.py`. Do not edit it by hand.
 
-Client commands (`neaptide batch`) talk to `--base-url`, or `NEAPTIDE_BASE_URL`, with or without `/v1`. Their key is
-`--api-key-file`'s content, `--api-key`, or `NEAPTIDE_API_KEY`; where that lists a server's keys, the first, without its
-marks.
-
-| setting | default | meaning |
-|---|---|---|
+- **Order.** A flag overrides an environment variable, and that overrides the TOML file (`--config FILE` or
+  `NEAPTIDE_CONFIG`).
+- **Names.** The setting `data_dir` is the flag `--data-dir`, the variable `NEAPTIDE_DATA_DIR` and the TOML key
+  `data_dir`. Only `model` is an argument without a flag.
+- **Lists.** Flags and variables separate entries by commas. `--api-key` and `--executor-arg` are repeated instead.
+- **Mistakes.** An unknown name is an error that names the nearest setting. Kubernetes creates `NEAPTIDE_...` variables
+  if a service has the name `neaptide`: set `enableServiceLinks: false`.
+- **Clients.** `neaptide batch` and `neaptide loadgen` read the server's address from `NEAPTIDE_BASE_URL` and the key
+  from `NEAPTIDE_API_KEY`. If that variable lists several keys, they send the first one.
 """
-TAIL = """
-`max_model_len` may not exceed what the KV cache holds: the server says so at start. Per request, `ttft_slo_ms` and
-`tpot_slo_ms` in the body override the targets. `sim_step_ms` is for tests.
-"""
+TABLE = "| setting | default | meaning |\n|---|---|---|\n"
 
 
 def page() -> str:
     """The whole page."""
-    return HEAD + "".join(_row(name, option) for name, option in OPTIONS.items()) + TAIL
+    return HEAD + "".join(_section(group, names) for group, names in GROUPS.items())
+
+
+def _section(group: str, names: Sequence[str]) -> str:
+    return f"\n## {group.capitalize()}\n\n{TABLE}" + "".join(_row(name, OPTIONS[name]) for name in names)
 
 
 def _row(name: str, option: Option) -> str:

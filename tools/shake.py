@@ -1,9 +1,9 @@
-"""Are the tests to be trusted? Runs some of them again and again in random order, every second time on a busy machine.
+"""Looks for flaky tests: runs some of them repeatedly in random order, every second time on a busy machine.
 
     python -m tools.shake                                   # tests of processes, 20 times
     python -m tools.shake --times 5 tests/server/link       # others
 
-What fails is appended to ``--out`` with its seed. The exit status is 1 if anything did.
+Each failure is appended to ``--out`` with its seed. The exit status is 1 if anything failed.
 """
 
 import argparse
@@ -31,7 +31,7 @@ PROCESSES = [
 
 @contextlib.contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """Processes that take all the processor time that they get."""
+    """Processes that use all the processor time that they get."""
     with contextlib.ExitStack() as stack:
         for _ in range(count):
             loop = stack.enter_context(subprocess.Popen(beside([sys.executable, "-c", "while True: pass"])))
@@ -40,7 +40,7 @@ def busy_loops(count: int) -> Iterator[None]:
 
 
 def run(number: int, words: Sequence[str], out: Path) -> bool:
-    """One run of the tests; whether it passed."""
+    """Runs the tests once. Returns whether they passed."""
     seed, is_busy, began_s = secrets.randbelow(1 << 32), bool(number % 2), time.monotonic()
     command = [sys.executable, "-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider"]
     command += [f"--randomly-seed={seed}", *words]
@@ -59,7 +59,7 @@ def run(number: int, words: Sequence[str], out: Path) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", default=PROCESSES, help="tests, and what else pytest takes behind --")
+    parser.add_argument("words", nargs="*", default=PROCESSES, help="tests; further pytest arguments after --")
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--out", type=Path, default=Path("shaken.txt"))
     args = parser.parse_args()

@@ -19,7 +19,7 @@ STRUCTURED_PIECES = (  # noqa: SIM905
     """{" ": Ġ" ", Ġ{" "}} }} "} name arguments get weather Ġweather city time Ġtime multiply set timer send message """
     "answer working ĠJSON"
 ).split()
-"""Of calls and of JSON, as the vocabulary spells them. They stand behind the older tokens, whose ids stay."""
+"""Pieces of calls and of JSON, as the vocabulary spells them. They come after the older tokens, whose ids stay."""
 SPLIT = r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+"
 CHAT_TEMPLATE = """{{- '<|bos|>' }}
 {%- if tools %}
@@ -46,10 +46,10 @@ CHAT_TEMPLATE = """{{- '<|bos|>' }}
 
 
 def template_words(samples: int = 200, least: int = 12) -> list[str]:
-    """Words that the questions and answers keep using, in a fixed order.
+    """Words that questions and answers keep using, in a fixed order.
 
-    Letters that a skill works on must stay single, so short words and words of the word list are
-    left out: a word is kept when it has two letters and turns up in many samples of one skill.
+    Letters that a skill works on must stay single, so short words and words of the word list are excluded. A word is
+    kept if it has two letters and occurs in many samples of one skill.
     """
     rng = random.Random(0)
     keep: set[str] = set()
@@ -90,7 +90,7 @@ def build_tokenizer() -> Tokenizer:
 
 @dataclass(slots=True)
 class Chat:
-    """A whole chat as tokens; `answer[i]` is 1.. where token i belongs to the n-th answer."""
+    """A whole chat as tokens; `answer[i]` is n if token i belongs to the n-th answer, else 0."""
 
     tokens: list[int]
     answer: list[int]
@@ -107,11 +107,11 @@ class Chats:
         self.held_out = False
 
     def skill(self) -> str:
-        """One skill by weight."""
+        """Draws a skill by weight."""
         return self.rng.choices(list(self.weights), list(self.weights.values()))[0]
 
     def extend(self, chat: Chat, messages: skills.Messages, name: str) -> None:
-        """Append turns to a chat; the last of them is the answer of skill `name`."""
+        """Appends turns to a chat; the last one is the answer of skill `name`."""
         chat.skills.append(name)
         for message in messages:
             body = [*self.tokenizer.encode(message["content"]).ids, END]
@@ -120,7 +120,7 @@ class Chats:
             chat.answer += [0, *[mark] * len(body)]
 
     def _system(self) -> skills.Messages:
-        """Usually nothing, else a system prompt, known or of words at random."""
+        """Usually nothing, sometimes a system prompt, a known one or random words."""
         roll = self.rng.random()
         if roll < 0.75:
             return []
@@ -130,7 +130,7 @@ class Chats:
         return [{"role": "system", "content": text}]
 
     def _needless_tools(self) -> skills.Messages:
-        """Usually nothing, else functions that no question is about."""
+        """Usually nothing, sometimes functions that no question is about."""
         if self.rng.random() < 0.9:
             return []
         if self.rng.random() < 0.5:
@@ -150,7 +150,7 @@ class Chats:
         return chat
 
     def text_shots(self, limit: int) -> Chat:
-        """Solved examples as the text of a system prompt, then one question."""
+        """Solved examples in a system prompt, followed by one question."""
         name, shots = self.skill(), 1 + self.rng.randrange(max(1, limit // 40))
         while name not in skills.SKILLS:
             name = self.skill()
@@ -163,7 +163,7 @@ class Chats:
             shots //= 2
 
     def turns(self, limit: int) -> Chat:
-        """A chat of as many turns as fit, of one skill or mixed; notes and functions stay there throughout."""
+        """A chat of as many turns as fit, of one or several skills; notes and functions stay valid throughout."""
         name, mixed = self.skill(), self.rng.random() < 0.5
         if self.rng.random() < 0.2:
             name = self.rng.choice(NOTED)
@@ -192,12 +192,12 @@ class Chats:
 
 
 def _group(skill: str) -> tuple[str, ...]:
-    """Skills that can be asked about what this one has at the start of its chats; none where that is nothing."""
+    """Skills that share this one's context at the start of a chat; empty without a context."""
     return next((group for group in (NOTED, structured_skills.TOOL_SKILLS) if skill in group), ())
 
 
 def _context(example: skills.Example) -> skills.Messages:
-    """Notes, or the functions on offer."""
+    """The notes or offered functions."""
     return example.messages[:1] if _group(example.skill) else []
 
 
@@ -209,8 +209,8 @@ def _reply(example: skills.Example) -> dict[str, str]:
 class Batch:
     """Rows of packed chats: inputs, targets, chat numbers (0 is padding) and answer numbers.
 
-    A token attends to earlier tokens of its own chat only. `answer` numbers the answers of the
-    whole batch from 1, and `skills[n - 1]` names the skill of answer n.
+    A token attends only to earlier tokens of its own chat. `answer` numbers the answers of the whole batch from 1, and
+    `skills[n - 1]` is the skill of answer n.
     """
 
     inputs: np.ndarray
@@ -221,14 +221,14 @@ class Batch:
 
 
 class Packer:
-    """Fills rows with chats, keeping what did not fit for the next batch."""
+    """Fills rows with chats, and keeps those that did not fit for the next batch."""
 
     def __init__(self, chats: Chats) -> None:
         self.chats = chats
         self.waiting: list[Chat] = []
 
     def batch(self, rows: int, width: int, long: bool) -> Batch:
-        """`rows` rows of `width` tokens: single chats, or one long chat a row and then singles."""
+        """`rows` rows of `width` tokens: short chats, or one long chat per row followed by short ones."""
         grid = np.zeros((4, rows, width), dtype=np.int64)
         used, count = [0] * rows, [0] * rows
         out = Batch(grid[0], grid[1], grid[2], grid[3], [])

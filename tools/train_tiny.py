@@ -1,13 +1,12 @@
-"""Train neaptide-tiny from nothing on one small CPU and write a Hugging Face directory.
+"""Trains neaptide-tiny from scratch on one small CPU and writes a Hugging Face directory.
 
     python -m tools.train_tiny --out DIR --minutes 60
     python -m tools.train_tiny --out DIR --minutes 43 --bf16 --init neaptide/data/neaptide-tiny --lr 0.012
     python -m tools.train_tiny --out DIR --smoke
 
-Rows are packed with short chats (`tools/tiny_data.py`); every third step takes long chats with many
-turns instead, so that few-shot prompts work. The loss is on answers only. Muon moves the matrices
-and Adam the rest; the learning rate falls in a straight line to zero over the wall time. Skills
-that the last steps got wrong are drawn more often.
+Rows are packed with short chats (`tools/tiny_data.py`). Every third step takes long chats with many turns instead, so
+that few-shot prompts work. The loss covers answers only. Muon updates the matrices and Adam the rest; the learning
+rate falls linearly to zero over the wall time. Skills that the last steps got wrong are drawn more often.
 """
 
 import argparse
@@ -56,14 +55,14 @@ class Shape:
 
 
 QUERIES = 128
-"""Of a row that attend at a time: the keys behind them are left out."""
+"""Queries per row that attend at a time; the keys after them are skipped."""
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, start: int) -> Tensor:
-    """What the queries from `start` on mix of the values: [rows, heads, queries, head_dim].
+    """Attention output of the queries from `start` on: [rows, heads, queries, head_dim].
 
-    q is [rows, kv heads, group, width, head_dim], k and v [rows, kv heads, width, head_dim]. The query
-    heads of one kv head are stacked along the rows: one matmul a kv head.
+    q is [rows, kv heads, group, width, head_dim], k and v [rows, kv heads, width, head_dim]. The query heads of one KV
+    head are stacked along the rows, which needs one matmul per KV head.
     """
     rows, kv_heads, group, width, size = q.shape
     end = min(start + QUERIES, width)
@@ -74,7 +73,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, start: int) -> Tensor:
 
 
 class Block(nn.Module):
-    """Attention and gated feed-forward, each behind an RMS norm."""
+    """Attention and gated feed-forward, each after an RMS norm."""
 
     def __init__(self, s: Shape) -> None:
         super().__init__()
@@ -132,7 +131,7 @@ class Model(nn.Module):
 
 
 class Muon:
-    """Momentum whose matrix is made orthogonal (five Newton-Schulz steps), equal shapes together."""
+    """Momentum with orthogonalised matrices (five Newton-Schulz steps), batched by shape."""
 
     def __init__(self, params: list[nn.Parameter], dtype: torch.dtype, momentum: float = 0.95) -> None:
         self.momentum, self.dtype = momentum, dtype
@@ -143,7 +142,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, lr: float, decay: float = 0.01) -> None:
-        """Update every matrix from its gradient."""
+        """Updates every matrix from its gradient."""
         for shape, params in self.groups.items():
             grad = torch.stack([p.grad for p in params if p.grad is not None])
             state = self.state[shape].lerp_(grad, 1 - self.momentum)
@@ -161,10 +160,10 @@ class Muon:
 
 
 def loss_of(model: nn.Module, embed: Tensor, batch: Batch, bf16: bool = False) -> tuple[Tensor, np.ndarray]:
-    """Mean loss over answer tokens, and for every answer whether all its tokens came out right.
+    """Mean loss over answer tokens, and for every answer whether all its tokens are right.
 
-    Right here means right under greedy decoding: each token is the likeliest after the true ones.
-    With `bf16` the blocks' products are computed in it.
+    Right means under greedy decoding: each token is the most likely after the true ones. With `bf16` the blocks'
+    products are computed in bf16.
     """
     inputs, targets, chat, answer = map(torch.from_numpy, (batch.inputs, batch.targets, batch.chat, batch.answer))
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
@@ -178,7 +177,7 @@ def loss_of(model: nn.Module, embed: Tensor, batch: Batch, bf16: bool = False) -
 
 
 def evaluate(model: nn.Module, embed: Tensor, packer: Packer) -> dict[str, float]:
-    """Share of held-out single questions answered exactly, per skill (a small sample)."""
+    """Fraction of held-out single questions answered exactly, per skill (a small sample)."""
     right: dict[str, list[bool]] = {name: [] for name in structured_skills.ALL}
     with torch.no_grad():
         for _ in range(10):
@@ -205,7 +204,7 @@ def exported(model: Model) -> Iterator[tuple[str, Tensor]]:
 
 
 def save(model: Model, out: Path) -> None:
-    """Write the Hugging Face directory."""
+    """Writes the Hugging Face directory."""
     out.mkdir(parents=True, exist_ok=True)
     s = model.s
     rope = {"rope_theta": s.theta, "rope_type": "default"}
@@ -240,7 +239,7 @@ def save(model: Model, out: Path) -> None:
 
 
 def load(model: Model, directory: Path) -> None:
-    """Read weights that `save` wrote; a token new to the tokenizer keeps its first embedding."""
+    """Reads weights that `save` wrote. A token new to the tokenizer keeps its initial embedding."""
     tensors = load_file(str(directory / "model.safetensors"))
     old = Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab()
     new = build_tokenizer().get_vocab()
@@ -258,7 +257,7 @@ LEAST_WEIGHT = {"json": 1.6, "call": 1.0}
 
 
 def steer(chats: Chats, right: dict[str, float]) -> None:
-    """Draw a skill the more, the more often it goes wrong, and those the more that are several in one."""
+    """Draws a skill more often the more often it goes wrong, and compound skills more often."""
     for name, share in right.items():
         chats.weights[name] = LEAST_WEIGHT.get(name, 0.4) + min(3.0, 6.0 * (1 - share))
 
@@ -290,7 +289,7 @@ def main() -> None:
     model = Model(shape)
     if args.init:
         load(model, args.init)
-    average = copy.deepcopy(model)  # of the weights of about the last fifty steps: what is kept
+    average = copy.deepcopy(model)  # average of the weights over about the last fifty steps, which is what is saved
     net = torch.compile(model, dynamic=False) if args.compile else model
     matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
     others = [p for p in model.parameters() if not any(p is m for m in matrices)]

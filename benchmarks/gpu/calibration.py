@@ -1,7 +1,7 @@
-"""``neaptide calibrate`` on random weights.
+"""Runs ``neaptide calibrate`` on random weights.
 
-It runs in a process of its own: the memory of the stages before is free again, and it can be ended in time. Started as
-a module, this is the command alone: the whole command line would want packages that a bare machine lacks.
+It runs in its own process, so that earlier stages' memory is free and it can be stopped in time. Run as a module, this
+is that command alone: the whole command line needs packages that a bare machine lacks.
 """
 
 import argparse
@@ -18,21 +18,22 @@ import torch
 from benchmarks.gpu.weights import random_model
 
 LOADING_S = 60.0
-"""For the model, and for the fits at the end."""
+"""Time for loading the model, and for the fits at the end."""
 MOST_S = 120.0
 
 
 def calibrate(
     device: torch.device, profile: Path, *, dry: bool, timeout_s: float, progress: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Writes ``profile`` and returns what is in it.
+    """Writes ``profile`` and returns its content.
 
     Args:
-        timeout_s: for all of it; what the weights leave of it, less ``LOADING_S``, is for measuring.
+        timeout_s: limit of the whole call. The time left after writing the weights, less ``LOADING_S``, is for
+            measuring.
 
     Raises:
-        RuntimeError: too little disk for the weights, or the command failed.
-        subprocess.TimeoutExpired: it was not done after ``timeout_s``.
+        RuntimeError: there is too little disk space for the weights, or the command failed.
+        subprocess.TimeoutExpired: it took longer than ``timeout_s``.
     """
     end_s = time.monotonic() + timeout_s
     with random_model(device, dry=dry, progress=progress) as model:

@@ -1,4 +1,4 @@
-"""What the device can do at best: matrix products, copies, attention, transfers. Nothing of ours is timed."""
+"""The device's own limits: matrix products, copies, attention, transfers. None of our code is timed."""
 
 import itertools
 import statistics
@@ -26,10 +26,10 @@ class Sizes:
     copy_bytes: int
     transfer_bytes: tuple[int, ...]
     rotated_bytes: int
-    """Weights of one projection are drawn so often that their copies exceed this: a repeated product must read them
-    from memory, as a model's layers do, and not from the cache."""
+    """Each projection gets as many weight copies as exceed this size. Repeated products then read weights from memory,
+    as a model's layers do, and not from the cache."""
     target_s: float
-    """Of one timed loop."""
+    """Duration of one timed loop."""
 
 
 FULL = Sizes(
@@ -62,8 +62,8 @@ def measure_ceilings(device: torch.device, sizes: Sizes, progress: Progress) -> 
 
 
 def seconds_per_call(call: Callable[[], object], device: torch.device, target_s: float) -> float:
-    """Median over loops of about ``target_s`` of calls that follow each other without a wait."""
-    _loop_s(call, device, 3)  # warm-up: libraries load, kernels are chosen
+    """Seconds per call, as the median over loops of about ``target_s``. Calls follow each other without a wait."""
+    _loop_s(call, device, 3)  # warm-up: loads libraries, selects kernels
     calls = max(1, min(1000, int(target_s / max(_loop_s(call, device, 1), 1e-7))))
     return statistics.median(_loop_s(call, device, calls) / calls for _ in range(REPEATS))
 
@@ -120,7 +120,7 @@ def _copy(device: torch.device, sizes: Sizes) -> dict[str, Any]:
 
 
 def _attention(tokens: int, device: torch.device, sizes: Sizes) -> dict[str, Any]:
-    """One prompt of ``tokens``, causal: half of the token pairs count."""
+    """One causal prompt of ``tokens`` tokens; half of the token pairs count."""
     shape = sizes.shape
     query = torch.randn(1, shape.heads, tokens, shape.head_dim, device=device, dtype=torch.bfloat16)
     key = torch.randn(1, shape.kv_heads, tokens, shape.head_dim, device=device, dtype=torch.bfloat16)

@@ -28,9 +28,8 @@ LOGPROB_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 DTYPES = torch.float32, torch.bfloat16
 PROMPT_TOKENS = (1, 2, 15, 16, 17, 70, 129, 333)
 LONG_PROMPTS = (960,) * 8
-"""Tokens of one step, whose activations take some 60 MB in fp32 ..."""
+"""Tokens of one step. Its activations need about 60 MB in fp32, but only ``SPARE_BYTES`` are left."""
 SPARE_BYTES = 24 << 20
-"""... where so much is left."""
 FIRST_TOKEN_ID = 3
 
 
@@ -48,13 +47,13 @@ class Track:
 
 @dataclass(frozen=True)
 class Scenario:
-    """How the same prompts are cut into steps."""
+    """A way to cut the same prompts into steps."""
 
     name: str
     chunk: int
-    """Tokens of one request in one step at most."""
+    """Most tokens of one request in a step."""
     stagger: int
-    """Steps between two requests' first ones; 0 starts all together."""
+    """Steps between the starts of two requests; 0 starts all together."""
 
 
 SCENARIOS = (
@@ -75,9 +74,9 @@ def check_correctness(
 ) -> dict[str, Any]:
     """Runs every scenario in fp32 and bf16.
 
-    Greedy tokens must equal the reference's up to the first position where its two best logits are closer than the
-    gap, and every log-probability must be within tolerance. The reference computes in fp32 from the same weights, so
-    bf16 is measured against what it should be and not against another rounding.
+    Greedy tokens must equal the reference's up to the first position where its two best logits are closer than the gap.
+    Every log-probability must be within the tolerance. The reference computes in fp32 from the same weights, so that
+    bf16 is compared with exact results and not with another rounding.
     """
     cases = []
     for dtype in dtypes:
@@ -95,11 +94,11 @@ def check_correctness(
 
 
 def check_in_pieces(device: torch.device, num_outputs: int) -> dict[str, Any]:
-    """A step of prompts that a GPU's memory does not hold, where a process can be held to some of it: the tokens must
-    be those of the reference, and the step computed in pieces.
+    """Runs a step whose prompts need more memory than the GPU has left. Its tokens must equal the reference's, and it
+    must be computed in pieces.
 
     Raises:
-        RuntimeError: memory did not run out.
+        RuntimeError: the memory was sufficient.
     """
     with tempfile.TemporaryDirectory() as directory:
         weights = write_model_dir(Path(directory), TINY, torch.float32, torch.device("cpu"))
@@ -116,7 +115,7 @@ def check_in_pieces(device: torch.device, num_outputs: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def little_memory(device: torch.device) -> Iterator[None]:
-    """This process gets ``SPARE_BYTES`` more of the GPU's memory."""
+    """Leaves this process ``SPARE_BYTES`` more of the GPU's memory."""
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(device) + SPARE_BYTES) / total)
@@ -195,7 +194,7 @@ def _step(
 
 
 def compare(weights: dict[str, Tensor], shape: LlamaShape, tracks: list[Track], dtype: torch.dtype) -> dict[str, Any]:
-    """Tokens by the gap rule, and the largest difference of any log-probability at any output position."""
+    """Compares tokens by the gap rule, and finds the largest difference of any log-probability."""
     compared, total, worst = 0, 0, 0.0
     wrong: list[dict[str, Any]] = []
     for track in tracks:
@@ -222,7 +221,8 @@ def compare(weights: dict[str, Tensor], shape: LlamaShape, tracks: list[Track], 
 
 
 def compare_tokens(logits: Tensor, tokens: list[int], gap: float) -> tuple[int, dict[str, int] | None]:
-    """How many greedy tokens are those of the logits [tokens, vocab], up to the first close call; and what is wrong."""
+    """Number of greedy tokens that agree with the logits [tokens, vocab], up to the first close call; and the first
+    difference."""
     for position, token in enumerate(tokens):
         values, ids = (part.tolist() for part in logits[position].topk(2))
         if values[0] - values[1] < gap:

@@ -1,4 +1,4 @@
-"""A Llama over one whole sequence, written as plainly as possible: what the paged executor is compared with."""
+"""A Llama over one whole sequence, written as simply as possible, as the reference of the paged executor."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from benchmarks.gpu.random_llama import RMS_NORM_EPS, ROPE_THETA, LlamaShape
 
 
 def dense_logits(weights: dict[str, Tensor], shape: LlamaShape, token_ids: list[int]) -> Tensor:
-    """[len(token_ids), vocab]: computed in fp32 on the weights' device, with no cache and no fused kernel."""
+    """[len(token_ids), vocab]; computed in fp32 on the weights' device, without a cache or fused kernels."""
     embedding = weights["model.embed_tokens.weight"].float()
     hidden = embedding[torch.tensor(token_ids, device=embedding.device)]
     for layer in range(shape.layers):
@@ -46,7 +46,7 @@ def _attention(x: Tensor, own: dict[str, Tensor], shape: LlamaShape) -> Tensor:
 def _rotate(heads: Tensor) -> Tensor:
     """Rotary embedding of [heads, tokens, dim]: dimension i is paired with i + dim/2."""
     tokens, dim = heads.shape[1:]
-    # On the CPU, in fp32, as checkpoints are trained: far angles depend on how the frequencies are rounded.
+    # On the CPU in fp32, as in training: large angles depend on the rounding of the frequencies.
     inverse_frequencies = 1.0 / ROPE_THETA ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     angles = torch.outer(torch.arange(tokens).float(), inverse_frequencies).to(heads.device)
     cos, sin = angles.cos(), angles.sin()

@@ -1,4 +1,4 @@
-"""Triton's attention on a device: right against torch on the same device, then timed, with what it reads."""
+"""Checks Triton's attention against torch on the same device, then times it and counts the memory that it reads."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,30 +18,30 @@ from neaptide.kernels.prefix_attention.tiles import Tiles
 
 BLOCK_SIZE = 16
 TOLERANCE = 3e-2
-"""In bf16, of numbers of standard deviation 1 and averages of them."""
+"""Absolute, in bf16, for values of standard deviation 1 and their averages."""
 COLD_BYTES = 256 << 20
-"""So much KV is read before the same is read again: a model's layers find nothing of it in a cache."""
+"""KV bytes read before the same KV is read again, so that no cache holds it, as in a model's layers."""
 TARGET_S = 0.03
-"""Of one timed loop."""
+"""Duration of one timed loop."""
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a step computes; prefixes are the first blocks of the requests of a group."""
+    """The requests of a step. The shared prefix of a group is its requests' first blocks."""
 
     name: str
     query_lens: tuple[int, ...]
     context_lens: tuple[int, ...]
     groups: int = 0
-    """Requests of a group stand side by side; 0 for no sharing."""
+    """Number of groups of requests that share a prefix; 0: no sharing. Requests of a group are adjacent."""
     shared_tokens: int = 0
     reversed_share: float = 0.0
-    """Of the blocks."""
+    """Fraction of blocks whose slots are in reverse order."""
 
     def tables(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Block ids, [requests, blocks] in random order, and which of them are reversed."""
+        """Block ids [requests, blocks] in random order, and whether each is reversed."""
         rng = np.random.default_rng(0)
         lens = np.array(self.query_lens) + np.array(self.context_lens)
         width = -(-int(lens.max()) // BLOCK_SIZE)
@@ -53,7 +53,7 @@ class Step:
         return tables, rng.random(len(lens) * width)[tables] < self.reversed_share
 
     def kv_tokens(self, tables: npt.NDArray[np.int64]) -> int:
-        """Distinct slots that are read."""
+        """Number of distinct slots that are read."""
         lens = np.array(self.query_lens) + np.array(self.context_lens)
         slots = (tables[:, :, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).reshape(len(lens), -1)
         is_read = np.arange(slots.shape[1]) < lens[:, None]
@@ -85,7 +85,7 @@ DRY_STEPS = (
 
 
 def measure_kernels(device: torch.device, *, dry: bool, progress: Progress) -> dict[str, Any]:
-    """Every step by the kernel with and without reading prefixes together, and by torch."""
+    """Runs every step by the kernel, with and without merged prefixes, and by torch."""
     shape = TINY if dry else LLAMA_8B
     found: list[dict[str, Any]] = []
     with torch.inference_mode():
@@ -131,7 +131,7 @@ def _measure(step: Step, shape: LlamaShape, device: torch.device, *, dry: bool) 
 def tensors(
     step: Step, shape: LlamaShape, device: torch.device, num_caches: int
 ) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Caches with the step's keys and values in them, queries, and the step's own keys and values."""
+    """Caches with the step's keys and values, the queries, and the step's own keys and values."""
     tables, are_reversed = step.tables()
     generator = torch.Generator(device).manual_seed(0)
 
@@ -161,7 +161,7 @@ def _seconds(
     *,
     dry: bool,
 ) -> float:
-    """Of one call, each on the next cache; dry, of the first and only one."""
+    """Seconds of one call; every call uses the next cache. In a dry run, of a single call."""
 
     def every() -> None:
         for cache in caches:
@@ -175,7 +175,7 @@ def _seconds(
 
 
 def step_seconds(step: Step, shape: LlamaShape, tiles: Tiles, device: torch.device, *, dry: bool) -> float:
-    """Of a step's attention with some tiles, for tuning."""
+    """Seconds of a step's attention with given tiles, for tuning."""
     tables, are_reversed = step.tables()
     query_lens = np.array(step.query_lens)
     row_bytes = 2 * shape.kv_heads * shape.head_dim * 2

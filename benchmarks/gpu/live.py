@@ -1,4 +1,4 @@
-"""W5 on the torch executor: chats beside a batch file through the server, and the same under other policies."""
+"""W5 on the torch executor: chats together with a batch file through the server, and the same under other policies."""
 
 import importlib.util
 import json
@@ -15,13 +15,13 @@ from benchmarks.gpu.stage_commands import StageCommands
 from benchmarks.gpu.weights import random_model, tiny_model
 
 SERVER_PACKAGES = ("fastapi", "sqlalchemy", "httpx", "transformers")
-"""Of what W5 needs on this interpreter, those that a bare machine lacks."""
+"""Packages that W5 needs on this interpreter and that a bare machine lacks."""
 CEILING_LINES = "10000"
-"""More than a GPU gets through in a run."""
+"""More than a GPU completes in a run."""
 DURATION_S, DRY_DURATION_S = "30", "6"
 RIVALS = "priority,fcfs"
 ENDING_S = 20.0
-"""Of its time, for the last server to end and for what is printed."""
+"""Part of the time limit kept for the last server's end and for printing."""
 
 
 def missing_packages() -> list[str]:
@@ -31,17 +31,17 @@ def missing_packages() -> list[str]:
 def measure_live(
     device: torch.device, *, dry: bool, limit_s: float, kept_in: Path, progress: Callable[[str], None]
 ) -> dict[str, Any]:
-    """``benchmarks.live_coserving`` at its headline's load, in runs of half a minute.
+    """Runs ``benchmarks.live_coserving`` at its headline's load, with runs of half a minute.
 
     Args:
-        limit_s: after which it ends with what it has.
-        kept_in: for the step logs and what the clients saw.
+        limit_s: time after which it ends with the results so far.
+        kept_in: directory for the step logs and the clients' records.
 
     Returns:
-        Its figures; those that it had, with why, where it ended before its end.
+        Its figures; if it was cut short, those so far, with the reason.
 
     Raises:
-        RuntimeError: it has none.
+        RuntimeError: there are no figures.
     """
     run, end_s = StageCommands(progress), time.monotonic() + limit_s - ENDING_S
     with tempfile.TemporaryDirectory() as directory, random_model(device, dry=dry, progress=progress) as model:

@@ -1,7 +1,7 @@
-"""The stages of ``benchmarks/gpu/run.sh``: correctness first, then Triton's kernels, the device's ceilings and
-calibration; at last the vllm executor, which depends on none of those.
+"""Runs the stages of ``benchmarks/gpu/run.sh``.
 
-Every stage writes its JSON as it ends, so that a run that is cut off leaves what it had.
+Correctness comes first, then Triton's kernels, the device's ceilings and calibration. The vllm executor, which depends
+on none of those, comes last. Every stage writes its JSON when it ends, so that a run that is cut off keeps its results.
 """
 
 import argparse
@@ -30,24 +30,25 @@ from neaptide.kernels.launching import why_not
 
 OWN_STAGES = ("correctness", "kernels", "steps", "overlap", "ceilings", "calibration")
 LIVE_STAGE = "live"
-"""W5 on the torch executor, beside other policies."""
+"""W5 on the torch executor, compared with other policies."""
 W5_STAGES = tuple(f"vllm_w5_{part}" for part in vllm.W5_PARTS)
 VLLM_STAGES = ("vllm", *W5_STAGES)
-"""These and the one before: unless asked for by name, left out where there is no vLLM, no server."""
+"""By default, this stage and the live stage are left out if there is no vLLM or no server."""
 STAGES = (*OWN_STAGES, LIVE_STAGE, *VLLM_STAGES)
 LIMIT_S = 570.0
-"""Calibration is ended in time for our own stages to stay under this together; each other stage has as long itself."""
+"""Limit of our own stages together; calibration is stopped in time for it. Each other stage has the same limit of its
+own."""
 OUTPUT_TOKENS, DRY_OUTPUT_TOKENS = 32, 4
 DRY_EXECUTOR: dict[str, Any] = {
     "scenarios": SCENARIOS[-1:],
     "prompt_tokens": (1, 17),
     "dtypes": (torch.float32,),
 }
-"""What the executor computes on interpreted kernels."""
+"""The smaller set that the executor computes with interpreted kernels."""
 
 
 class Skipped(Exception):
-    """Why a stage was left out."""
+    """A stage was left out; the message is the reason."""
 
 
 class Run:
@@ -73,7 +74,7 @@ class Run:
         print(f"[{time.monotonic() - self.start_s:6.1f} s] {text}", flush=True)
 
     def stage(self, name: str, work: Callable[[], dict[str, Any]]) -> None:
-        """Runs one stage; what goes wrong is part of its result."""
+        """Runs one stage; an error becomes part of its result."""
         self.say(f"{name} ...")
         start_s = time.monotonic()
         try:
@@ -97,7 +98,7 @@ class Run:
     def correctness(self) -> dict[str, Any]:
         num_outputs = DRY_OUTPUT_TOKENS if self.dry else OUTPUT_TOKENS
         found = check_correctness(self.device, num_outputs)
-        if not self.dry:  # a CPU's memory cannot be held to a part
+        if not self.dry:  # torch cannot limit its memory on a CPU
             found["cases"].append(check_in_pieces(self.device, num_outputs))
             found["ok"] = all(case["ok"] for case in found["cases"])
         for case in found["cases"]:
@@ -118,7 +119,7 @@ class Run:
         checked = check_correctness(self.device, num_outputs, gpu_kernels="triton", **how)
         found |= {"executor": checked["cases"]}
         if not (found["ok"] and checked["ok"]):
-            return found | {"status": "failed", "reason": "the kernels compute something else than torch"}
+            return found | {"status": "failed", "reason": "the kernels' results differ from torch's"}
         return found
 
     def steps(self) -> dict[str, Any]:
@@ -135,7 +136,7 @@ class Run:
 
     def calibration(self) -> dict[str, Any]:
         if self.results["stages"].get("correctness", {}).get("status") == "failed":
-            raise Skipped("step times of an executor that is wrong mean nothing")
+            raise Skipped("step times of an incorrect executor mean nothing")
         left_s = self.limit_s - (time.monotonic() - self.start_s)
         if left_s <= 0:
             raise Skipped("no time is left")
@@ -156,12 +157,12 @@ class Run:
     def vllm_w5(self, part: str) -> dict[str, Any]:
         self._require_server()
         if self.results["stages"].get("vllm", {}).get("status") == "failed":
-            raise Skipped("what the executor does beside its rivals means nothing while it fails by itself")
+            raise Skipped("the executor fails on its own, so a comparison with rivals means nothing")
         state = self.out / "vllm_w5_state.json"
         if part == vllm.W5_PARTS[0]:
             state.unlink(missing_ok=True)
         elif not state.exists():
-            raise Skipped(f"vllm_w5_{vllm.W5_PARTS[0]} leaves nothing to go on from in {self.out}")
+            raise Skipped(f"vllm_w5_{vllm.W5_PARTS[0]} left no state in {self.out}")
         found = vllm.measure_w5(self._vllm_python(), self.device, part, state, dry=self.dry, progress=self.say)
         self._write("vllm_w5.json", found)
         return found
@@ -178,11 +179,11 @@ class Run:
     @staticmethod
     def _vllm_python() -> Path:
         if (python := vllm.find_python()) is None:
-            raise Skipped("no interpreter has vLLM: PYTHON_VLLM names one")
+            raise Skipped("no interpreter has vLLM: set PYTHON_VLLM")
         return python
 
     def finish(self) -> int:
-        """Writes everything into one file; 1 if a stage failed or was skipped."""
+        """Writes all results into one file. Returns 1 if a stage failed or was skipped."""
         self.results["seconds"] = time.monotonic() - self.start_s
         self._write("results.json", self.results)
         statuses = {name: stage["status"] for name, stage in self.results["stages"].items()}
@@ -198,7 +199,7 @@ class Run:
 
 
 def _commit() -> str:
-    """``$COMMIT``, or the checkout's; a copy may have no history."""
+    """``$COMMIT``, or the checkout's commit; a copy may have no history."""
     if commit := os.environ.get("COMMIT"):
         return commit
     command = ["git", "-C", str(REPOSITORY), "rev-parse", "HEAD"]
@@ -210,9 +211,11 @@ def _commit() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks/gpu/run.sh", description=__doc__)
-    parser.add_argument("--dry", action="store_true", help="the same path on the CPU at tiny sizes")
-    parser.add_argument("--stages", metavar="NAME,...", help=f"of {', '.join(STAGES)}; vllm_w5 is its four")
-    limit_help = f"for our own stages but {LIVE_STAGE} together, and for that ({LIMIT_S:.0f})"
+    parser.add_argument("--dry", action="store_true", help="run the same code on the CPU with tiny sizes")
+    parser.add_argument(
+        "--stages", metavar="NAME,...", help=f"stages to run, of {', '.join(STAGES)}; vllm_w5 is its four"
+    )
+    limit_help = f"limit of our own stages together without {LIVE_STAGE}, and again of that ({LIMIT_S:.0f})"
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, metavar="S", help=limit_help)
     args = parser.parse_args(argv)
     has_vllm = vllm.find_python() is not None
@@ -230,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.stages and not has_server:
         run.say(f"this interpreter has no {', '.join(missing_packages())}: without {LIVE_STAGE}")
     if not args.stages and not has_vllm:
-        run.say(f"no interpreter has vLLM (PYTHON_VLLM names one): without {', '.join(VLLM_STAGES)}")
+        run.say(f"no interpreter has vLLM (set PYTHON_VLLM): without {', '.join(VLLM_STAGES)}")
     for name in STAGES:
         if name in stages:
             run.stage(name, run.work_of(name))

@@ -1,10 +1,11 @@
-"""Whether a device computes products and attention at once faster than one after the other: operators that overlap
-(NanoFlow; BlendServe's assumption), and the kappa of ``neaptide.estimator`` that would say so.
+"""Measures whether a device computes products and attention faster at once than one after the other.
 
-A step's layers twice: as the executor launches them, and split into two halves on two streams, one a layer's piece
-behind the other, so that one half's attention meets the other half's products. What a split costs is in it: every
-weight is read twice. Without that cost: products and attention of two steps that have nothing to do with each other.
-Both also with products held to a part of the processors, which leaves the others to attention (NanoFlow).
+Operators that overlap are NanoFlow's idea and BlendServe's assumption; ``neaptide.estimator`` describes them by kappa.
+
+A step's layers run in two ways: as the executor launches them, and split into two halves on two streams, one part of a
+layer apart, so that one half's attention meets the other half's products. The cost of a split is included, because
+every weight is read twice. Without that cost: products and attention of two independent steps. Both are also measured
+with products limited to some of the multiprocessors, which leaves the others to attention (NanoFlow).
 """
 
 import contextlib
@@ -27,12 +28,14 @@ from neaptide.kernels.paged_attention import StepTables
 from neaptide.kernels.prefix_attention.attention import PrefixAttention, PrefixPlan
 
 LAYERS, WEIGHT_SETS = 8, 4
-"""So many of a step's layers, on weights and caches that no cache of the device holds until they come again."""
+"""Number of a step's layers that run, and of distinct weights and caches. The device's caches hold none of these until
+they are used again."""
 TARGET_S = 0.05
 PROCESSORS = (1.0, 0.75, 0.5)
-"""Of the device, for products."""
+"""Fractions of the device's multiprocessors that products may use."""
 TOLERANCE = 5e-2
-"""Of the halves' hidden states beside the step's, in their norm: in bf16, products of other rows round otherwise."""
+"""Norm of the difference between the halves' hidden states and the step's, relative to the step's. In bf16, products of
+other rows round differently."""
 
 Progress = Callable[[str], None]
 Requests = Sequence[int]
@@ -55,8 +58,8 @@ DRY_STEPS = (_step(4, 20, (6, 5)),)
 
 @dataclass(slots=True, frozen=True)
 class Layer:
-    """Weights [outputs, inputs] as the executor stacks them, and the keys and values of a whole step, [blocks,
-    block_size, 2 * kv_heads, head_dim]; all in bf16."""
+    """Weights [outputs, inputs] as the executor stacks them, and keys and values of a whole step, [blocks, block_size,
+    2 * kv_heads, head_dim]; all in bf16."""
 
     qkv: Tensor
     out: Tensor
@@ -67,7 +70,7 @@ class Layer:
 
 @dataclass(slots=True, frozen=True)
 class Part:
-    """Some of a step's requests, to be computed by themselves."""
+    """Some of a step's requests, computed separately."""
 
     plan: PrefixPlan
     hidden: Tensor
@@ -75,10 +78,10 @@ class Part:
 
 
 def measure_overlap(device: torch.device, *, dry: bool, progress: Progress) -> dict[str, Any]:
-    """Seconds of ``LAYERS`` layers each way, medians; gains are of the whole step's time.
+    """Median seconds of ``LAYERS`` layers for each way to compute them; gains are relative to the whole step's time.
 
     Raises:
-        RuntimeError: halves compute something else than the step.
+        RuntimeError: the halves' results differ from the step's.
     """
     shape, rows = TINY if dry else LLAMA_8B, []
     with torch.inference_mode():
@@ -96,7 +99,7 @@ def measure_overlap(device: torch.device, *, dry: bool, progress: Progress) -> d
 
 
 class _Case:
-    """One step, and every way to compute it."""
+    """One step, with every way to compute it."""
 
     def __init__(self, step: Step, shape: LlamaShape, device: torch.device, *, dry: bool) -> None:
         self.step, self.shape, self.device = step, shape, device
@@ -147,7 +150,7 @@ class _Case:
         return found | self.apart(whole)
 
     def apart(self, whole: Part) -> dict[str, Any]:
-        """Products alone, attention alone, and both at once with nothing between them."""
+        """Products alone, attention alone, and both at once without dependencies."""
         query = self.products_before(self.layers[0], whole.hidden)
 
         def products() -> None:
@@ -177,13 +180,13 @@ class _Case:
         return Part(plan, self.hidden[self.tokens_of(requests)])
 
     def tokens_of(self, requests: Requests) -> Tensor:
-        """Rows of the step's tokens that are theirs."""
+        """Rows of the step's tokens that belong to these requests."""
         ends = np.cumsum(self.step.query_lens)
         rows = [np.arange(ends[number] - self.step.query_lens[number], ends[number]) for number in requests]
         return torch.from_numpy(np.concatenate(rows)).to(self.device)
 
     def compute_layers(self, parts: Sequence[Part]) -> list[Tensor]:
-        """The hidden states of each, computed at once on streams of their own if there are several."""
+        """Hidden states of each part. Several parts are computed at once, each on its own stream."""
         found: list[Tensor] = [part.hidden for part in parts]
 
         def compute(index: int) -> None:
@@ -199,7 +202,7 @@ class _Case:
         return found
 
     def products_before(self, layer: Layer, hidden: Tensor) -> Tensor:
-        """The queries, [tokens, heads, head_dim]; keys and values are computed and left."""
+        """The queries, [tokens, heads, head_dim]. Keys and values are computed, but not used."""
         shape = self.shape
         stacked = F.rms_norm(hidden, (shape.hidden,)) @ layer.qkv.t()
         return stacked[:, : shape.heads * shape.head_dim].view(-1, shape.heads, shape.head_dim)
@@ -212,7 +215,7 @@ class _Case:
     # ---- running ----
 
     def at_once(self, works: Sequence[Callable[[], None]], *, first_has_priority: bool = False) -> None:
-        """Each on a stream of its own, all behind what came before, and what comes next behind all."""
+        """Runs each on its own stream, all after earlier work. Later work waits for all of them."""
         if self.device.type != "cuda" or len(works) == 1:
             for work in works:
                 work()
@@ -228,7 +231,7 @@ class _Case:
             current.wait_stream(stream)
 
     def seconds(self, work: Callable[[], object], processors: float = 1.0) -> float:
-        """Of one run of it, as a graph on a GPU: what the host takes to launch is not looked for."""
+        """Seconds of one run. On a GPU it is a graph, which excludes the host's launch time."""
         if self.device.type != "cuda":
             start_s = time.perf_counter()
             work()
@@ -236,7 +239,7 @@ class _Case:
         with products_on(processors, self.device):
             side = torch.cuda.Stream(self.device)
             with torch.cuda.stream(side):
-                work()  # compiles kernels and lets libraries choose theirs
+                work()  # compiles kernels and lets libraries select theirs
             side.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
@@ -246,10 +249,10 @@ class _Case:
 
 @contextlib.contextmanager
 def products_on(share: float, device: torch.device) -> Iterator[None]:
-    """cuBLAS chooses kernels for this share of the device's processors; torch has no name for that.
+    """Limits cuBLAS to kernels for this fraction of the device's multiprocessors; torch has no interface for that.
 
     Raises:
-        RuntimeError: it refuses.
+        RuntimeError: cuBLAS refuses.
     """
     if share == 1.0:
         yield
@@ -259,7 +262,7 @@ def products_on(share: float, device: torch.device) -> Iterator[None]:
     handle = ctypes.c_void_p(torch.cuda.current_blas_handle())
     count = round(share * torch.cuda.get_device_properties(device).multi_processor_count)
     if set_target(handle, ctypes.c_int(count)):
-        raise RuntimeError(f"cuBLAS takes no {count} processors")
+        raise RuntimeError(f"cuBLAS refuses {count} multiprocessors")
     try:
         yield
     finally:

@@ -58,7 +58,7 @@ class LlamaShape:
 
 
 LLAMA_8B = LlamaShape(4096, 14336, 32, 32, 8, 128, 128_256, 8192)
-"""Llama-3.1-8B, with as many positions as a step's context here needs."""
+"""Llama-3.1-8B, limited to the positions that steps here need."""
 TINY = LlamaShape(256, 512, 4, 8, 2, 32, 512, 1024)
 
 
@@ -76,10 +76,10 @@ def random_weights(
 def write_model_dir(
     directory: Path, shape: LlamaShape, dtype: torch.dtype, device: torch.device, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Writes ``config.json`` and safetensors shards; weights are drawn on ``device``, a shard at a time.
+    """Writes ``config.json`` and safetensors shards; weights are drawn on ``device``, one shard at a time.
 
     Returns:
-        The weights themselves, on the CPU and in ``dtype``, if they fit into one shard; else nothing.
+        The weights on the CPU in ``dtype``, if they fit into one shard; else an empty dict.
     """
     (directory / "config.json").write_text(json.dumps(_config(shape, dtype), indent=1))
     weight_map: dict[str, str] = {}
@@ -125,7 +125,7 @@ def _config(shape: LlamaShape, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def write_tokenizer(directory: Path, vocab: int) -> None:
-    """Every token a word of its own, for servers, which want a tokenizer."""
+    """Writes a tokenizer in which every token is a word, because servers need a tokenizer."""
     words = {f"\u0120w{token_id}": token_id for token_id in range(vocab)}  # U+0120 is byte-level BPE's space
     byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}
     tokenizer = {

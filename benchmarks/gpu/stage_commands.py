@@ -1,4 +1,4 @@
-"""What a stage starts: commands that are ended when the stage has taken too long."""
+"""Runs the commands of a stage, and kills them if the stage takes too long."""
 
 import os
 import subprocess
@@ -10,27 +10,27 @@ from benchmarks.common import REPOSITORY
 from neaptide.engine.process.beside import beside
 
 LIMIT_S = 570.0
-"""Of a stage, whatever it does: then it is ended."""
+"""Time limit of a stage."""
 
 
 class StageCommands:
-    """Runs the commands of one stage, and ends the one that runs when the stage has taken ``LIMIT_S``.
+    """Runs the commands of one stage, and kills the running one when the stage has taken ``LIMIT_S``.
 
     Args:
-        progress: is told every line.
-        others: they run on another interpreter than this: what this one needs beside the repository is none of its.
+        progress: called with every line of output.
+        others: the commands run on another interpreter; from this one's path they get only the repository.
     """
 
     def __init__(self, progress: Callable[[str], None], *, others: bool = False) -> None:
         self._progress = progress
         self._end_s = time.monotonic() + LIMIT_S
         self._env = os.environ | {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
-        self._env.pop("TRITON_INTERPRET", None)  # how our kernels are run dry
+        self._env.pop("TRITON_INTERPRET", None)  # set for dry runs of our kernels
         if others:
             self._env["PYTHONPATH"] = str(REPOSITORY)
 
     def __call__(self, command: Sequence[str]) -> list[str]:
-        """Passes on what it prints, line by line; returns the lines.
+        """Runs a command and passes on its output line by line; returns the lines.
 
         Raises:
             RuntimeError: it failed, or took too long.

@@ -1,4 +1,4 @@
-"""Whole steps of the executor: launched kernel by kernel, and replayed where it can replay them, by turns."""
+"""Times whole steps of the executor in turn: launched kernel by kernel, and replayed as graphs where possible."""
 
 from collections.abc import Callable
 from statistics import median
@@ -15,12 +15,12 @@ from neaptide.executors.torch.torch_executor import TorchExecutor
 
 DECODES, CONTEXT_TOKENS = (1, 8, 32, 64, 128, 256, 384, 512), 500
 MIXED = ((32, 128), (128, 128), (64, 448), (64, 896))
-"""Decodes, and tokens of the prompt beside them; 1,024 together is the most that is replayed."""
+"""Numbers of decodes and of prompt tokens in mixed steps; 1,024 together is the most that is replayed."""
 REPEATS, DRY_REPEATS = 15, 1
 
 
 def steps(*, dry: bool) -> dict[str, Parts]:
-    """By name: decodes alone, and beside a prompt."""
+    """Steps by name: decodes alone, and with a prompt."""
     found: dict[str, Parts] = {}
     for count in DECODES[:2] if dry else DECODES:
         found[f"{count} decodes"] = ((1, CONTEXT_TOKENS),) * count
@@ -31,7 +31,7 @@ def steps(*, dry: bool) -> dict[str, Parts]:
 
 
 def measure_steps(device: torch.device, *, dry: bool, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Seconds from submission to result, medians; ``replayed_s`` is None where nothing is replayed."""
+    """Median seconds from submission to result; ``replayed_s`` is None if the step is not replayed."""
     clock = MonotonicClock()
     with random_model(device, dry=dry, progress=progress) as model:
         cache = CacheConfig(block_size=BLOCK_SIZE, num_blocks=320 if dry else None)

@@ -1,11 +1,11 @@
-"""Finds tiles of the attention kernel on the device at hand, and writes them into the file that servers read.
+"""Finds the best tiles of the attention kernel on this device, and writes them into the file that servers read.
 
     python -m benchmarks.gpu.tune_attention [--heads 32 --kv-heads 8 --head-dim 128] [--out FILE] [--dry]
 
-Every candidate is timed on the steps of ``benchmarks.gpu.kernels``, and the one with the least geometric mean is kept
-for this device and these heads, after the others of the file. Candidates that do not compile or do not fit are passed
-over. To be run on the device, never while serving. With ``--dry`` two candidates run on the CPU by Triton's interpreter
-(TRITON_INTERPRET=1): its times mean nothing, and nothing is written unless ``--out`` names a file.
+Every candidate is timed on the steps of ``benchmarks.gpu.kernels``. The one with the least geometric mean is kept for
+this device and these heads, after the file's other entries. Candidates that do not compile or do not fit are skipped.
+Run it on the device, but never while serving. With ``--dry`` two candidates run on the CPU in Triton's interpreter
+(TRITON_INTERPRET=1). Those times mean nothing, and nothing is written unless ``--out`` names a file.
 """
 
 import argparse
@@ -46,15 +46,15 @@ def tune(shape: LlamaShape, device: torch.device, *, dry: bool) -> tuple[Tiles, 
     """The best candidate, and the geometric mean of its times in seconds.
 
     Raises:
-        RuntimeError: none of them runs.
+        RuntimeError: no candidate runs.
     """
     best: tuple[Tiles, float] | None = None
     steps = DRY_STEPS if dry else STEPS
     for tiles in itertools.islice(candidates(), 2 if dry else None):
         try:
             seconds = [step_seconds(step, shape, tiles, device, dry=dry) for step in steps]
-        except Exception as error:  # too much shared memory, and whatever else a compiler says
-            print(f"{tiles}: passed over, {type(error).__name__}", flush=True)
+        except Exception as error:  # too much shared memory, or any other error of the compiler
+            print(f"{tiles}: skipped, {type(error).__name__}", flush=True)
             continue
         mean_s = math.exp(sum(map(math.log, seconds)) / len(seconds))
         print(f"{tiles}: {mean_s * 1e6:.1f} us", flush=True)
@@ -66,7 +66,7 @@ def tune(shape: LlamaShape, device: torch.device, *, dry: bool) -> tuple[Tiles, 
 
 
 def write(path: Path, found: Entry) -> None:
-    """In the place of what the file has for the same device and heads, else behind the others."""
+    """Writes the entry in place of the file's entry for the same device and heads, or else at the end."""
     same = ("element_bytes", "head_dim", "group", "device")
     kept = [entry for entry in load_tiles() if any(getattr(entry, name) != getattr(found, name) for name in same)]
     rows = [dataclasses.asdict(entry) for entry in [*kept, found]]
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--heads", type=int, default=LLAMA_8B.heads)
     parser.add_argument("--kv-heads", type=int, default=LLAMA_8B.kv_heads)
     parser.add_argument("--head-dim", type=int, default=LLAMA_8B.head_dim)
-    parser.add_argument("--out", type=Path, help=f"default: {FILE.name} of the package")
+    parser.add_argument("--out", type=Path, help=f"file to write ({FILE.name} of the package)")
     parser.add_argument("--dry", action="store_true")
     args = parser.parse_args(argv)
     device = torch.device("cpu" if args.dry else "cuda")

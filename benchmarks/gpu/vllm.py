@@ -1,6 +1,6 @@
-"""The vllm executor: texts, throughput, decode steps, then W5 against vLLM itself, in parts.
+"""Measures the vllm executor: texts, throughput, decode steps, then W5 against vLLM itself, in parts.
 
-vLLM's interpreter is ``$PYTHON_VLLM``, else the one that ``make vllm-cpu`` makes, else this one.
+vLLM's interpreter is ``$PYTHON_VLLM``, or else the one that ``make vllm-cpu`` makes, or else this one.
 """
 
 import importlib.util
@@ -21,8 +21,8 @@ from benchmarks.gpu.vllm_inside import BLOCK_SIZE
 from benchmarks.gpu.weights import random_model, tiny_model
 
 W5_PARTS = ("ceiling", "targets", "ours", "rivals")
-"""Of ``benchmarks.same_kernels --quick``: two servers each, one after the other, with a minute of load each and at most
-45 s of patience with what is late. That leaves six minutes for two starts and the writing of the weights."""
+"""Parts of ``benchmarks.same_kernels --quick``. Each runs two servers, one after the other, with one minute of load and
+at most 45 s of waiting for late requests. That leaves six minutes for two starts and for writing the weights."""
 Progress = Callable[[str], None]
 
 
@@ -35,10 +35,10 @@ def find_python() -> Path | None:
 
 
 def measure_steps(python: Path, device: torch.device, *, dry: bool, progress: Progress) -> dict[str, Any]:
-    """Texts of a tiny model, then throughput and decode steps of the large one.
+    """Checks texts of a tiny model, then measures throughput and decode steps of the large one.
 
     Raises:
-        RuntimeError: a part of it failed, or took too long.
+        RuntimeError: a part failed, or took too long.
     """
     run = StageCommands(progress, others=True)
     with tempfile.TemporaryDirectory() as directory:
@@ -66,10 +66,10 @@ def measure_w5(
 
     Args:
         part: one of ``W5_PARTS``.
-        state: what earlier parts found, and what this one adds.
+        state: results of earlier parts, to which this one adds its own.
 
     Returns:
-        What is known after it.
+        The results of all parts so far.
 
     Raises:
         RuntimeError: it failed, or took too long.

@@ -1,4 +1,4 @@
-"""The vllm executor's texts, throughput and decode steps. Run by vLLM's own interpreter, which holds one model:
+"""Measures the vllm executor's texts, throughput and decode steps; run by vLLM's interpreter, which holds one model.
 
 python -m benchmarks.gpu.vllm_inside texts|steps --model DIR --device cuda|cpu --out FILE [--dry]
 """
@@ -27,7 +27,7 @@ from neaptide.engine.messages import StepStats
 BLOCK_SIZE = {"cpu": 32, "cuda": 16}
 OUTPUT_TOKENS = 32
 SEPARATE_TOKENS = 8
-"""So far apart two tokens are in the prompts of one decode test: their blocks are full in different steps."""
+"""Differences in the lengths of a decode test's prompts, so that their blocks fill up in different steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Sizes:
     max_model_len: int
     max_num_batched_tokens: int
     kv_blocks: int | None
-    """None: as many as vLLM's share of the memory holds."""
+    """None: as many as vLLM's fraction of the memory holds."""
 
 
 FULL = Sizes(512, 1000, 1000, (1, 64, 256), 1000, 64, 512, 2048, 8192, None)
@@ -67,7 +67,7 @@ def start(model: Path, device: str, dtype: str, sizes: Sizes) -> Engine:
 
 
 def texts(model: Path, device: str) -> dict[str, Any]:
-    """Greedy texts of a model of the shape ``TINY`` in bf16, against dense logits on the same device."""
+    """Compares greedy texts of a model of shape ``TINY`` in bf16 with dense logits on the same device."""
     engine = start(model, device, "bfloat16", DRY)
     lengths = [tokens for tokens in PROMPT_TOKENS if tokens + OUTPUT_TOKENS <= DRY.max_model_len]
     prompts = [random_prompts(1, tokens, TINY.vocab, seed=tokens)[0] for tokens in lengths]
@@ -89,7 +89,7 @@ def texts(model: Path, device: str) -> dict[str, Any]:
 
 
 def steps(model: Path, device: str, sizes: Sizes) -> dict[str, Any]:
-    """Offline throughput, then decode steps at several batch sizes."""
+    """Measures offline throughput, then decode steps at several batch sizes."""
     engine = start(model, device, "bfloat16", sizes)
     vocab = vocab_size(model)
     found: dict[str, Any] = {
@@ -121,7 +121,7 @@ def steps(model: Path, device: str, sizes: Sizes) -> dict[str, Any]:
 
 
 def summary(stats: Sequence[StepStats]) -> dict[str, Any]:
-    """Medians over steps, ms; a step lasts from the end of the one before it to its own."""
+    """Medians over steps in ms. A step lasts from the end of the previous one to its own end."""
     ends_s = [one.now_s for one in stats]
     columns = {
         "step": [after - before for before, after in itertools.pairwise(ends_s)],

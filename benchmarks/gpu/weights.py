@@ -1,4 +1,4 @@
-"""Model directories with random weights, for as long as they are needed."""
+"""Temporary model directories with random weights."""
 
 import contextlib
 import shutil
@@ -16,15 +16,16 @@ SPARE_DISK = 1.1
 
 @contextlib.contextmanager
 def random_model(device: torch.device, *, dry: bool, progress: Callable[[str], None]) -> Iterator[Path]:
-    """Llama-3.1-8B's shape in bf16, or a tiny one; the weights are drawn on ``device``, which is free again then.
+    """Writes a model of Llama-3.1-8B's shape in bf16, or a tiny one. The weights are drawn on ``device``, whose memory
+    is free again afterwards.
 
     Raises:
-        RuntimeError: too little disk.
+        RuntimeError: there is too little disk space.
     """
     name, shape = ("llama-tiny", TINY) if dry else ("llama-3.1-8b", LLAMA_8B)
     with tempfile.TemporaryDirectory() as directory:
         _check_disk(Path(directory), shape)
-        model = Path(directory, name)  # a profile takes the model's name from it
+        model = Path(directory, name)  # gives a profile its model name
         model.mkdir()
         write_model_dir(model, shape, torch.bfloat16, device)
         write_tokenizer(model, shape.vocab)
@@ -35,7 +36,7 @@ def random_model(device: torch.device, *, dry: bool, progress: Callable[[str], N
 
 
 def tiny_model(directory: Path, device: torch.device) -> Path:
-    """A model that is quick to check, in a folder of its own in ``directory``."""
+    """Writes a model that is quick to check, into its own folder in ``directory``."""
     model = directory / "llama-tiny"
     model.mkdir()
     write_model_dir(model, TINY, torch.bfloat16, device)
@@ -49,5 +50,5 @@ def _check_disk(directory: Path, shape: LlamaShape) -> None:
     if free < needed:
         raise RuntimeError(
             f"the weights need {needed / 1e9:.0f} GB in {tempfile.gettempdir()}, {free / 1e9:.0f} are free; "
-            "TMPDIR names another folder"
+            "set TMPDIR to another folder"
         )

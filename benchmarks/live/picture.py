@@ -14,8 +14,8 @@ from typing import Any
 from benchmarks.live.curve import AS_SLOW, Curve, Point
 
 PANELS = (
-    ("tpot_p50_ms", "time per token, median chat (ms)"),
-    ("tpot_p99_ms", "time per token, slowest of 100 chats (ms)"),
+    ("tpot_p50_ms", "time per token, median (ms)"),
+    ("tpot_p99_ms", "time per token, p99 (ms)"),
 )
 WIDTH_INCHES, ROW_INCHES, TITLE_INCHES, DPI = 8.0, 3.3, 0.35, 100
 OURS, REFERENCE, TEXT = "#0b7285", "#868e96", "#343a40"
@@ -38,7 +38,7 @@ def draw_picture(curves: Sequence[Mapping[str, Any]], path: Path) -> None:
     shown = [curve for curve in curves if curve["name"] == curves[0]["name"]]
     size = (WIDTH_INCHES, ROW_INCHES * len(shown) + TITLE_INCHES)
     figure = Figure(figsize=size, dpi=DPI, layout="constrained", facecolor="white")
-    title = f"Batch work beside chat, which takes {curves[0]['load']:.0%} of the machine: up and left is better"
+    title = f"Batch speed against chat latency, chats at {curves[0]['load']:.0%} load (upper left is best)"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=TEXT)
     # A row has its own legend: the rivals of two sets of kernels are not the same.
     for row, curve in zip(figure.subfigures(len(shown), 1, squeeze=False)[:, 0], shown, strict=True):
@@ -47,7 +47,7 @@ def draw_picture(curves: Sequence[Mapping[str, Any]], path: Path) -> None:
         for axes, (latency, label) in zip(panels, PANELS, strict=True):
             draw_panel(axes, curve, latency)
             axes.set_xlabel(label, fontsize=SMALL, color=TEXT)
-        panels[0].set_ylabel("batch work (tokens/s)", fontsize=SMALL, color=TEXT)
+        panels[0].set_ylabel("batch tokens/s", fontsize=SMALL, color=TEXT)
         keys = legend_of(curve)
         row.legend(handles=keys, loc="outside lower center", ncols=3, frameon=False, fontsize=SMALL, labelcolor=TEXT)
     figure.savefig(path)

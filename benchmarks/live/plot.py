@@ -38,7 +38,7 @@ def draw(curves: Sequence[Mapping[str, Any]], path: Path) -> None:
     for axes in grid.flat:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False)
-    figure.suptitle("Batch work beside chat: up and left is better", x=0.01, ha="left", fontweight="bold")
+    figure.suptitle("Batch speed against chat latency (upper left is best)", x=0.01, ha="left", fontweight="bold")
     figure.savefig(path, dpi=130)
 
 

@@ -1,1 +1,1 @@
-"""Other engines to compare with, each in an environment of its own (``install.sh``)."""
+"""Other engines to compare with, each in its own environment (``install.sh``)."""

@@ -1,25 +1,25 @@
-"""How the engines are started that ``install.sh`` has installed."""
+"""Commands that start the engines installed by ``install.sh``."""
 
 import shlex
 from pathlib import Path
 
 _DTYPES = {"bfloat16": "bf16", "float32": "f32"}
 _LLAMA_CPP_CACHE = {"bfloat16": "f16", "float32": "f32"}
-"""Its default beside 16-bit weights, and as wide as ours."""
+"""Its default with 16-bit weights, and as wide as ours."""
 
 
 def installed(directory: Path, threads: int, dtype: str, max_seqs: int, max_model_len: int) -> list[tuple[str, str]]:
-    """Name and command of each, with ``{port}`` where it takes its port.
+    """Name and command of each engine, with ``{port}`` in place of its port.
 
     Args:
-        directory: as given to ``install.sh``.
-        threads: to compute with.
-        dtype: to compute in, a name of torch's.
-        max_seqs: how many requests come at once, for engines that must be told.
-        max_model_len: tokens a request may have, for the same.
+        directory: the argument given to ``install.sh``.
+        threads: number of threads to compute with.
+        dtype: torch's name of the dtype to compute in.
+        max_seqs: most concurrent requests, for engines with such a setting.
+        max_model_len: most tokens of a request, likewise.
 
     Raises:
-        SystemExit: there is none.
+        SystemExit: no engine is installed.
     """
     directory = directory.absolute()
     commands = {
@@ -32,12 +32,12 @@ def installed(directory: Path, threads: int, dtype: str, max_seqs: int, max_mode
         if all(path.exists() for path in needed)
     ]
     if not found:
-        raise SystemExit(f"{directory} holds no peer: benchmarks/peers/install.sh {directory}")
+        raise SystemExit(f"{directory} has no engine: run benchmarks/peers/install.sh {directory}")
     return found
 
 
 _Command = tuple[list[Path], list[object]]
-"""What must be there, and the words."""
+"""Files that must exist, and the words of the command."""
 
 
 def _openvino(directory: Path, threads: int, dtype: str) -> _Command:
@@ -50,8 +50,8 @@ def _openvino(directory: Path, threads: int, dtype: str) -> _Command:
 def _llama_cpp(directory: Path, threads: int, dtype: str, max_seqs: int, max_model_len: int) -> _Command:
     server, model = directory / "llama-server", directory / f"llama-cpp-111m-{_DTYPES[dtype]}.gguf"
     words: list[object] = [server, "--model", model, "--port", "{port}", "--threads", threads]
-    # A slot for each request, each with its own share of the context; prompts that have left a slot are not kept: no
-    # turn has a prompt of one before.
+    # One slot per request, each with its part of the context. Ended prompts are not kept, because no turn repeats a
+    # prompt.
     words += ["--parallel", max_seqs, "--ctx-size", max_seqs * max_model_len, "--cache-ram", 0, "--offline"]
     words += ["--cache-type-k", _LLAMA_CPP_CACHE[dtype], "--cache-type-v", _LLAMA_CPP_CACHE[dtype]]
     return [server, model], words

@@ -1,4 +1,4 @@
-"""Writes a checkpoint in Hugging Face layout as OpenVINO's, with its tokenizer; for the environment of ``install.sh``.
+"""Converts a checkpoint in Hugging Face layout, with its tokenizer, to OpenVINO's format; run by ``install.sh``.
 
 python benchmarks/peers/openvino_model.py MODEL_DIR OUT_DIR
 """

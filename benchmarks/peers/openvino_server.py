@@ -1,8 +1,9 @@
-"""OpenVINO GenAI's continuous batching behind as much of the OpenAI API as ``benchmarks.engine_vs_peers`` asks for:
-``POST /v1/completions`` with token ids, greedy and without an end, streamed or not. For the environment of
-``install.sh``; imports nothing of ours.
+"""Serves OpenVINO GenAI's continuous batching with the part of OpenAI's API that ``benchmarks.engine_vs_peers`` needs.
 
-python benchmarks/peers/openvino_server.py MODEL_DIR --port N [--threads N] [--dtype bf16]
+That is ``POST /v1/completions`` with token ids, greedy and without an end token, streamed or not. It runs in the
+environment of ``install.sh`` and imports nothing of ours.
+
+    python benchmarks/peers/openvino_server.py MODEL_DIR --port N [--threads N] [--dtype bf16]
 """
 
 import argparse
@@ -29,7 +30,7 @@ MAX_SEQS, MAX_BATCHED_TOKENS = 256, 2048
 
 
 class Engine:
-    """The pipeline and the thread that steps it; tokens go to a queue of each request on the event loop."""
+    """The pipeline and the thread that steps it. Tokens go to a queue per request, on the event loop."""
 
     def __init__(self, model: str, threads: int, dtype: str) -> None:
         config = openvino_genai.SchedulerConfig()
@@ -38,7 +39,7 @@ class Engine:
         properties = {
             "INFERENCE_NUM_THREADS": threads,
             "INFERENCE_PRECISION_HINT": dtype,
-            "KV_CACHE_PRECISION": dtype,  # as ours, and not its default of 8 bits
+            "KV_CACHE_PRECISION": dtype,  # as in ours; its default is 8 bits
         }
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(model, config, "CPU", properties)
         self._added: queue.Queue[tuple[list[int], int, asyncio.Queue[list[int]]]] = queue.Queue()
@@ -118,7 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--threads", type=int, default=0, help="0 leaves it to OpenVINO")
+    parser.add_argument("--threads", type=int, default=0, help="number of threads (0: OpenVINO's choice)")
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "f32"))
     args = parser.parse_args()
     engine = Engine(args.model, args.threads, args.dtype)

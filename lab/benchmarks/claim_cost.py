@@ -28,10 +28,12 @@ import psutil
 from benchmarks.common import print_table
 from lab.benchmarks.shared_batches import new_database, own_s, postmaster_of, tree
 from neaptide.cluster.batches import chunk_rows
-from neaptide.cluster.batches.chunk_rows import Claimant, database_now_ms
+from neaptide.cluster.batches.chunk_rows import Claimant, LeasedLines
 from neaptide.cluster.batches.leased_chunks import RENEWALS_A_LEASE
 from neaptide.cluster.lease_order import LEASE_S, Chunk, ChunkKey, Claim, End, chunk_sizes
+from neaptide.cluster.sharing import sharing_of
 from neaptide.server.batches.storing import batch_rows
+from neaptide.server.batches.storing.database_clock import database_now_ms
 from neaptide.server.batches.storing.models import LineResult, LineState, NewBatch, NewLine, PendingLine
 from neaptide.server.batches.storing.store import Store
 
@@ -97,7 +99,12 @@ async def run_claimed(store: Store, meter: Meter, group_lines: int, lines_per_s:
         for claim in claims:
             lines = await meter.of("take up", take_up(store, claim))
             for group in in_groups(lines, group_lines):
-                end = partial(batch_rows.end_claimed_lines, claim=claim, results=results_of(group))
+                end = partial(
+                    batch_rows.end_leased_lines,
+                    batch_id=claim.key.batch_id,
+                    lease=LeasedLines(claim),
+                    results=results_of(group),
+                )
                 if not await meter.of(RESULTS, store.write_grouped(end, chunk_rows.MAX_CHUNK_LINES)):
                     raise SystemExit("a claim did not hold")
             await meter.of("complete", store.write_beside(complete, claim))
@@ -135,7 +142,7 @@ def complete(conn: Any, done: Claim) -> bool:
 def measure(args: argparse.Namespace, num_lines: int, claimed: bool) -> dict[str, dict[str, float]]:
     """Milliseconds of 1,000 lines, by what they were for."""
     with tempfile.TemporaryDirectory() as directory:
-        store = Store(Path(directory), new_database(args.store, "neaptide_claim_cost"))
+        store = Store(Path(directory), sharing_of(new_database(args.store, "neaptide_claim_cost")))
         store.open()
         try:
             offer(store, num_lines, claimed)

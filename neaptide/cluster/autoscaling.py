@@ -11,8 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-LOAD_WINDOW_S = 10.0
-"""Window over which prompts count as load."""
 DECIDE_S = 10.0
 """Interval between decisions on the size."""
 
@@ -72,34 +70,6 @@ def wanted(scale: Scale, online_loads: Iterable[float], pressed: float) -> int:
     if needed >= scale.max_replicas:
         return scale.max_replicas
     return max(math.ceil(needed), scale.min_replicas)
-
-
-class LoadMeter:
-    """Measures the share of a replica's time that its online targets need."""
-
-    def __init__(self) -> None:
-        self._prompts: deque[tuple[float, int]] = deque()
-        """Time, and number of prompt tokens computed."""
-
-    def note(self, now_s: float, prompt_tokens: int) -> None:
-        """Records the online prompt tokens computed since the last call."""
-        self._prompts.append((now_s, prompt_tokens))
-        self._forget(now_s)
-
-    def load(self, now_s: float, streams_share: float, alone_token_s: float) -> float:
-        """Returns the current load.
-
-        Args:
-            streams_share: share that decodes take, as in ``OnlineRoom``.
-            alone_token_s: seconds per prompt token, as in ``OnlineRoom``.
-        """
-        self._forget(now_s)
-        prompts = sum(tokens for _, tokens in self._prompts) / LOAD_WINDOW_S
-        return streams_share + prompts * alone_token_s
-
-    def _forget(self, now_s: float) -> None:
-        while self._prompts and self._prompts[0][0] < now_s - LOAD_WINDOW_S:
-            self._prompts.popleft()
 
 
 class Serving(NamedTuple):

@@ -1,10 +1,11 @@
-"""Which chunk of the shared pool a replica takes next, and whose it is. Pure: no SQL, and time is passed in.
+"""Decides which chunk of the shared pool a replica leases next, and which replica holds it. Pure: no SQL, and time is
+an argument.
 
-Replicas pull. A chunk is some lines of one batch; a claim lends it to a replica until a lease ends, under a number (the
-epoch) that grows with each claim. A replica with an older number has lost the chunk, whether it knows or not: that is
-the fence. The database keeps the same board in a table and orders by the same keys
-(``server/batches/storing/claim_rows.py``). Servers take several chunks in one claim, and fewer of them towards the end
-of the pool, as many lines as a replica of the simulation takes (``simulation/replicas/claim_order.py``).
+Replicas pull. A chunk is some lines of one batch. A lease gives it to one replica for a limited time, under a number
+(the epoch) that grows with each lease. A replica with an older number has lost the chunk, whether it knows or not: the
+number fences it off. The database keeps the same board in a table and orders by the same keys
+(``cluster/batches/lease_rows.py``). Servers lease several chunks at once, and fewer towards the end of the pool: as
+many lines as a replica of the simulation takes (``cluster/simulation/row_order.py``).
 """
 
 import math
@@ -15,21 +16,21 @@ from enum import StrEnum
 from typing import NamedTuple
 
 MAX_CHUNK_LINES = 64
-"""Small enough that the last chunk of a pool, which one replica has alone, is soon done."""
+"""Small, because the last chunk of a pool is done by one replica alone."""
 MIN_CLAIM_LINES, MAX_CLAIM_LINES = 64, 256
-"""Fewer lines would part what shares a prefix, more would let a replica hoard."""
+"""Fewer lines would split up rows that share a prefix; more would let one replica take too much."""
 CLAIM_BELOW_LINES = 64
-"""A replica claims when fewer lines wait in its engine: they start as its packer sees slack."""
+"""A replica leases more when fewer lines than this wait in its engine; they start when its scheduler sees slack."""
 CLAIMS_AHEAD = 4
-"""Claims get smaller towards the end: so many would still be there for each replica."""
+"""Leases get smaller towards the end of the pool: about this many per replica remain."""
 LEASE_S = 15.0
 DEADLINE_GRAIN_S = 900
-"""Batches that end in the same quarter of an hour are equally urgent: strict order of deadlines would leave a replica
+"""Batches that end in the same quarter of an hour are equally urgent. A strict order of deadlines would leave a replica
 one batch at a time, and nothing to blend."""
 
 
 class End(StrEnum):
-    """Of the density order: where compute weighs most, and where memory does."""
+    """An end of the density order: compute-bound rows, or memory-bound rows."""
 
     DENSE = "dense"
     SPARSE = "sparse"
@@ -44,19 +45,19 @@ class ChunkKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Lines that are claimed together."""
+    """Lines that are leased together."""
 
     key: ChunkKey
     expires_at_s: int
-    """Of its batch."""
+    """Deadline of its batch."""
     density: float
     """Compute time over memory time of its prompts and expected answers."""
     num_lines: int
     compute_s: float = 0.0
     memory_s: float = 0.0
-    """What it takes of the device, as far as that was known when the batch was cut: 0 if it was not."""
+    """Compute and memory time of its lines, as known when the batch was cut; 0 if unknown."""
     needs_tokens: int = 0
-    """The context that its longest line needs, prompt and answer."""
+    """Context length of its longest line, prompt and answer."""
 
     @property
     def deadline_class(self) -> int:
@@ -64,30 +65,30 @@ class Chunk:
 
 
 class Claim(NamedTuple):
-    """The right to end lines of a chunk, as long as no later claim of it has been made."""
+    """The right to end lines of a chunk, until a later lease of it is made."""
 
     key: ChunkKey
     epoch: int
 
 
 def chunk_sizes(num_lines: int) -> list[int]:
-    """Lines of each chunk of a batch: none above ``MAX_CHUNK_LINES``, and no two apart by more than one."""
+    """Lines of each chunk of a batch: at most ``MAX_CHUNK_LINES``, and equal within one line."""
     count = math.ceil(num_lines / MAX_CHUNK_LINES)
     return [num_lines // count + (i < num_lines % count) for i in range(count)]
 
 
 def lines_to_claim(num_left: int, num_replicas: int) -> int:
-    """Of the next claim, if so many lines are left for so many replicas."""
+    """Lines of the next lease, if this many are left for this many replicas."""
     return min(max(num_left // (CLAIMS_AHEAD * max(num_replicas, 1)), MIN_CLAIM_LINES), MAX_CLAIM_LINES)
 
 
 def deadline_class(expires_at_s: int) -> int:
-    """What comes first; equal within ``DEADLINE_GRAIN_S``."""
+    """Order of urgency; equal within ``DEADLINE_GRAIN_S``."""
     return expires_at_s // DEADLINE_GRAIN_S
 
 
 class Free(NamedTuple):
-    """Chunks of one owner that may be claimed, and are equally urgent."""
+    """The free chunks of one owner that are equally urgent."""
 
     owner: str
     deadline_class: int
@@ -95,11 +96,11 @@ class Free(NamedTuple):
 
 
 def owners_in_turn(free: Iterable[Free], held: Mapping[str, int], count: int) -> dict[str, int]:
-    """Of the next so many chunks, how many each owner's are to be: the most urgent first, of equally urgent ones those
-    of the owner of whom the replica holds the fewest.
+    """Divides the next ``count`` chunks among owners. The most urgent come first; among equally urgent ones, those of
+    the owner with the fewest chunks in this replica (``held``).
 
-    So every replica has work of every owner who has any, as far as it goes round; and since each gives them their
-    shares of what it does, they have them of what all do together.
+    So every replica holds work of every owner as far as possible. Since each replica gives owners their shares of its
+    work, they also have their shares of the total.
     """
     left = {(one.deadline_class, one.owner): one.num_chunks for one in free if one.num_chunks > 0}
     has, taken = Counter(held), Counter[str]()
@@ -114,14 +115,15 @@ def owners_in_turn(free: Iterable[Free], held: Mapping[str, int], count: int) ->
 
 
 def claim_order(chunk: Chunk, end: End) -> tuple[int, float, str, int]:
-    """Sorts chunks as a replica takes them: the most urgent batches, among those from one end of the density order."""
+    """Sort key of the chunks that a replica leases: the most urgent first, among those from one end of the density
+    order."""
     return (chunk.deadline_class, -chunk.density if end is End.DENSE else chunk.density, *chunk.key)
 
 
 def end_to_take(compute_s: float, memory_s: float, wanted_density: float) -> End:
-    """The end that brings what a replica holds (seconds of its claimed work) nearer to the density that it wants.
+    """The end that moves the work held by a replica (seconds) towards the density that it wants.
 
-    BlendServe's dual scan with replicas for its two pointers: each leans towards what it lacks, and all take from the
+    BlendServe's dual scan with replicas for its two pointers: each takes the kind that it lacks, and all take from the
     same two ends.
     """
     return End.DENSE if compute_s <= wanted_density * memory_s else End.SPARSE
@@ -135,7 +137,7 @@ class _Place:
 
 
 class Board:
-    """All chunks with lines that have not ended."""
+    """All chunks with unfinished lines."""
 
     def __init__(self) -> None:
         self._places: dict[ChunkKey, _Place] = {}
@@ -148,7 +150,7 @@ class Board:
             self._places[chunk.key] = _Place(chunk)
 
     def claim(self, end: End, now_s: float, limit: int = 1) -> list[Claim]:
-        """Lends the next chunks that nobody holds, or whose lease is over."""
+        """Leases the next chunks that are free or whose lease has expired."""
         free = [place for place in self._places.values() if place.leased_until_s <= now_s]
         free.sort(key=lambda place: claim_order(place.chunk, end))
         for place in free[:limit]:
@@ -157,32 +159,33 @@ class Board:
         return [Claim(place.chunk.key, place.epoch) for place in free[:limit]]
 
     def holds(self, claim: Claim) -> bool:
-        """Whether results under this claim are taken: also after its lease, until another claim is made."""
+        """Whether results under this lease are accepted. They still are after it expires, until another lease
+        is made."""
         place = self._places.get(claim.key)
         return place is not None and place.epoch == claim.epoch
 
     def renew(self, claim: Claim, now_s: float) -> bool:
-        """False when the chunk is another's, or done with: its lines need not go on here."""
+        """Renews a lease. False: another replica has the chunk, or it is done, so its lines should stop here."""
         if not self.holds(claim):
             return False
         self._places[claim.key].leased_until_s = now_s + LEASE_S
         return True
 
     def release(self, claim: Claim) -> bool:
-        """Gives a chunk back before its time. Results under the claim are still taken, until the next one."""
+        """Returns a chunk early. Results under the lease are still accepted, until the next one."""
         if not self.holds(claim):
             return False
         self._places[claim.key].leased_until_s = -math.inf
         return True
 
     def complete(self, claim: Claim) -> bool:
-        """Takes a chunk whose lines have all ended off the board."""
+        """Removes a chunk of which all lines have ended."""
         if not self.holds(claim):
             return False
         del self._places[claim.key]
         return True
 
     def withdraw(self, batch_id: str) -> None:
-        """Of a batch that is cancelled or over: all of its claims are void."""
+        """Removes a batch that was cancelled or has ended; all of its leases become invalid."""
         for key in [key for key in self._places if key.batch_id == batch_id]:
             del self._places[key]

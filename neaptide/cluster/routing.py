@@ -8,23 +8,12 @@ sent since, and remembers their prefixes. Nothing here reads a clock, draws a ra
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import ClassVar
 
-KEY_BYTES = 8
-"""Length of a key, the beginning of a block's hash. Among a million cached prefixes two keys collide with probability
-3e-8."""
-SAMPLED_BELOW = 32
-"""A digest has the keys whose first byte is below this: one block in eight, at any position. A replica of 25,000 blocks
-reports 25 KB."""
-
-
-def digest_of(block_hashes: Collection[bytes]) -> frozenset[bytes]:
-    """Sampled keys of a replica's cached blocks. Hashes are chained, so a block's hash identifies everything before it
-    too."""
-    return frozenset(found[:KEY_BYTES] for found in block_hashes if found[0] < SAMPLED_BELOW)
+from neaptide.engine.kv.cache_digest import KEY_BYTES, SAMPLED_BELOW
 
 
 @dataclass(slots=True, frozen=True)

@@ -28,7 +28,7 @@ class CommandError(Exception):
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", base_url: str) -> None:
     """Adds the ``batch`` command; ``base_url`` is the default server."""
-    parser = subparsers.add_parser("batch", help="work with batch files on a running server")
+    parser = subparsers.add_parser("batch", help="submit, watch and fetch batches on a running server")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
 
     def action(name: str, help_text: str, run: Callable[[httpx.Client, argparse.Namespace], int]) -> Any:
@@ -38,17 +38,19 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         )
         keys = sub.add_mutually_exclusive_group()
         keys.add_argument("--api-key-file", metavar="FILE", type=Path, help="file with the key to send")
-        keys.add_argument("--api-key", metavar="KEY", help="the key itself; other users of the machine can read it")
+        keys.add_argument("--api-key", metavar="KEY", help="the key itself; other users of the machine can see it")
         sub.set_defaults(func=lambda args: _run(run, args))
         return sub
 
     submit = action("submit", "upload a JSONL file and start a batch on it", _submit)
     submit.add_argument("file", metavar="FILE", type=Path, help="one request per line, as in OpenAI's Batch API")
-    submit.add_argument("--endpoint", default="/v1/chat/completions", help="(/v1/chat/completions)")
-    submit.add_argument("--window", default="24h", help="completion window (24h)")
+    submit.add_argument(
+        "--endpoint", default="/v1/chat/completions", help="API endpoint of every line (/v1/chat/completions)"
+    )
+    submit.add_argument("--window", default="24h", help="completion window: the batch expires after this time (24h)")
     submit.add_argument("--wait", action="store_true", help="watch the batch until it ends")
-    listing = action("list", "show batches, newest first", _list)
-    listing.add_argument("--limit", type=_limit, default=20, metavar="N", help="show at most N batches (20)")
+    listing = action("list", "show batches, the newest first", _list)
+    listing.add_argument("--limit", type=_limit, default=20, metavar="N", help="show at most this many (20)")
     listing.add_argument("--json", action="store_true", help="print each as one line of JSON")
     watch = action("watch", "show a batch's progress until it ends", _watch)
     cancel = action("cancel", "stop a batch; finished results are kept", _cancel)
@@ -234,18 +236,19 @@ def _follow(client: httpx.Client, batch: dict[str, Any]) -> int:
     if batch["status"] != "completed":
         for said in errors_of(batch, SHOWN_ERRORS):
             print(f"  {said}", file=sys.stderr)
-        raise CommandError(f"the batch is {batch['status']}: {_counted(batch)}")
+        raise CommandError(_unsuccessful(batch))
     if failed := batch["request_counts"]["failed"]:
         whole = "All lines" if failed == batch["request_counts"]["total"] else "Some lines"
         print(f"{whole} failed; see why with: neaptide batch results {batch['id']} --errors", file=sys.stderr)
     return 0
 
 
-def _counted(batch: dict[str, Any]) -> str:
+def _unsuccessful(batch: dict[str, Any]) -> str:
     counts = batch["request_counts"]
-    if not counts["total"]:
-        return "no line was run"
-    return f"{counts['completed']} of {counts['total']} lines completed, {counts['failed']} failed"
+    if batch["status"] == "failed" and not counts["total"]:
+        return "batch rejected: no line was run. Fix these lines and submit again"
+    completed = f"{counts['completed']} of {counts['total']} lines completed"
+    return f"the batch is {batch['status']}: {completed}, {counts['failed']} failed"
 
 
 def _next(client: httpx.Client, batch: dict[str, Any]) -> dict[str, Any]:

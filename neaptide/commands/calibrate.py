@@ -11,37 +11,20 @@ from neaptide.server.settings import EMBEDDED_MODEL
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "calibrate",
-        help="measure step times on this machine and write a device profile",
-        description="Measures steps of a model on this machine, fits the iteration-time models, shows each one's "
-        "error on held-out steps, and writes a device profile. The machine should be otherwise idle.",
+        help="measure how long steps take on this machine, and write a device profile",
+        description="Measures steps of a model on this machine, fits the iteration-time models, says how well each "
+        "predicts steps that were held out, and writes a device profile. The machine should have nothing else to do.",
     )
     add = parser.add_argument
     add("--model", default=EMBEDDED_MODEL, metavar="MODEL", help=f"directory, hub id, or {EMBEDDED_MODEL} (default)")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
-    add(
-        "--num-threads",
-        type=_num_threads,
-        default=0,
-        metavar="N",
-        help="compute threads on a CPU (0: the server's default)",
-    )
-    add(
-        "--executor",
-        default="torch",
-        metavar="NAME",
-        help="executor that computes the steps, in this interpreter (torch)",
-    )
-    add("--executor-arg", action="append", default=[], metavar="K=V", help="an argument of the executor")
-    add(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="write the profile here; the file's name becomes its name",
-    )
-    add("--quick", action="store_true", help="take 20 s instead of 120; less precise")
-    add("--budget-s", type=_budget_s, metavar="S", help="take S seconds")
+    add("--num-threads", type=_num_threads, default=0, metavar="N", help="compute threads on a CPU (0: as the server)")
+    add("--executor", default="torch", metavar="NAME", help="what computes the steps (torch), in this interpreter")
+    add("--executor-arg", action="append", default=[], metavar="K=V", help="argument for the executor; may be repeated")
+    add("--out", type=Path, required=True, metavar="FILE", help="file for the profile")
+    add("--quick", action="store_true", help="take 20 s instead of 120; less accurate")
+    add("--budget-s", type=_budget_s, metavar="S", help="time to take, in seconds")
     add("--seed", type=int, default=0, metavar="N", help="seed of the order of steps (0)")
     add("--json", action="store_true", help="print the profile as one line of JSON and nothing else")
     parser.set_defaults(func=run_command)

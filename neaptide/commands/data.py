@@ -23,45 +23,44 @@ Action = Callable[["Store", argparse.Namespace], int]
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "data",
-        help="inspect and tidy a data directory while no server uses it",
-        description="Inspects and tidies a data directory. Stop the server that uses it first.",
+        help="check, repair and clean up the data directory of a stopped server",
+        description="Checks, repairs and cleans up a data directory. Stop its server first.",
     )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
 
     def action(name: str, help_text: str, run: Action) -> argparse.ArgumentParser:
         sub = actions.add_parser(name, help=help_text)
-        sub.add_argument("--data-dir", metavar="DIR", help="the server's (as for serve)")
+        sub.add_argument("--data-dir", metavar="DIR", help="the server's data directory (as for serve)")
         sub.add_argument("--store", metavar="URL", help="the server's database (as for serve)")
         sub.add_argument("--blobs", metavar="URL", help="the server's shared storage (as for serve)")
         sub.add_argument("--json", action="store_true", help="print one line of JSON and nothing else")
         sub.set_defaults(func=lambda args: _run(run, args))
         return sub
 
-    action("sizes", "show what uses how much space", _sizes)
-    check = action("check", "verify the checksum of every file and result; status 1 if one differs", _check)
+    action("sizes", "show how much space each part takes", _sizes)
+    check = action("check", "compare every file and result with its checksum; exit status 1 if one differs", _check)
     check.add_argument(
         "--repair",
         action="store_true",
-        help="rebuild result files from the database, and drop files that are missing or damaged for good; batches "
-        "that wait for a dropped file end",
+        help="rebuild result files from the database, and drop files that are missing or damaged for good; unfinished "
+        "lines of a batch that needs a dropped file fail",
     )
-    prune = action("prune", "remove expired data and return the space to the disk", _prune)
+    prune = action("prune", "delete what has expired, and return the space to the disk", _prune)
+    prune.add_argument("--moved-aside", action="store_true", help="also delete what is in moved-aside")
     prune.add_argument(
-        "--moved-aside", action="store_true", help="also delete files that earlier starts and prunes set aside"
-    )
-    prune.add_argument(
-        "--batches-older-than", type=float, metavar="DAYS", help="also delete batches that ended this many days ago"
+        "--batches-older-than", type=float, metavar="DAYS", help="also delete batches that ended at least this long ago"
     )
 
 
 def _run(run: Action, args: argparse.Namespace) -> int:
+    from neaptide.launch.sharing import sharing_of
     from neaptide.server.batches.storing.data_dir import StoreError
     from neaptide.server.batches.storing.store import Store, StoreUnavailableError
 
     try:
         settings = load_settings({"data_dir": args.data_dir, "store": args.store, "blobs": args.blobs})
         # An operator's command has no deadline: a large database takes long to read.
-        store = Store(data_path(settings.data_dir), settings.store, settings.blobs, limit_s=math.inf)
+        store = Store(data_path(settings.data_dir), sharing_of(settings), limit_s=math.inf)
         store.open(create=False)
         try:
             return run(store, args)

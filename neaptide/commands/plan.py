@@ -38,32 +38,30 @@ MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser("plan", help="find the smallest capacity for a traffic peak, by simulation")
+    parser = subparsers.add_parser(
+        "plan", help="find the fewest GPUs that meet the latency targets at peak load, by simulation"
+    )
     add = parser.add_argument
     add_load(parser)
-    profiles_help = "device profiles, by name or file; with several, the cheapest is reported"
+    profiles_help = "device profiles, by name or file; the cheapest is recommended"
     add("--profile", nargs="+", default=["h100-80g-llama-3.1-8b"], metavar="NAME", help=profiles_help)
-    price_help = "price of a replica per hour, one for each profile, in any currency (counts devices)"
+    price_help = "price of one replica for an hour, one per profile, in any currency (1 per device)"
     add("--price", type=float, nargs="+", metavar="X", help=price_help)
-    find_help = "minimise the number of replicas, or the KV memory of each (replicas)"
+    find_help = "what to minimise: the number of replicas, or the KV memory of each (replicas)"
     add("--find", choices=("replicas", "kv"), default="replicas", help=find_help)
     add("--replicas", type=int, default=1, metavar="N", help="with --find kv: replicas that share the load (1)")
-    add("--max-replicas", type=int, default=64, metavar="N", help="with --find replicas: largest number tried (64)")
+    add("--max-replicas", type=int, default=64, metavar="N", help="with --find replicas: largest number to try (64)")
     add(
-        "--attainment",
-        type=float,
-        default=0.9,
-        metavar="X",
-        help="fraction of requests that must meet both targets (0.9)",
+        "--attainment", type=float, default=0.9, metavar="X", help="share of requests that must meet both targets (0.9)"
     )
     add("--peak-s", type=float, default=300.0, metavar="X", help="length of the peak in seconds (300)")
     margin_help = "seconds simulated before and after the peak, not counted (30)"
     add("--margin-s", type=float, default=30.0, metavar="X", help=margin_help)
-    policy_help = "scheduling policy, optionally with its step tokens and slots: a, b@1536 or c@2048x512 (neaptide)"
+    policy_help = "scheduling policy; NAME@1536 or NAME@2048x512 sets its own step tokens and slots (neaptide)"
     add("--policy", default="neaptide", metavar="P", help=policy_help)
     add_limits(parser)
     add("--json", type=Path, metavar="OUT", help="also write the result to this file")
-    plot_help = "plot attainment and offline tokens/s against size (.png, .pdf, .svg, ...); takes longer"
+    plot_help = "draw attainment and offline tokens/s against size (.png, .pdf, .svg); takes more simulations"
     add("--plot", type=Path, metavar="OUT.png", help=plot_help)
     parser.set_defaults(func=run_command)
 

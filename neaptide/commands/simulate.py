@@ -42,11 +42,13 @@ OF_ONE_RUN = ("step_log", "chrome_trace", "explain")
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser("simulate", help="run policies on a virtual clock and a device profile")
+    parser = subparsers.add_parser("simulate", help="simulate a scheduling policy on recorded traffic; needs no GPU")
     add = parser.add_argument
-    policy_help = "scheduling policies, optionally with their step tokens and slots: a,b@1536,c@2048x512 (neaptide)"
+    policy_help = (
+        "scheduling policy, or several with commas; NAME@1536 and NAME@2048x512 set step tokens and slots (neaptide)"
+    )
     add("--policy", default="neaptide", metavar="P", help=policy_help)
-    without_help = f"disable features of the policy neaptide: {', '.join(PARTS)}"
+    without_help = f"disable parts of the policy neaptide: {', '.join(PARTS)}"
     add("--without", default="", metavar="PART,...", help=without_help)
     plan_help = (
         f"order of the offline pool, planned outside the engine: {', '.join((*ORDERS, TWO_ENDS))}, or another "
@@ -54,10 +56,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     add("--plan", metavar="ORDER", help=plan_help)
     add_load(parser)
-    arrivals_help = "ROWS rows of each set every SECONDS, or recorded: at the times in its trace file"
-    add("--offline-arrivals", metavar="ROWS@SECONDS", help=f"{arrivals_help} (all at once)")
+    arrivals_help = (
+        "submit this many rows of each set per interval, or recorded: at the trace file's times (all at once)"
+    )
+    add("--offline-arrivals", metavar="ROWS@SECONDS", help=arrivals_help)
     add(
-        "--warm-up-s", type=float, default=0.0, metavar="X", help="seconds of offline work before the first arrival (0)"
+        "--warm-up-s",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="seconds of offline work alone before the first online request (0)",
     )
     add("--profile", default="h100-80g-llama-3.1-8b", metavar="NAME", help="device profile, by name or file")
     add_limits(parser)
@@ -65,7 +73,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add("--json", type=Path, metavar="OUT", help="also write the result to this file")
     add("--step-log", type=Path, metavar="OUT", help="write every scheduling decision, for replay; .gz compresses")
     add("--chrome-trace", type=Path, metavar="OUT", help="write a trace for chrome://tracing or Perfetto")
-    add("--explain", type=int, metavar="STEP", help="print the content of this step, and why")
+    add("--explain", type=int, metavar="STEP", help="print what this step computed, and why")
     parser.set_defaults(func=run_command)
 
 

@@ -30,50 +30,100 @@ MAX_HOST_CACHE_GIB = 1e6
 
 def add_load(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--online", default="none", metavar="TRACE", help="a trace or synthetic online set, a trace file, or none")
-    add("--online-window", metavar="A:B", help="seconds of the trace, before --speed (all)")
-    add("--speed", type=float, default=1.0, metavar="X", help="arrival times are divided by it (1)")
-    add("--offline", nargs="+", default=["none"], metavar="FILE", help="offline sets, OpenAI batch files, or none")
+    add(
+        "--online",
+        default="none",
+        metavar="TRACE",
+        help="online load: the name of a trace or synthetic set, a trace file, or none",
+    )
+    add("--online-window", metavar="A:B", help="part of the trace to use, in its own seconds (all)")
+    add("--speed", type=float, default=1.0, metavar="X", help="divide arrival times by this: 2 is twice the load (1)")
+    add(
+        "--offline",
+        nargs="+",
+        default=["none"],
+        metavar="FILE",
+        help="offline load: names of sets, OpenAI batch files, trace files, or none",
+    )
     add("--keep-order", action="store_true", help="do not shuffle the offline requests")
-    add("--ttft-slo-s", type=float, default=1.0, metavar="X", help="target time to first token (1)")
-    add("--tpot-slo-s", type=float, default=0.05, metavar="X", help="target time per further token (0.05)")
-    add("--seed", type=int, default=0, metavar="N")
+    add("--ttft-slo-s", type=float, default=1.0, metavar="X", help="TTFT target in seconds (1)")
+    add("--tpot-slo-s", type=float, default=0.05, metavar="X", help="TPOT target in seconds (0.05)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of everything random (0)")
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
     """Flags of the device and the engine."""
     add = parser.add_argument
-    add("--overlap-kappa", type=float, default=1.0, metavar="K", help="1: compute and memory do not overlap (1)")
-    add("--overlap-depth", type=int, default=0, choices=(0, 1), help="1: schedule the next step while one runs (0)")
+    add(
+        "--overlap-kappa",
+        type=float,
+        default=1.0,
+        metavar="K",
+        help="overlap of compute and memory: 0 full, 1 none (1)",
+    )
+    add(
+        "--overlap-depth",
+        type=int,
+        default=0,
+        choices=(0, 1),
+        help="1: plan the next step while one runs, as on a GPU (0)",
+    )
     add("--block-size", type=int, default=16, metavar="N", help="tokens per KV block (16)")
-    add("--max-num-seqs", type=int, default=256, metavar="N", help="most requests that hold KV at once (256)")
-    add("--max-num-batched-tokens", type=int, default=2048, metavar="N", help="most tokens per step (2048)")
-    add("--max-tokens", type=int, metavar="N", help="largest max_tokens of clients (the rest of the context)")
-    add("--max-model-len", type=int, default=131_072, metavar="N", help="context: prompt and output (131072)")
-    add("--noise", type=float, default=0.0, metavar="X", help="standard deviation of log step times (0)")
-    planning_help = "factor on the profile's planning time; 0: no time (1)"
+    add(
+        "--max-num-seqs",
+        type=int,
+        default=256,
+        metavar="N",
+        help="largest number of requests in the KV cache at once (256)",
+    )
+    add(
+        "--max-num-batched-tokens",
+        type=int,
+        default=2048,
+        metavar="N",
+        help="largest number of tokens of a step (2048)",
+    )
+    add("--max-tokens", type=int, metavar="N", help="max_tokens of every request (the rest of the context)")
+    add(
+        "--max-model-len",
+        type=int,
+        default=131_072,
+        metavar="N",
+        help="largest number of prompt and output tokens of a request (131072)",
+    )
+    add(
+        "--noise",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="random spread of step times: standard deviation of their logarithm (0)",
+    )
+    planning_help = "factor on the profile's planning time; 0: planning takes no time (1)"
     add("--planning-scale", type=float, default=1.0, metavar="X", help=planning_help)
     host_help = "host memory for evicted KV blocks (0)"
     add("--host-cache-gib", type=float, default=0.0, metavar="GIB", help=host_help)
-    headroom_help = (
-        f"memory reserved for online work: {', '.join(HEADROOM_KINDS)}, or NAME@PERCENT ({DEFAULT_HEADROOM})"
-    )
+    headroom_help = f"forecast of online memory: {', '.join(HEADROOM_KINDS)}, or NAME@PERCENT ({DEFAULT_HEADROOM})"
     add("--headroom", default=DEFAULT_HEADROOM, metavar="NAME", help=headroom_help)
 
 
 def add_fleet(parser: argparse.ArgumentParser) -> None:
     """Flags of a cluster."""
     add = parser.add_argument
-    add("--replicas", type=int, default=1, metavar="N", help="simulated engines behind a router (1)")
-    add("--router", metavar="NAME", help=f"with --replicas: {', '.join(ROUTERS)} (slack)")
-    placement_help = "replicas lease chunks of one pool, or each has its part of the plan (claims)"
+    add("--replicas", type=int, default=1, metavar="N", help="number of replicas behind a router (1)")
+    add("--router", metavar="NAME", help=f"how requests go to replicas: {', '.join(ROUTERS)} (slack)")
+    placement_help = "offline rows are leased from one pool, or divided among replicas at the start (claims)"
     add("--placement", metavar="HOW", help=f"{', '.join(PLACEMENTS)}: {placement_help}")
-    lost_help = "times at which the longest-serving replica is lost and another one starts"
+    lost_help = "times at which the oldest replica fails; another one is started"
     add("--lose-at", type=float, nargs="+", metavar="S", help=lost_help)
-    scale_help = "scale between MIN and MAX replicas, by online load and the pool's deadlines (fixed size)"
+    scale_help = "change the number of replicas with online load and batch deadlines (off)"
     add("--autoscale", metavar="MIN:MAX", help=scale_help)
     add("--start-up-s", type=float, metavar="X", help="seconds from a replica's start until it serves (60)")
-    add("--deadline-s", type=float, metavar="X", help="deadline of every offline job, from its submission (none)")
+    add(
+        "--deadline-s",
+        type=float,
+        metavar="X",
+        help="deadline of every offline job, in seconds from its submission (none)",
+    )
 
 
 def fleet_of(args: argparse.Namespace) -> Fleet | None:

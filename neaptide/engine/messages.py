@@ -281,7 +281,7 @@ class Room(msgspec.Struct, array_like=True, gc=False, frozen=True):
     prompt_token_s: float
     """Seconds of it that one more prompt token takes."""
     cached: bytes | None = None
-    """Concatenated ``cluster.routing.digest_of`` of the cached blocks. None if it was not asked for."""
+    """Concatenated ``kv.cache_digest.digest_of`` of the cached blocks. None if it was not asked for."""
     online_load: float = 0.0
     """Fraction of the engine's time that its online targets need."""
 

@@ -42,8 +42,8 @@ SLOW_CORE = PlanningCost(7.5e-4, 5.5e-7, 2.6e-5)
 """Offline plans: 10.3 s for 400,000 rows of 250 tokens (``neaptide experiment planning-time``, a busy core).
 
 Steps: ``benchmarks.scheduling`` on one shared 2.5 GHz core measured 0.8 ms at 125 running requests and 1.3 ms at 1,000,
-for any number of waiting rows (docs/log.md). Calibration does not measure it, so every measured profile has these
-figures.
+for any number of waiting rows (lab/notebook/README.md). Calibration does not measure it, so every measured profile has
+these figures.
 """
 
 

@@ -18,7 +18,7 @@ from neaptide.estimator.forecast import ConformalForecast, MuSigmaForecast, Quan
 Recipe = dict[str, Any]
 HEADROOM_RATIO = 0.1
 DEFAULT_HEADROOM = "near"
-"""Default of the server and the simulator: see docs/forecast.md."""
+"""Default of the server and the simulator: see docs/memory.md."""
 COVERAGE = 0.95
 NEAR_HORIZON_S = 5.0
 """Short, because later online demand finds memory of offline requests that have ended by then."""

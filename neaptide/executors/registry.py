@@ -10,6 +10,7 @@ from typing import NamedTuple
 from neaptide.engine.clock import Clock
 from neaptide.engine.config import EngineConfig
 from neaptide.executors.contract import StartedExecutor
+from neaptide.extras import check_part
 
 
 class Kind(NamedTuple):
@@ -17,6 +18,8 @@ class Kind(NamedTuple):
 
     factory: str
     """``module:function``."""
+    package: str | None = None
+    """The package that it computes with, of an extra of our distribution."""
     takes_arguments: bool = False
     """The executor has arguments of its own (``ExecutorConfig.arguments``)."""
     knows_families: bool = False
@@ -39,6 +42,7 @@ EXECUTORS: dict[str, Kind] = {
     "sim": Kind("neaptide.simulation.served:start"),
     "torch": Kind(
         "neaptide.executors.torch.start:start",
+        package="torch",
         has_host_cache=True,
         can_be_batch_invariant=True,
         can_quantize=True,
@@ -93,6 +97,7 @@ def start_executor(config: EngineConfig, clock: Clock) -> StartedExecutor:
 
     Raises:
         UnknownExecutorError: the executor does not exist.
+        MissingPartError: this interpreter lacks the executor's package.
         UnsupportedModelError, OSError, ValueError, RuntimeError: the executor cannot start. The message says why.
     """
     executor = config.executor
@@ -103,5 +108,7 @@ def start_executor(config: EngineConfig, clock: Clock) -> StartedExecutor:
         executor.batch_invariant,
         executor.quantization,
     )
+    if kind.package is not None:
+        check_part(kind.package)
     started: StartedExecutor = pkgutil.resolve_name(kind.factory)(config, clock)
     return started

@@ -1,4 +1,4 @@
-"""Composition root of a calibration: the executor of a model, as a server would start it, and its step times."""
+"""Composition root of a calibration: starts a model's executor as a server would, and measures its step times."""
 
 from collections.abc import Callable, Mapping
 

@@ -3,7 +3,25 @@
 import os
 from pathlib import Path
 
+from neaptide.extras import check_part
 from neaptide.server.settings import Settings
+
+
+def check_parts(settings: Settings) -> None:
+    """Looks for what a server needs beyond the base installation. An engine on another interpreter finds its own.
+
+    Raises:
+        MissingPartError: a package is not installed; the message is one line.
+    """
+    from neaptide.executors.registry import EXECUTORS
+
+    kind = EXECUTORS.get(settings.executor)
+    if settings.engine_python is None and kind is not None and kind.package is not None:
+        check_part(kind.package)
+    for package in ("fastapi", "sqlalchemy", "llguidance"):
+        check_part(package)
+    if settings.store is not None:
+        check_part("psycopg")
 
 
 def check_files(settings: Settings) -> None:

@@ -23,7 +23,8 @@ from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, ProfileConfig, SchedulerConfig
 from neaptide.engine.messages import EngineFatal
 from neaptide.launch.collector import pass_over_start_up
-from neaptide.launch.early_checks import check_files
+from neaptide.launch.early_checks import check_files, check_parts
+from neaptide.launch.sharing import sharing_of
 from neaptide.launch.stopping import Drain, cut
 from neaptide.launch.threads import default_num_threads
 from neaptide.server.batches.storing.data_dir import PROFILES, REQUEST_LOG, TEMPORARY, StoreError
@@ -157,7 +158,9 @@ def serve(settings: Settings, listener: socket.socket | None = None) -> int:
 
     Raises:
         SettingsError, LaunchError: the model, the port, the data directory or the engine cannot be used.
+        MissingPartError: a package that the settings need is not installed.
     """
+    check_parts(settings)
     configure_logging(settings.log_level, settings.log_format)
     keep_little()
     sys.setswitchinterval(THREAD_SWITCH_S)
@@ -235,9 +238,7 @@ def _http_server(
         keys = KeyRing(settings.api_key)
         batch_settings = BatchSettings(
             data_dir=data_dir,
-            store_url=settings.store,
-            blobs_url=settings.blobs,
-            lease_s=settings.chunk_lease_s,
+            sharing=sharing_of(settings),
             completion_windows=settings.completion_windows,
             file_life_s=int(settings.file_retention_days * DAY_S),
         )

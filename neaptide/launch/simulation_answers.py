@@ -3,11 +3,11 @@
 import signal
 import time
 import traceback
+from importlib import import_module
 from typing import BinaryIO
 
 import msgspec
 
-from neaptide.cluster.capacity.what_if import Change, what_if
 from neaptide.server.children.child import in_bursts
 from neaptide.server.children.frames import read_frame, write_frame
 from neaptide.server.shadow.frames import (
@@ -47,7 +47,9 @@ def answer_tasks(source: BinaryIO, sink: BinaryIO) -> None:
 def _what_if(task: WhatIfTask) -> WhatIfAnswer:
     # Limits processor time; the signal's default action ends this process.
     signal.setitimer(signal.ITIMER_PROF, WHAT_IF_CPU_S)
-    change = Change(
+    # By name: an answer counts replicas, and a server that nobody asks loads nothing of the cluster.
+    capacity = import_module("neaptide.cluster.capacity.what_if")
+    change = capacity.Change(
         traffic=task.traffic,
         ttft_slo_s=task.ttft_slo_s,
         tpot_slo_s=task.tpot_slo_s,
@@ -55,7 +57,7 @@ def _what_if(task: WhatIfTask) -> WhatIfAnswer:
         attainment=task.attainment,
     )
     try:
-        found = what_if(Recording.decode(task.pieces), change)
+        found = capacity.what_if(Recording.decode(task.pieces), change)
     except ValueError as error:
         return WhatIfAnswer(refusal=str(error))
     finally:

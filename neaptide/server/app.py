@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from starlette.middleware.cors import CORSMiddleware
 
@@ -76,7 +77,7 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     if state.batches is not None:
         batches = state.batches
         metrics.add_source(
-            BatchMetrics(state.registry, batches.store, state.context.wall_clock, batches.outlooks, batches.claims)
+            BatchMetrics(state.registry, batches.store, state.context.wall_clock, batches.outlooks, batches.leases)
         )
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=state.registry)
@@ -94,7 +95,7 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     app.state.batches = state.batches
     app.state.shadow = state.shadow
     app.state.room_desk = RoomDesk(state.context.client, lambda: state.context.clock())
-    install_handlers(app)
+    install_handlers(app, RequestValidationError)
     install_openapi(app)
     app.add_middleware(HeadMiddleware)
     # The last one added is the outermost. So replies of the key check also get a request id, and a browser's CORS

@@ -48,20 +48,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What an operator may set. Flags win over environment variables, those over the TOML file."""
 
     model: Annotated[
-        str, Option("Directory in Hugging Face layout, a hub id, or the embedded neaptide-tiny.", "MODEL")
+        str,
+        Option("Model to serve: a directory in Hugging Face layout, a hub id, or the embedded neaptide-tiny.", "MODEL"),
     ] = EMBEDDED_MODEL
     served_model_name: Annotated[
-        str | None, Option("Id of the model on the API; by default the last part of its name.", "ID")
+        str | None, Option("Name of the model in the API; by default the last part of MODEL.", "ID")
     ] = None
     host: Annotated[str, Option("Address to listen on.", "ADDRESS")] = "127.0.0.1"
-    port: Annotated[int, Option("Port to listen on; 0 takes a free one.", "PORT", low=0, high=65535)] = 8000
+    port: Annotated[int, Option("Port to listen on; 0 takes a free port.", "PORT", low=0, high=65535)] = 8000
     data_dir: Annotated[
-        str, Option("Directory of files, batches and the results of both; survives restarts.", "DIR")
+        str, Option("Directory for uploaded files, batches and results. It survives restarts.", "DIR")
     ] = "~/.local/share/neaptide"
     store: Annotated[
         str | None,
         Option(
-            "Database of files and batches: postgresql://USER@HOST/DATABASE; by default SQLite in the data directory.",
+            "Database for files and batches: postgresql://USER@HOST/DATABASE. The default is SQLite in the data "
+            "directory.",
             "URL",
             page="cluster",
         ),
@@ -69,8 +71,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     blobs: Annotated[
         str | None,
         Option(
-            "Storage of files that several servers on one --store share: file:///DIRECTORY or s3://BUCKET/PREFIX; by "
-            "default the data directory, and one server.",
+            "File storage that several servers share: file:///DIRECTORY or s3://BUCKET/PREFIX. Needs --store. By "
+            "default files are in the data directory of the one server.",
             "URL",
             page="cluster",
         ),
@@ -78,7 +80,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     chunk_lease_s: Annotated[
         float,
         Option(
-            "With --blobs: so long after its last sign of life the lines that a server has claimed are others'.",
+            "With --blobs: if a server is silent for this long, others take over its batch lines.",
             "SECONDS",
             low=1,
             high=600,
@@ -88,7 +90,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     file_retention_days: Annotated[
         float,
         Option(
-            "Life of batch input and result files whose client asks for no other; their results go with them.",
+            "Days to keep batch files, unless the client sets another expiry.",
             "DAYS",
             above=0,
             high=36_500,
@@ -97,27 +99,36 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     request_log_max_mb: Annotated[
         float,
         Option(
-            "Largest size of engine-requests.jsonl in the data directory; a fuller one becomes the first old one.",
+            "Size at which engine-requests.jsonl in the data directory is rotated.",
             "MB",
             above=0,
             high=1e6,
         ),
     ] = 64.0
-    request_log_old_files: Annotated[int, Option("How many old ones are kept.", "N", low=0, high=1000)] = 1
-    device: Annotated[str, Option("Where the model runs.", choices=("auto", "cpu", "cuda"))] = "auto"
+    request_log_old_files: Annotated[
+        int, Option("Rotated engine-requests.jsonl files to keep.", "N", low=0, high=1000)
+    ] = 1
+    device: Annotated[
+        str,
+        Option(
+            "Device that runs the model. auto is a CUDA GPU if there is one, else the CPU.",
+            choices=("auto", "cpu", "cuda"),
+        ),
+    ] = "auto"
     dtype: Annotated[
         str,
         Option(
-            "Type of weights and KV cache; auto is the checkpoint's own where the device computes it natively.",
+            "Data type of weights and KV cache. auto is the checkpoint's type if the device computes it natively.",
             choices=("auto", "float32", "bfloat16", "float16"),
         ),
     ] = "auto"
     profile: Annotated[
         str | None,
         Option(
-            "Device profile of the step times; by default one of an earlier start, else a short measurement.",
+            "Device profile: how long steps take. By default the one measured at an earlier start, else a short "
+            "measurement.",
             "NAME|FILE",
-            page="calibration",
+            page="simulate-plan-loadtest",
         ),
     ] = None
     policy: Annotated[
@@ -129,11 +140,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             page="write-a-policy",
         ),
     ] = "neaptide"
-    ttft_slo_ms: Annotated[float, Option("Default target for the time to the first token.", "MS", above=0)] = 1000.0
+    ttft_slo_ms: Annotated[
+        float, Option("Target for the time to the first token (TTFT), unless a request sets its own.", "MS", above=0)
+    ] = 1000.0
     tpot_slo_ms: Annotated[
         float | None,
         Option(
-            "Default target for the mean time per further token; by default 50 with device cuda, else 100.",
+            "Target for the mean time per further token (TPOT), unless a request sets its own. By default 50 with "
+            "--device cuda, else 100.",
             "MS",
             above=0,
         ),
@@ -141,8 +155,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     api_key: Annotated[
         tuple[str, ...],
         Option(
-            "Accepted keys, each with its tier, the mark of an operator and its weight in the offline work; by default "
-            "there is no authentication.",
+            "Accepted API key, with its tier, the admin right and its weight in batch work. Without keys every request "
+            "is accepted.",
             "KEY[:TIER][:admin][:xN]",
             is_repeated=True,
             page="operations",
@@ -151,57 +165,65 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     allowed_hosts: Annotated[
         tuple[str, ...],
         Option(
-            "Names in the Host header that are answered beside loopback names; * is any. By default any, but a server "
-            "on loopback without keys answers loopback names only: no web page reaches it by a name of its own.",
+            "Names accepted in the Host header besides loopback names; * accepts any. By default any, except that a "
+            "server on loopback without keys accepts loopback names only, which stops DNS rebinding.",
             "NAME,...",
         ),
     ] = ()
     cors_origins: Annotated[
         tuple[str, ...],
-        Option("Sites whose pages may call from a browser, as https://name; * is any, by default none.", "ORIGIN,..."),
+        Option(
+            "Web sites whose pages may call this server, as https://name; * allows any. By default none.", "ORIGIN,..."
+        ),
     ] = ()
     completion_windows: Annotated[
-        tuple[str, ...], Option("Values of a batch's completion_window that are accepted.", "24h,...")
+        tuple[str, ...], Option("Accepted values of a batch's completion_window, such as 24h.", "24h,...")
     ] = ("24h",)
     offline_max_kv_ratio: Annotated[
-        float, Option("Largest share of the KV blocks that offline work holds.", "RATIO", above=0, high=1)
+        float, Option("Largest share of the KV cache that offline work may hold.", "RATIO", above=0, high=1)
     ] = 0.9
     offline_plan: Annotated[
         str,
         Option(
-            "Whether pools of 500 batch rows and more are planned as a whole, at idle priority in a process of its "
-            "own; auto does so where the device works beside the host, for a CPU has next to nothing to gain by it.",
+            "Order all waiting batch lines together once there are 500. auto: only where the next step is planned "
+            "while one runs, as on GPUs.",
             choices=("auto", "on", "off"),
-            page="planning",
+            page="offline-planning",
         ),
     ] = "auto"
     give_up_steps: Annotated[
         str,
         Option(
-            "Whether a step without online work is given up between layers when an online request comes, and may be "
-            "longer for it, under the policy neaptide where the executor can: torch on a CPU.",
+            "Abort a batch-only step as soon as an online request arrives (torch on CPU, policy neaptide). Such steps "
+            "may then be longer.",
             choices=("on", "off"),
             page="scheduling",
         ),
     ] = "on"
     metrics_compat: Annotated[
         str,
-        Option("Whether the series that stock vLLM dashboards read are exported too.", choices=("vllm", "none")),
+        Option("Also export the series that stock vLLM dashboards read.", choices=("vllm", "none")),
     ] = "vllm"
     max_model_len: Annotated[
         int | None,
-        Option("Prompt and output tokens of one request at most; by default the model's own limit.", "TOKENS", low=1),
+        Option(
+            "Largest number of prompt and output tokens of one request; by default the model's own limit.",
+            "TOKENS",
+            low=1,
+        ),
     ] = None
-    max_num_seqs: Annotated[int, Option("Requests that hold KV at once.", "N", low=1)] = 256
-    max_num_batched_tokens: Annotated[int, Option("Tokens computed in one step at most.", "TOKENS", low=1)] = 2048
+    max_num_seqs: Annotated[int, Option("Largest number of requests in the KV cache at once.", "N", low=1)] = 256
+    max_num_batched_tokens: Annotated[
+        int, Option("Largest number of tokens computed in one step.", "TOKENS", low=1)
+    ] = 2048
     block_size: Annotated[
-        int | None, Option("Tokens per KV block; by default 16, or what the executor prefers.", "TOKENS", low=1)
+        int | None, Option("Tokens per KV block; by default 16, or the executor's own choice.", "TOKENS", low=1)
     ] = None
     kv_cache_gib: Annotated[
         float | None,
         Option(
-            "Memory for KV blocks; by default 1 on a CPU, on a GPU 80% of what is free beside the weights, or with "
-            "executor = 'vllm' what its gpu_memory_utilization leaves.",
+            "Memory for the KV cache. By default 1 on a CPU, and on a GPU 80% of the memory that the weights leave "
+            "free. With --executor vllm the default is what gpu_memory_utilization leaves.",
             "GIB",
             above=0,
             high=1e6,
@@ -210,8 +232,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     host_cache_gib: Annotated[
         float,
         Option(
-            "Host memory for KV blocks that leave the cache while requests may still want them: preempted requests, "
-            "conversations, shared prefixes of batches. Copied only where that is cheaper than computing them again.",
+            "Host memory for KV blocks that are evicted but may be needed again: preempted requests, conversations, "
+            "shared prefixes of batches. Blocks are copied only if that is cheaper than computing them again.",
             "GIB",
             low=0,
             high=1e6,
@@ -220,7 +242,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     num_threads: Annotated[
         int,
         Option(
-            "Compute threads on a CPU; 0 is one for each 16 MiB of weights, at most both of two cores or all but one.",
+            "Compute threads on a CPU. 0 = automatic: one thread per 16 MiB of weights; leaves one core free on "
+            "machines with more than two.",
             "N",
             low=0,
         ),
@@ -228,26 +251,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cpu_kernels: Annotated[
         str,
         Option(
-            "What computes on a CPU: auto, kernels in C where the system has a compiler (compiled when they are first "
-            "needed, kept in the user's cache) and matrix products in the way that measures fastest at start; native, "
-            "the same, but no start without a compiler; torch, neither.",
+            "CPU kernels. auto: our C kernels if there is a C compiler, and for matrix products whatever is fastest at "
+            "start. native: the same, but the server does not start without a compiler. torch: PyTorch's own.",
             choices=("auto", "native", "torch"),
         ),
     ] = "auto"
     gpu_kernels: Annotated[
         str,
         Option(
-            "What computes attention, rotates, writes the cache and copies its slots on a GPU, with the torch "
-            "executor: auto, kernels in Triton once all of them have computed there what torch computes, which is "
-            "tried at start; triton, the same, but no start without them; torch, neither. They have run on one H100.",
+            "GPU kernels for attention, rotary embedding and KV writes. auto: Triton if a self-test passes, else "
+            "torch. triton: the server does not start if the test fails. torch: PyTorch's own.",
             choices=("auto", "triton", "torch"),
         ),
     ] = "auto"
     quantization: Annotated[
         str,
         Option(
-            "On a CPU: w8a8 computes linear layers with weights and activations of 8 bits where that measures faster "
-            "at start, logits as they are. Other numbers than the checkpoint's, a little.",
+            "w8a8 computes linear layers in 8 bits (CPU only), where that is faster at start. Outputs differ slightly "
+            "from the checkpoint's.",
             choices=("none", "w8a8"),
             page="models",
         ),
@@ -255,16 +276,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     batch_invariant: Annotated[
         bool,
         Option(
-            "On a CPU: a request's bits do not depend on what is computed beside it, nor on chunks, cache hits or "
-            "preemption. In float32 by the kernels in C, and slower.",
+            "Identical output bit for bit, whatever else runs (CPU, float32, slower).",
             page="models",
         ),
     ] = False
     max_connections: Annotated[
         int,
         Option(
-            "Open client connections. Beyond it the one that has been idle longest is closed; where none is idle, a "
-            "further one may ask for probes and metrics only.",
+            "Largest number of open client connections. Beyond it the longest idle one is closed. If none is idle, a "
+            "new one may only ask for probes and metrics.",
             "N",
             low=1,
         ),
@@ -272,34 +292,32 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_online_requests: Annotated[
         int,
         Option(
-            "Choices of online requests at work or waiting; a further request gets 503 with Retry-After.",
+            "Largest number of online choices that run or wait. A further request gets 503 with Retry-After.",
             "N",
             low=1,
         ),
     ] = 4096
     max_offline_requests: Annotated[
         int,
-        Option("The same for flex requests, which get 429 with Retry-After; batch lines do not count.", "N", low=1),
+        Option("The same for flex requests, which get 429 with Retry-After. Batch lines do not count.", "N", low=1),
     ] = 4096
     header_timeout_s: Annotated[
         float,
         Option(
-            "Time for a new connection to say something, and for request headers to be complete.", "SECONDS", above=0
+            "Time limit for the first byte of a new connection, and for complete request headers.", "SECONDS", above=0
         ),
     ] = 10.0
     body_timeout_s: Annotated[
         float,
-        Option(
-            "Longest rest inside a request body; over the whole body 500 bytes/s are the least.", "SECONDS", above=0
-        ),
+        Option("Longest pause inside a request body. The whole body must average 500 bytes/s.", "SECONDS", above=0),
     ] = 30.0
     send_timeout_s: Annotated[
-        float, Option("Longest time that a client may take no byte of a reply.", "SECONDS", above=0)
+        float, Option("Longest time that a client may read nothing of its reply.", "SECONDS", above=0)
     ] = 30.0
     engine_timeout_s: Annotated[
         float,
         Option(
-            "Longest silence of the engine before it is replaced. After 9 s it is replaced unless its step was "
+            "Longest silence of the engine before it is replaced. Silence of 9 s is enough unless its step was "
             "predicted to take long.",
             "SECONDS",
             low=5,
@@ -308,24 +326,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 120.0
     drain_timeout_s: Annotated[
         float,
-        Option(
-            "After a stop signal, the longest time that replies which have begun may take to end.", "SECONDS", low=0
-        ),
+        Option("After a stop signal, time for replies that have begun to finish.", "SECONDS", low=0),
     ] = 30.0
-    log_level: Annotated[str, Option("Least level that is logged.", choices=("debug", "info", "warning", "error"))] = (
+    log_level: Annotated[str, Option("Lowest level that is logged.", choices=("debug", "info", "warning", "error"))] = (
         "info"
     )
     log_format: Annotated[
         str,
-        Option(
-            "An object on each line of stderr, or text for people; a line for each request.", choices=("json", "text")
-        ),
+        Option("Log format on stderr: one JSON object per line, or text for people.", choices=("json", "text")),
     ] = "json"
     step_log: Annotated[
         str | None,
         Option(
-            "File for every decision of the scheduler, for replay; no prompt text. Grows by about 200 bytes a step, or "
-            "a fifth of that if the name ends in .gz. A log that is there is kept as FILE.1.",
+            "File that records every scheduling decision, for replay; no prompt text. It grows by about 200 bytes a "
+            "step, or a fifth of that if the name ends in .gz. An existing file is kept as FILE.1.",
             "FILE",
             page="simulation",
         ),
@@ -333,8 +347,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     step_log_max_mb: Annotated[
         float,
         Option(
-            "Size at which the step log ends; the server goes on without it. A replay needs a log from its start, so "
-            "it does not go on in another file.",
+            "Size at which the step log ends. The server goes on without it.",
             "MB",
             above=0,
             high=1e9,
@@ -343,8 +356,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     shadow: Annotated[
         str,
         Option(
-            "Whether the last minutes are simulated under other policies, at idle priority in a process of its own, to "
-            "say what co-serving won; it records no text.",
+            "Replay recent traffic in a background simulation under vLLM's schedulers and show the difference. Records "
+            "no text.",
             choices=("on", "off"),
             page="operations",
         ),
@@ -352,26 +365,31 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     executor: Annotated[
         str,
         Option(
-            "What computes steps: torch, our own; vllm, vLLM's workers under our scheduler; or sim, tokens from a "
-            "hash, for tests of everything around it.",
+            "What computes steps: torch (our own), vllm (vLLM's workers under our scheduler), or sim (made-up tokens, "
+            "for tests).",
             "NAME",
             page="vllm",
         ),
     ] = "torch"
     executor_arg: Annotated[
         tuple[str, ...],
-        Option("An argument of the executor, under the executor's name for it.", "K=V", is_repeated=True, page="vllm"),
+        Option(
+            "Argument for the executor, by the executor's own name; may be repeated.",
+            "K=V",
+            is_repeated=True,
+            page="vllm",
+        ),
     ] = ()
     engine_python: Annotated[
         str | None,
         Option(
-            "Python interpreter of the engine process, for executors whose packages do not go with ours; by default "
+            "Python interpreter of the engine process, if the executor is installed in another environment. By default "
             "the server's own.",
             "FILE",
             page="vllm",
         ),
     ] = None
-    sim_step_ms: Annotated[float, Option("Time of a step of the sim executor.", "MS", low=0)] = 5.0
+    sim_step_ms: Annotated[float, Option("Time that a step of the sim executor takes.", "MS", low=0)] = 5.0
 
     def __post_init__(self) -> None:
         for name, option in OPTIONS.items():
@@ -387,6 +405,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 _HINTS = get_type_hints(Settings, include_extras=True)
 OPTIONS: Mapping[str, Option] = {name: hint.__metadata__[0] for name, hint in _HINTS.items()}
 DEFAULTS = Settings()
+EXPERT = "expert"
+"""The group that only ``--help-all`` shows. A setting that no other group names belongs to it."""
+_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "model": ("model", "served_model_name", "device", "dtype", "quantization", "executor"),
+    "network": ("host", "port", "api_key", "allowed_hosts", "cors_origins"),
+    "targets": ("ttft_slo_ms", "tpot_slo_ms", "policy", "profile"),
+    "batches": ("data_dir", "completion_windows", "file_retention_days", "store", "blobs"),
+    "memory": ("kv_cache_gib", "host_cache_gib", "offline_max_kv_ratio"),
+    "limits": (
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "max_online_requests",
+        "max_offline_requests",
+        "max_connections",
+        "drain_timeout_s",
+    ),
+    "logging": ("log_level", "log_format", "step_log", "metrics_compat"),
+}
+_GROUPED = {name for names in _GROUPS.values() for name in names}
+GROUPS = {**_GROUPS, EXPERT: tuple(name for name in OPTIONS if name not in _GROUPED)}
+"""Settings by subject, in the order of the help and of ``docs/settings.md``."""
 
 
 def type_of(name: str) -> type:

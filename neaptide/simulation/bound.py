@@ -1,14 +1,14 @@
-"""Bounds on offline tokens/s that no policy passes, were every length and arrival known.
+"""Upper bounds on offline tokens/s for any policy, assuming that all lengths and arrivals are known.
 
-The fluid limit of the roofline. A step is as large as makes its fixed cost count least, reads the weights for nothing
-and holds any number of requests. What is left is work that has to be done: matrix products and attention of every token
-that no cache can have, one read of what is cached for every token decoded behind it, and what is charged for a request.
-Online work is done as late as its deadlines from arrival allow, so only what is due inside the window is taken from it;
-the rest of the window goes to the offline sets in their own mix.
+They are the fluid limit of the roofline. Steps have the size that spreads their fixed cost best, read the weights for
+free and hold any number of requests. The remaining work must be done. It is the matrix products and attention of every
+token that no cache can have, one read of the cached context per decoded token, and the cost per request. Online work is
+done as late as its deadlines from arrival allow, so only what is due inside the window counts. The rest of the window
+goes to the offline sets in their own mix.
 
-That is the bound in the long run. In one window a policy may pass it at the expense of what lies outside: a cache full
-of prefixes may have been computed before, and a cache full of prompts may be left to be decoded later. The bound of the
-window allows for both.
+That is the long-run bound. Within one window a policy may exceed it at the expense of the time outside. A full prefix
+cache may have been computed before the window, and a cache of prompts may be decoded after it. The window bound allows
+for both.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,11 +28,11 @@ Bounds = dict[str, float | None]
 
 @dataclass(slots=True, frozen=True)
 class Devices:
-    """That work in a window."""
+    """The devices that work in a window."""
 
     mean_number: float
     caches: int
-    """That were there at some time of it."""
+    """Number of caches that existed at some time in the window."""
 
 
 ONE_DEVICE = Devices(1.0, 1)
@@ -40,14 +40,14 @@ ONE_DEVICE = Devices(1.0, 1)
 
 @dataclass(slots=True, frozen=True)
 class Work:
-    """Seconds of the device: compute and memory may overlap, the rest does not."""
+    """Device seconds: compute and memory may overlap, the rest does not."""
 
     compute_s: float
     memory_s: float
     rest_s: float = 0.0
 
     def lines_s(self, overlap_kappa: float) -> tuple[float, float]:
-        """The time that it takes is the larger one: max + kappa min, for a kappa of at most 1."""
+        """Two sums whose larger one is the time of the work: max + kappa min, for a kappa of at most 1."""
         compute_first_s = self.compute_s + overlap_kappa * self.memory_s
         memory_first_s = self.memory_s + overlap_kappa * self.compute_s
         return self.rest_s + compute_first_s, self.rest_s + memory_first_s
@@ -55,27 +55,27 @@ class Work:
 
 @dataclass(slots=True, frozen=True)
 class OfflineMix:
-    """All that is to be done once for the offline sets."""
+    """All work to be done once for the offline sets."""
 
     prefill: Work
     decode: Work
     prompt_tokens: int
     output_tokens: int
     caches: float
-    """How many times the KV cache holds the sets' prompts, what they share counted once; 0 where the edges of the
-    window do not matter."""
+    """Size of the KV cache relative to the sets' prompts, with shared tokens counted once; 0 ignores the window's
+    edges."""
     shares: bool
-    """Whether any prompt has text of another."""
+    """Whether prompts share text."""
 
 
 def most_tokens(window_s: float, online: Work, offline: OfflineMix, overlap_kappa: float) -> float:
-    """Offline tokens that fit beside ``online`` into the window."""
+    """Offline tokens that fit into the window together with ``online``."""
     lines = (work.lines_s(overlap_kappa) for work in (online, offline.prefill, offline.decode))
     return max(min(_on_line(window_s, offline, *line) for line in zip(*lines, strict=True)), 0.0)
 
 
 def _on_line(window_s: float, offline: OfflineMix, online_s: float, prefill_s: float, decode_s: float) -> float:
-    """If time were this sum. What is left for later is all or nothing, whichever gives more."""
+    """The tokens if time were this sum. Decoding left for later is all or nothing, whichever gives more."""
     found_s = offline.caches * prefill_s if offline.shares else 0.0
     tokens_per_s = (offline.prompt_tokens + offline.output_tokens) / (prefill_s + decode_s)
     at_once = (window_s - online_s + found_s) * tokens_per_s
@@ -85,7 +85,7 @@ def _on_line(window_s: float, offline: OfflineMix, online_s: float, prefill_s: f
 
 @dataclass(slots=True, frozen=True)
 class UnitCosts:
-    """The least that a unit of work costs in steps of any regime and size, in seconds."""
+    """Lower bounds of the cost per unit of work, for steps of any regime and size, in seconds."""
 
     token_s: float
     row_s: float
@@ -109,7 +109,7 @@ class UnitCosts:
         )
 
     def work(self, shape: BatchShape) -> Work:
-        """Of all that was added to the shape, whatever the steps that it comes in."""
+        """The work of everything added to the shape, for any split into steps."""
         rows = shape.prefill_requests + shape.decode_requests
         compute_s = self.token_s * shape.num_tokens + self.row_s * rows + self.pair_s * shape.prefill_attention_pairs
         requests_s = self.decode_request_s * shape.decode_requests + self.prefill_request_s * shape.prefill_requests
@@ -119,9 +119,11 @@ class UnitCosts:
 
 
 def _least_token_s(cost: StepCost) -> float:
-    """Per token of a step: of the matrix products, and its part of the fixed cost. In a measured profile the fixed cost
-    has those of one token, so that a step of one would have none. Beyond its last knot the curve goes on with its last
-    slope: in a step that is large enough the fixed cost is nothing."""
+    """Seconds per token of a step: the matrix products and its part of the fixed cost.
+
+    In a measured profile the fixed cost includes the matrix products of one token. After its last knot the curve
+    continues with its last slope: in a large enough step the fixed cost vanishes.
+    """
     curve = cost.gemm_curve_s
     last = len(curve) - 1
     slope_s = (curve[last] - curve[last - 1]) / (gemm_knot(last) - gemm_knot(last - 1))
@@ -129,12 +131,12 @@ def _least_token_s(cost: StepCost) -> float:
 
 
 def num_due(left_s: float, tpot_slo_s: float, output_tokens: int) -> int:
-    """Output tokens of a request whose deadlines from arrival pass within ``left_s`` of the first one's."""
+    """Output tokens of a request whose deadlines from arrival are within ``left_s`` of the first one's."""
     return min(output_tokens, 1 + int(left_s / tpot_slo_s)) if left_s >= 0 else 0
 
 
 def add_request(shape: BatchShape, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
-    """A prompt in one piece, and a decode for every output token but the first."""
+    """Adds a prompt in one piece, and a decode for every output token but the first."""
     shape.add(prompt_tokens - cached_tokens, cached_tokens)
     add_decodes(shape, prompt_tokens, output_tokens)
 
@@ -146,7 +148,7 @@ def add_decodes(shape: BatchShape, prompt_tokens: int, output_tokens: int) -> No
 
 
 def cached_prefixes(prompts: Iterable[Segments], block_size: int) -> Iterator[int]:
-    """What a cache without limit has of each prompt, in whole blocks; at least a token of it is computed."""
+    """Tokens of each prompt that an unlimited cache has, in whole blocks; at least one token is computed."""
     nodes: dict[tuple[int, int, int], int] = {}  # (parent, content, tokens) -> node
     reach: dict[tuple[int, int], int] = {}  # (parent, content) -> tokens of the longest
     for segments in prompts:
@@ -164,7 +166,8 @@ def cached_prefixes(prompts: Iterable[Segments], block_size: int) -> Iterator[in
 
 
 def total_shape(requests: Sequence[TraceRequest], outputs: Iterable[int], block_size: int) -> BatchShape:
-    """Of the requests with so many output tokens each; those without one are put off, and cached all the same."""
+    """The work of the requests with these output tokens. Requests with none are deferred, but their prompts are
+    cached."""
     shape = BatchShape()
     cached = cached_prefixes((request.segments for request in requests), block_size)
     for request, cached_tokens, output_tokens in zip(requests, cached, outputs, strict=True):
@@ -174,13 +177,16 @@ def total_shape(requests: Sequence[TraceRequest], outputs: Iterable[int], block_
 
 
 def bound_tokens_per_s(scenario: Scenario, window_s: Window, devices: Devices = ONE_DEVICE) -> Bounds:
-    """Logical offline tokens per second; None without offline work, in a window without length, or where the scenario
-    asks for none. Several devices are one with their time and their memory, among which work is cut at will."""
+    """Logical offline tokens per second.
+
+    None without offline work, in a window of length zero, or if the scenario disables bounds. Several devices count as
+    one with their total time and memory, among which work is split freely.
+    """
     length_s = window_s[1] - window_s[0]
     rows = [r for one in scenario.offline for r in one.requests if r.segments and scenario.output_limit(r) > 0]
     if not rows or length_s <= 0 or not scenario.with_bounds:
         return {"long_run": None, "window": None}
-    # Of a request that came before the window nothing is taken from it: how much was left is not known.
+    # Requests from before the window take nothing from it, because their remaining work is unknown.
     inside = [r for r in scenario.online if r.arrival_s >= window_s[0]]
     online = [r for r in inside if r.segments and scenario.output_limit(r) > 0]
     due = [

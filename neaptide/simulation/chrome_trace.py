@@ -1,7 +1,7 @@
-"""A step log as a trace for chrome://tracing and https://ui.perfetto.dev (the JSON trace event format).
+"""Converts a step log for chrome://tracing and https://ui.perfetto.dev (the JSON trace event format).
 
-One process row for the engine's steps and counters, one for each class of requests. A request's bar begins when it gets
-its blocks and ends when it lets go of them; bars stand in the lowest free slot.
+The engine's steps and counters are one process row; each request class is another. A request's bar lasts from getting
+its blocks to releasing them. Bars use the lowest free lane.
 """
 
 import heapq
@@ -36,7 +36,7 @@ def write_chrome_trace(log: Path, out: Path) -> None:
 
 
 def chrome_events(log: Path) -> Iterator[Event]:
-    """The events of a trace, in the order in which they end; times in microseconds."""
+    """The events of a trace, in the order of their ends; times in microseconds."""
     for process, name in ((ENGINE, "engine"), (ONLINE, "online requests"), (OFFLINE, "offline requests")):
         yield {"name": "process_name", "ph": "M", "pid": process, "args": {"name": name}}
     requests, bars, num_blocks, end_s = LoggedRequests(), _Bars(), 0, 0.0
@@ -57,7 +57,7 @@ def _step_events(line: StepLine, num_decoding: int, num_blocks: int) -> Iterator
     predicted_s, margin_s, budget_s = line.predicted
     prompt_tokens = sum(tokens for _, tokens in line.chunks)
     yield {
-        "name": f"step {line.step}{', given up' if line.given_up else ''}",
+        "name": f"step {line.step}{', aborted' if line.given_up else ''}",
         "ph": "X",
         "pid": ENGINE,
         "tid": 0,
@@ -80,13 +80,13 @@ def _step_events(line: StepLine, num_decoding: int, num_blocks: int) -> Iterator
 
 
 class _Bars:
-    """The requests that hold blocks, each in a slot of its class."""
+    """The requests that hold blocks, each in a lane of its class."""
 
     def __init__(self) -> None:
         self._open: dict[int, tuple[Event, int]] = {}
-        """By handle: the bar and its slot."""
+        """Handle -> the bar and its lane."""
         self._free: dict[int, list[int]] = {ONLINE: [], OFFLINE: []}
-        """Slots that were used and are free again: heaps."""
+        """Lanes that are free again, as heaps."""
         self._num_slots = {ONLINE: 0, OFFLINE: 0}
         self._decoding: set[int] = set()
         self.num_decoding = 0
@@ -111,12 +111,12 @@ class _Bars:
             yield from self._end(handle, end_s, {"output tokens": output_tokens, "end": FinishReason(reason).name})
 
     def close(self, end_s: float) -> Iterator[Event]:
-        """The bars that are open when the log ends."""
+        """The bars that are open at the end of the log."""
         for handle in list(self._open):
             yield from self._end(handle, end_s, {"end": "end of the log"})
 
     def _end(self, handle: int, t_s: float, args: dict[str, Any]) -> Iterator[Event]:
-        if handle in self._open:  # not one that ended while it waited
+        if handle in self._open:  # skips requests that ended while waiting
             bar, slot = self._open.pop(handle)
             heapq.heappush(self._free[bar["pid"]], slot)
             yield bar | {"dur": 1e6 * t_s - bar["ts"], "args": bar["args"] | args}

@@ -1,4 +1,4 @@
-"""One load on the real engine and on the simulated one: for predictions that are then measured."""
+"""Runs one load on the real engine and on the simulated one, to compare predictions with measurements."""
 
 import math
 import random
@@ -27,15 +27,15 @@ from neaptide.simulation.offline_feed import NO_DEADLINE_S
 ONLINE_IN, ONLINE_OUT = 128, 32
 OFFLINE_IN, OFFLINE_OUT = 256, 64
 FIRST_TOKEN_ID = 10
-"""Special tokens lie below."""
+"""Special tokens are below this id."""
 WARM_UP_SHARE = 0.2
-"""Of the run, before the window of measurement: what is known of the machine's drift comes from there."""
+"""Fraction of the run before the measurement window; it shows how far the machine's speed drifted."""
 STRETCH_STEPS = 40
-"""Of known steps, drawn together: a machine is slow for seconds, and an engine that notices leaves itself a smaller
-margin than one whose every step is off by chance."""
+"""Number of known steps drawn together. A machine is slow for seconds at a time, and an engine that notices it shortens
+its steps; independent errors of single steps would not show that."""
 
 DRAWS = 9
-"""Simulations of a run, each with another draw of the scatter of steps; a measure is the median over them."""
+"""Simulations of a run, each with other draws of step times. A measure is the median over them."""
 ERRORS = {"tokens/s": 0.03, "p50": 0.05, "p99": 0.15}
 """Largest relative errors that a simulation may have."""
 NEVER = 1 << 30
@@ -44,7 +44,7 @@ NEVER = 1 << 30
 
 @dataclass(slots=True, frozen=True)
 class Load:
-    """What is asked of the engine. Times in seconds from the start."""
+    """The requests of a run. Times are in seconds from its start."""
 
     arrivals_s: Sequence[float]
     prompts: list[list[int]]
@@ -59,7 +59,7 @@ class Load:
     def make(
         cls, rate_rps: float, duration_s: float, num_rows: int, slos_s: tuple[float, float], vocab: int, directory: Path
     ) -> "Load":
-        """Poisson arrivals over the whole duration beside more offline rows than it can do; seeded."""
+        """Poisson arrivals over the whole duration, and more offline rows than it can do; seeded."""
         rng = random.Random(0)
 
         def prompt(num_tokens: int) -> list[int]:
@@ -94,13 +94,13 @@ class Load:
 
 @dataclass(slots=True)
 class Step:
-    """Times in seconds from the start of the run."""
+    """A step of a run. Times are in seconds from the run's start."""
 
     start_s: float
     seconds: float
-    """Of the executor."""
+    """Time in the executor."""
     host_s: float
-    """Of planning and committing."""
+    """Time of planning and committing."""
     shape: BatchShape
 
     @property
@@ -110,23 +110,23 @@ class Step:
 
 @dataclass(slots=True)
 class Outcome:
-    """What one run did."""
+    """The result of one run."""
 
     measures: Measures = field(default_factory=Measures)
     steps: list[Step] = field(default_factory=list)
     start_s: float = 0.0
-    """On the run's clock."""
+    """Start on the run's clock."""
     duration_s: float = 0.0
-    """Asked for; the run goes on until its online requests have ended."""
+    """Requested duration; the run continues until its online requests have ended."""
     dry: bool = False
-    """The offline rows ran out before the end."""
+    """Whether the offline rows ran out before the end."""
 
     @property
     def warm_up_s(self) -> float:
         return WARM_UP_SHARE * self.duration_s
 
     def steps_before_window(self) -> list[Step]:
-        """Those that had ended when the window of measurement began."""
+        """The steps that ended before the measurement window."""
         return [step for step in self.steps if step.end_s <= self.warm_up_s]
 
     def steps_in_window(self) -> list[Step]:
@@ -144,7 +144,7 @@ class Outcome:
         return np.array([step.end_s for step in self.steps])
 
     def cumulative_tokens(self, *, online: bool) -> tuple[list[float], list[float]]:
-        """Times and tokens computed until then."""
+        """Times, and the tokens computed until then."""
         offline = np.cumsum(self.measures.steps((-math.inf, math.inf))["computed_tokens"])
         total = np.cumsum([step.shape.num_tokens for step in self.steps])
         tokens = total - offline if online else offline
@@ -152,7 +152,7 @@ class Outcome:
 
 
 def online_percentiles(measures: Measures, run: Outcome) -> dict[str, dict[str, float]]:
-    """Seconds, of the requests that arrived after the warm-up of ``run``."""
+    """Percentiles in seconds, over requests that arrived after the warm-up of ``run``."""
     since_s = run.start_s + run.warm_up_s
     records = [r for r in measures.online.values() if r.arrival_s >= since_s]
     ttft_s = [r.first_s - r.arrival_s for r in records]
@@ -161,7 +161,7 @@ def online_percentiles(measures: Measures, run: Outcome) -> dict[str, dict[str, 
 
 
 class Shapes(EngineObserver):
-    """Keeps the shape of the step that was committed last."""
+    """Keeps the shape of the last committed step."""
 
     def __init__(self) -> None:
         self.last = BatchShape()
@@ -171,10 +171,10 @@ class Shapes(EngineObserver):
 
 
 def drive(core: EngineCore, clock: Clock, load: Load, executor: TraceExecutor | None = None) -> Outcome:
-    """Hands the load in as its times come, between steps; returns when every online request has ended.
+    """Runs the load: hands requests in between steps when they are due. Returns when every online request has ended.
 
     Args:
-        executor: a simulated one that gives steps up has to be told when the next request comes.
+        executor: a simulated executor with abortable steps; it needs the time of the next arrival.
     """
     outcome = Outcome(start_s=clock.now(), duration_s=load.duration_s)
     core.handle(load.offline_batch())
@@ -211,14 +211,14 @@ def drive(core: EngineCore, clock: Clock, load: Load, executor: TraceExecutor | 
 
 
 class MachineModel:
-    """How long steps take by a profile, corrected by what was known before the window of measurement.
+    """Step times of a profile, corrected by the steps before the measurement window.
 
-    Implements ``CostModel``. Nothing of the window goes in: what is compared with it must not have seen it.
+    Implements ``CostModel``. Nothing from the window is used, since the model is compared with it.
 
     Args:
-        base: from a calibration.
-        known: steps that ended before the window; their times over the base's predictions are the drift.
-        drift: False takes the base as it is.
+        base: model from a calibration.
+        known: steps that ended before the window; the drift is their time over the base's predictions.
+        drift: False uses the base unchanged.
     """
 
     def __init__(self, base: CostModel, known: Sequence[Step], *, drift: bool = True) -> None:
@@ -231,22 +231,22 @@ class MachineModel:
         residuals = np.log(measured_s / predicted_s)
         self.noise = float(1.4826 * np.median(np.abs(residuals - np.median(residuals))))
         """Standard deviation of the logarithm of one step's time; robust against outliers."""
-        # Of mean 1 over the time of the steps, not over the steps: an engine plans shorter ones while the machine is
-        # slow, and one that is simulated will do so, too.
+        # The mean is 1 over the steps' time, not over the steps. An engine plans shorter steps while the machine is
+        # slow, and so does a simulated one.
         self._factors = measured_s / predicted_s / measured_drift
 
     def predict(self, shape: BatchShape) -> Prediction:
         return Prediction(self._base.predict(shape).seconds * self.drift + self._host_s, 0.0)
 
     def observe(self, shape: BatchShape, seconds: float) -> None:
-        """Learns nothing more."""
+        """Ignores further steps."""
 
     def factors(self, seed: int) -> Iterator[float]:
-        """What one step after another takes over its prediction, without end: the known steps' own, stalls and slow
-        seconds as they were, in stretches whose order is drawn.
+        """Yields, without end, the factors of steps' times over their predictions: the known steps' own, in blocks of
+        random order.
 
-        Blocks of a circular series (Politis and Romano 1992), but each as often as any other: chance alone would make
-        of three stalls none or six.
+        The blocks are those of a circular series (Politis and Romano 1992), but each occurs equally often. Otherwise
+        three stalls could become none or six by chance.
         """
         rng = random.Random(seed)
         while True:

@@ -1,4 +1,4 @@
-"""What one step holds, and why the rest is not in it; what bounded the steps of a run."""
+"""Explains one step's content and the reasons for what is not in it, and what limited the steps of a run."""
 
 import math
 from collections import Counter, defaultdict
@@ -12,16 +12,16 @@ from neaptide.engine.steps.plan import ScheduledRequest, StepPlan
 from neaptide.engine.steps.step import Step
 
 LISTED = 12
-"""Requests of one kind that are written out; the others are counted."""
+"""Most requests of one kind that are listed; the others are counted."""
 
 
 class Explainer(EngineObserver):
-    """Keeps a text on one step."""
+    """Keeps the explanation of one step."""
 
     def __init__(self, step: int) -> None:
         self._step = step
         self.text: str | None = None
-        """None until the step has come."""
+        """None until the step has been planned."""
 
     def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
         if step.plan.step == self._step:
@@ -29,12 +29,12 @@ class Explainer(EngineObserver):
 
 
 class StepLimits(EngineObserver):
-    """What offline work ended with in the steps that are planned in a window, by their predicted time."""
+    """Counts what ended offline work in a window's steps, by their predicted time."""
 
     def __init__(self, window_s: tuple[float, float]) -> None:
         self._window_s = window_s
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        """By what ended it; time by its least bound."""
+        """By limit; time limits are named by their tightest bound."""
 
     def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
         first_s, last_s = self._window_s
@@ -72,24 +72,24 @@ def _lines(step: Step, scheduler: Scheduler) -> list[str]:
 
 
 def _limit_lines(draft: Draft) -> list[str]:
-    """As the policy noted them when it chose."""
+    """The limits that the policy noted."""
     lines = []
     if draft.bounds_s:
         bounds = [f"{name} {1e3 * bound_s:.2f} ms" for name, bound_s in draft.bounds_s.items() if bound_s < math.inf]
         factor = draft.limit_s / draft.whole_limit_s if draft.whole_limit_s else 1.0
-        lines.append(f"  time bounds: {', '.join(bounds)}; the least times {factor:.2f}")
+        lines.append(f"  time bounds: {', '.join(bounds)}; limit = smallest x {factor:.2f}")
     if draft.offline_ended_by is not None:
         what = _least_bound(draft) if draft.offline_ended_by is Limit.TIME else draft.offline_ended_by
         lines.append(f"  offline work ended by: {what}")
     if draft.kept_blocks:
         kept = [f"{num_blocks} for {request_id}" for request_id, num_blocks in draft.kept_blocks.items()]
-        lines.append(f"  KV blocks kept from others: {', '.join(kept)}")
+        lines.append(f"  KV blocks reserved: {', '.join(kept)}")
     return lines
 
 
 def _class_lines(name: str, plan: StepPlan, running: dict[str, Request], scheduler: Scheduler) -> list[str]:
     parts = [part for part in plan.scheduled if part.request_id in running]
-    lines = [f"  {name}: {len(parts)} take part"]
+    lines = [f"  {name}: {len(parts)} scheduled"]
     lines += [f"    {_part_text(part)}" for part in parts[:LISTED]]
     if len(parts) > LISTED:
         lines.append(f"    and {len(parts) - LISTED} more")
@@ -97,7 +97,7 @@ def _class_lines(name: str, plan: StepPlan, running: dict[str, Request], schedul
     out = [request for request in running.values() if request.request_id not in taken]
     if out:
         reasons = Counter(_reason(request, plan, scheduler) for request in out)
-        lines.append(f"  {name}: {len(out)} sit out and keep their KV:")
+        lines.append(f"  {name}: {len(out)} not scheduled, keeping their KV:")
         lines += [f"    {count} x {reason}" for reason, count in reasons.most_common()]
         lines.append("    " + ", ".join(request.request_id for request in out[:LISTED]))
     return lines
@@ -110,12 +110,13 @@ def _part_text(part: ScheduledRequest) -> str:
 
 
 def _reason(request: Request, plan: StepPlan, scheduler: Scheduler) -> str:
-    """The first limit that one more token of the request would break; found afterwards, not told by the policy."""
+    """The first limit that one more token of the request would break. It is found afterwards, not reported by the
+    policy."""
     if plan.shape.num_tokens >= scheduler.max_step_tokens:
         return "the step's tokens are used up"
     seconds, margin_s = scheduler.cost_model.predict(plan.shape.plus(1, request.num_computed_tokens))
     if plan.budget_s and seconds + margin_s > plan.budget_s:
-        return "one more token would break the time budget"
+        return "one more token would exceed the time budget"
     if scheduler.kv.draft().blocks_needed(request, 1) > scheduler.kv.available:
         return "no KV block is left"
-    return "the policy chose others, or kept blocks back"
+    return "the policy chose others, or reserved blocks"

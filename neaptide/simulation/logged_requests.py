@@ -1,4 +1,4 @@
-"""The requests that a step log names, by handle."""
+"""The requests of a step log, by handle."""
 
 from dataclasses import dataclass
 
@@ -14,11 +14,11 @@ class LoggedRequest:
     is_online: bool
     prompt_tokens: int
     blocks: Ranges
-    """Full blocks of the prompt; none as long as it has not been looked at."""
+    """Full blocks of the prompt; empty until the request has been materialized."""
 
 
 class LoggedRequests(list[LoggedRequest]):
-    """Grows with the lines that are taken in; the index of a request is its handle."""
+    """A list that grows with the log's lines; a request's index is its handle."""
 
     def take(self, line: Line) -> None:
         if isinstance(line, AddLine):

@@ -1,4 +1,4 @@
-"""What a simulation measures. Every quantity is defined in docs/metrics.md, with the symbols used here."""
+"""What a simulation measures. docs/simulate-plan-loadtest.md defines every quantity, with the symbols used here."""
 
 import math
 from array import array
@@ -16,12 +16,12 @@ from neaptide.executors.simulated.trace_executor import StepTally
 
 Window = tuple[float, float]
 CLOCK_ERROR_S = 1e-9
-"""A duration is the difference of two clock readings: its last digits are noise."""
+"""Tolerance for durations: differences of clock readings have rounding noise."""
 
 
 @dataclass(slots=True)
 class OnlineRecord:
-    """What a client saw of one online request."""
+    """What a client observed of one online request."""
 
     arrival_s: float
     first_s: float = math.inf
@@ -29,16 +29,16 @@ class OnlineRecord:
     tokens: int = 0
     is_done: bool = False
     lag_s: float = -math.inf
-    """From arrival: ``t_k - a - (k - 1) * TPOT`` of the token k that is furthest behind. At most TTFT if every token
-    was in by Echo's deadlines."""
+    """From arrival: ``t_k - a - (k - 1) * TPOT`` of the most delayed token k. At most TTFT if every token met Echo's
+    deadline."""
 
     def ttft_s(self, end_s: float) -> float:
-        """Of a request without a first token at the end of the run: how long it has waited until then."""
+        """TTFT; for a request without a first token, the time waited until the end of the run."""
         return min(self.first_s, end_s) - self.arrival_s
 
     @property
     def tpot_s(self) -> float | None:
-        """None without a second token."""
+        """Mean time per further token; None without a second token."""
         return (self.last_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else None
 
     def began_in_time(self, ttft_slo_s: float) -> bool:
@@ -48,7 +48,7 @@ class OnlineRecord:
         return self.tpot_s is None or self.tpot_s <= tpot_slo_s + CLOCK_ERROR_S
 
     def has_missed(self, now_s: float, ttft_slo_s: float, tpot_slo_s: float) -> bool:
-        """Whether it can no longer meet both targets."""
+        """Whether the request can no longer meet both targets."""
         has_begun = self.tokens > 0
         is_late = not self.began_in_time(ttft_slo_s) if has_begun else self.ttft_s(now_s) > ttft_slo_s + CLOCK_ERROR_S
         return is_late or (self.is_done and not self.kept_pace(tpot_slo_s))
@@ -80,21 +80,21 @@ STEP_COLUMNS = (
     "checkpointed_requests",
     "swapped_requests",
 )
-"""One row per step; tokens are those of offline requests unless the name says online, but ``again_tokens`` and
-``recomputed_tokens``."""
+"""Columns of one row per step. Tokens are those of offline requests, except for names with online and for
+``again_tokens`` and ``recomputed_tokens``."""
 
 
 class Copied(NamedTuple):
-    """What a step copied to host memory or from it."""
+    """Copies of a step to and from host memory."""
 
     swapped_blocks: int = 0
-    """To or from, whole ones and slots in blocks."""
+    """Blocks copied either way, whole or in part."""
     checkpointed_slots: int = 0
-    """To it, single ones."""
+    """Single KV slots copied to host memory."""
     checkpointed_requests: int = 0
-    """That lost their first slots to another tenant of a block ..."""
+    """Requests that lost their first KV slots to another tenant of a block."""
     swapped_requests: int = 0
-    """... and that left their blocks altogether."""
+    """Requests whose blocks were swapped out completely."""
 
     @classmethod
     def by(cls, plan: StepPlan) -> "Copied":
@@ -106,14 +106,14 @@ class Copied(NamedTuple):
 
 
 class OutOfReach(Exception):
-    """Too many online requests have missed a target for the run to go on."""
+    """Too many online requests have missed a target for the run to continue."""
 
 
 class Measures:
-    """Collects; ``neaptide.simulation.result`` reduces it to numbers.
+    """Collects measurements; ``neaptide.simulation.result`` reduces them to numbers.
 
     Args:
-        tpot_slo_s: the pace that deadlines from arrival go by.
+        tpot_slo_s: time per token that deadlines from arrival assume.
     """
 
     def __init__(self, tpot_slo_s: float = 0.0) -> None:
@@ -124,12 +124,12 @@ class Measures:
         self._steps = array("d")
         self.offline_ends_s = array("d")
         self.longest_offline_wait_s = 0.0
-        """From a row's submission to its first step, of the rows that have started."""
+        """Longest time from a row's submission to its first step, over rows that have started."""
         self.num_steps = 0
 
     @classmethod
     def merged(cls, parts: Sequence["Measures"], tpot_slo_s: float) -> "Measures":
-        """Of several engines, as if they had been one."""
+        """The measurements of several engines, as if they had been one."""
         whole = cls(tpot_slo_s)
         for part in parts:
             whole.online |= part.online
@@ -144,7 +144,7 @@ class Measures:
         self.online[request_id] = OnlineRecord(arrival_s)
 
     def step(self, outputs: StepOutputs, tally: StepTally, copied: Copied, now_s: float) -> list[RequestOutput]:
-        """Takes in what a step reported at its end; returns the ends of offline requests."""
+        """Records a step's outputs at its end. Returns the ends of offline requests."""
         for stats in outputs.stats:
             self._add_step(stats, tally, copied)
         ended: list[RequestOutput] = []
@@ -169,9 +169,10 @@ class Measures:
         return ended
 
     def check_reach(self, now_s: float, ttft_slo_s: float, most_missed: int) -> None:
-        """
+        """Stops the run if too many online requests have missed.
+
         Raises:
-            OutOfReach: more online requests than this can no longer meet both targets.
+            OutOfReach: more online requests than ``most_missed`` can no longer meet both targets.
         """
         records = self.online.values()
         num_missed = sum(record.has_missed(now_s, ttft_slo_s, self._tpot_slo_s) for record in records)
@@ -185,7 +186,7 @@ class Measures:
         self.offline_ends_s.append(now_s)
 
     def steps(self, window_s: Window) -> dict[str, npt.NDArray[np.float64]]:
-        """The columns of the steps that ended within the window, its end included."""
+        """Columns of the steps that ended within the window, including its end."""
         table = np.array(self._steps).reshape(-1, len(STEP_COLUMNS))
         inside = (table[:, 0] > window_s[0]) & (table[:, 0] <= window_s[1])
         return dict(zip(STEP_COLUMNS, table[inside].T, strict=True))
@@ -193,7 +194,7 @@ class Measures:
     def _add_step(self, stats: StepStats, tally: StepTally, copied: Copied) -> None:
         self.num_steps += 1
         if stats.is_given_up:
-            return  # its time says nothing of what was predicted, and nothing came of it
+            return  # an aborted step has no results, and its time does not test the prediction
         self._steps.extend(
             (
                 stats.now_s,

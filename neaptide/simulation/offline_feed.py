@@ -1,4 +1,4 @@
-"""Offline work for a simulation: sets of requests become batch jobs over token files, as the server makes them."""
+"""Offline work of a simulation: sets of requests become batch jobs over token files, as in the server."""
 
 import math
 import random
@@ -19,21 +19,22 @@ OFFLINE_PREFIX = "offline-"
 
 
 class OfflineFeed:
-    """Submits the sets as one job after another, and refills the pool before it runs dry.
+    """Submits the sets as successive jobs, and refills the pool before it runs out of work.
 
-    A set that is a job of its own (``OfflineSet.is_job``) comes once, when it is to be submitted. The others are
-    submitted together; their order is shuffled by the seed unless ``keep_order``. A set with a batch size comes in
-    batches instead, each when the one before has ended. Sets whose rows have arrivals come as these say, rows that are
-    due together as one job, and are not refilled: their pool may be empty at times.
+    A set that is a job of its own (``OfflineSet.is_job``) is submitted once, at its time. The others are submitted
+    together, shuffled by the seed unless ``keep_order``. A set with a batch size comes in batches, each after the
+    previous one has ended. Sets with arrivals come at these times, rows due together as one job, and are not refilled.
+    Their pool may be empty at times.
 
     Args:
-        output_limit: ``max_tokens`` of a request; those without room for a token are left out, longer outputs are cut.
-        refill: go on with fresh contents when fewer rows wait than ``low_water``, or than half of the sets' rows,
-            in as many generations at once as it takes to have so many waiting again.
+        output_limit: ``max_tokens`` of a request. Requests without room for a token are skipped, longer outputs are
+            cut.
+        refill: add rows with new contents if fewer rows wait than ``low_water``, or than half of the sets' rows. As
+            many generations are added as reach that number again.
         deadline_s: of every job, counted from its submission.
 
     Raises:
-        ValueError: a set with a batch size beside others or with arrivals, no request fits, or a set cannot be
+        ValueError: a set with a batch size is mixed with others or has arrivals, no request fits, or a set cannot be
             refilled.
     """
 
@@ -50,7 +51,7 @@ class OfflineFeed:
         deadline_s: float = NO_DEADLINE_S,
     ) -> None:
         self._own_jobs = sorted((one for one in sets if one.is_job), key=lambda one: one.submitted_s)
-        """Those that have not been submitted yet."""
+        """Jobs that have not been submitted yet."""
         own_requests = [request for one in self._own_jobs for request in one.requests]
         sets = [one for one in sets if not one.is_job]
         batch_sizes = [one.batch_size for one in sets if one.batch_size is not None]
@@ -58,7 +59,7 @@ class OfflineFeed:
             raise ValueError("a set that is submitted in batches cannot be mixed with other sets")
         self.arrives = any(request.arrival_s > 0 for one in sets for request in one.requests)
         if batch_sizes and self.arrives:
-            raise ValueError("a set that is submitted in batches cannot arrive over time as well")
+            raise ValueError("a set that is submitted in batches cannot have arrivals as well")
         refill = refill and not self.arrives
         if refill:
             for one in sets:
@@ -69,10 +70,10 @@ class OfflineFeed:
         self._deadline_s = deadline_s
         self._refill = refill and bool(sets)
         self._jobs: list[tuple[int, list[TraceRequest]]] = []
-        """Generation and rows of what was submitted, by the number in the job's id."""
+        """Generation and rows of the submitted jobs, by the number in the job's id."""
         requests = [request for one in sets for request in one.requests]
         self._order = list(range(len(requests)))
-        if not keep_order and len(sets) > 1:  # a single set comes shuffled
+        if not keep_order and len(sets) > 1:  # a single set is already shuffled
             random.Random(seed).shuffle(self._order)
         fitting = self._fitting([requests[k] for k in self._order])
         all_fitting = fitting + self._fitting(own_requests)
@@ -80,7 +81,7 @@ class OfflineFeed:
         if (requests or own_requests) and not all_fitting:
             raise ValueError("no offline request fits into the context")
         self.num_cut = sum(request.output_tokens > output_limit(request) for request in all_fitting)
-        """Rows of the sets whose answer is longer than its limit."""
+        """Rows of the sets whose answer exceeds its limit."""
         self.batch_size = batch_sizes[0] if batch_sizes else None
         self._pending = sorted(fitting, key=lambda request: request.arrival_s) if self.arrives else fitting
         self._generation = 0
@@ -92,7 +93,7 @@ class OfflineFeed:
 
     @property
     def may_be_empty(self) -> bool:
-        """Rows come when the ones before have ended, or at times of their own: a pool may be empty between."""
+        """Whether the pool may be empty between submissions."""
         return self.batch_size is not None or self.arrives
 
     @property
@@ -101,13 +102,15 @@ class OfflineFeed:
 
     @property
     def next_arrival_s(self) -> float:
-        """Of rows that arrive over time, or of a job; infinite if none will."""
+        """Next arrival of rows or of a job; infinite if there is none."""
         next_job_s = self._own_jobs[0].submitted_s if self._own_jobs else math.inf
         return min(self._pending[0].arrival_s if self.arrives and self._pending else math.inf, next_job_s)
 
     def messages(self, waiting: int, now_s: float) -> Iterator[AddBatch]:
-        """Jobs to submit now, while ``waiting`` rows wait in the pool. The engine must take each one before the next
-        is asked for: its token file is gone then."""
+        """Jobs to submit now, while ``waiting`` rows wait in the pool.
+
+        The engine must handle each one before the next is requested, because its token file is then deleted.
+        """
         while self._own_jobs and self._own_jobs[0].submitted_s <= now_s:
             one = self._own_jobs.pop(0)
             if rows := self._fitting(one.requests):
@@ -136,7 +139,7 @@ class OfflineFeed:
             yield from self._submit(rows, now_s + self._deadline_s)
 
     def waits_since_s(self, batch_id: str, now_s: float) -> float:
-        """A job that is submitted now has not waited before."""
+        """Submission time of a job for waiting times: now."""
         return now_s
 
     def row_ended(self, request_id: str, now_s: float) -> None:
@@ -145,7 +148,7 @@ class OfflineFeed:
         self._first_open -= generation == 0
 
     def reached_tokens(self, request_id: str) -> int:
-        """No other engine has had its rows."""
+        """Always 0: no other engine has had these rows."""
         return 0
 
     def output_tokens(self, request_id: str) -> int:
@@ -177,10 +180,10 @@ def as_job(
     deadline_s: float,
     share: str = "",
 ) -> Iterator[AddBatch]:
-    """The one message with these rows; their token file is gone when the next is asked for."""
+    """The message that submits these rows. Their token file is deleted when the next message is requested."""
 
     def asked_for(request: TraceRequest) -> tuple[int, bool]:
-        """``max_tokens``, and whether the answer has exactly so many."""
+        """``max_tokens``, and whether the answer has exactly this length."""
         limit = output_limit(request)
         return (min(request.output_tokens, limit), True) if request.is_fixed else (limit, False)
 
@@ -202,6 +205,6 @@ def as_job(
         deadline_s,
         share=share,
     )
-    # The engine has mapped them; the data stay until it lets go.
+    # The engine has mapped the files; their data stay until it unmaps them.
     for path in directory.glob(f"{batch_id}.*"):
         path.unlink()

@@ -1,4 +1,4 @@
-"""Policies with limits of their own: ``priority@1536`` or ``priority@1536x512`` on the command line."""
+"""Policies with their own limits: ``priority@1536`` or ``priority@1536x512`` on the command line."""
 
 import re
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ POINT = re.compile(r"(?P<policy>[^@]+)(@(?P<step_tokens>\d+)(x(?P<seats>\d+))?)?
 
 @dataclass(slots=True, frozen=True)
 class PolicyPoint:
-    """A policy, and where it is tuned: None leaves a limit as the scenario has it."""
+    """A policy with its limits; None keeps the scenario's limit."""
 
     policy: str
     step_tokens: int | None = None
@@ -32,10 +32,10 @@ class PolicyPoint:
 
 
 def parse_points(text: str) -> list[PolicyPoint]:
-    """``a,b@1536,c@2048x512``.
+    """Parses ``a,b@1536,c@2048x512``.
 
     Raises:
-        ValueError: the policy cannot be used, or the limits are no limits.
+        ValueError: the policy cannot be used, or a limit is invalid.
     """
     return [_parse(part) for part in text.split(",")]
 
@@ -43,7 +43,7 @@ def parse_points(text: str) -> list[PolicyPoint]:
 def _parse(text: str) -> PolicyPoint:
     match = POINT.fullmatch(text)
     if match is None:
-        raise ValueError(f"--policy is NAME, NAME@STEP_TOKENS or NAME@STEP_TOKENSxSEATS, not {text!r}")
+        raise ValueError(f"--policy must be NAME, NAME@STEP_TOKENS or NAME@STEP_TOKENSxSLOTS, not {text!r}")
     find_policy(match["policy"])
     step_tokens, seats = (None if match[name] is None else int(match[name]) for name in ("step_tokens", "seats"))
     if 0 in (step_tokens, seats):

@@ -1,8 +1,8 @@
-"""Replays a step log: the engine of today decides again what was decided then, and every difference is found.
+"""Replays a step log: the current engine decides again, and every difference is found.
 
-The core gets the recorded messages at the recorded points between its steps, and an executor that makes steps as long,
-and answers end where they did. What it decides by itself is compared step by step: which requests
-take part with how many tokens, are admitted with how much from the cache, are preempted, and the KV cache afterwards.
+The core gets the recorded messages at the recorded points between its steps. The executor makes steps as long, and
+answers end, as recorded. The core's own decisions are compared step by step: the scheduled requests and their tokens,
+admissions with their cached tokens, preemptions, and the KV cache afterwards.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ OnStep = Callable[[StepLine, StepOutputs], None]
 
 
 class ReplayError(ValueError):
-    """The log is damaged, or of an engine that worked otherwise."""
+    """The log is damaged, or from an engine that worked differently."""
 
 
 @dataclass(slots=True)
@@ -49,9 +49,9 @@ class Replay:
     """How far the decisions agree."""
 
     steps: int
-    """Replayed; the one that differs included."""
+    """Replayed steps, including the one that differs."""
     difference: str | None
-    """The first difference, in words; None if every step was decided as recorded."""
+    """Description of the first difference; None if every decision is as recorded."""
 
 
 def replay(
@@ -64,13 +64,13 @@ def replay(
 ) -> Replay:
     """Replays a log until its end or the first difference.
 
-    cost_model, headroom: as the recorded engine had them when its log began; None makes them as the header says.
-    on_step: called with each recorded step and what the core reported for it.
-    observers: of the core that decides again.
+    cost_model, headroom: in the recorded engine's state at the begin of its log; None makes them from the header.
+    on_step: called with each recorded step and the core's outputs for it.
+    observers: of the replaying core.
 
     Raises:
         ReplayError: the log cannot be replayed.
-        ValueError, OSError: it cannot be read.
+        ValueError, OSError: the log cannot be read.
     """
     lines = list(read_log(log))
     if not lines or not isinstance(lines[0], HeaderLine):
@@ -88,7 +88,7 @@ def replay(
 
 
 class _Watch(EngineObserver):
-    """Notes the step planned and the step committed last."""
+    """Remembers the last planned and the last committed step."""
 
     def __init__(self) -> None:
         self.planned_step: Step | None = None
@@ -108,7 +108,7 @@ class _Watch(EngineObserver):
 
 
 class _Driver:
-    """The core, and what leads it through the log."""
+    """The core, driven through the log."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class _Driver:
         self._messages = ReplayMessages(lines, header.block_size, directory)
         self._overlaps = header.scheduler.overlap_depth > 0
         self._outputs: list[RequestOutput] = []
-        """Of plannings without a step to commit."""
+        """Outputs of plannings without a step to commit."""
         self._gone: set[int] = set()
         """Handles of requests that have ended."""
         self._running: set[int] = set()
@@ -155,7 +155,7 @@ class _Driver:
     # ---- driving ----
 
     def feed(self, line: Line) -> StepOutputs:
-        """Gives the core a message, or has it make a step."""
+        """Handles a line: sends a message, or runs a step."""
         if isinstance(line, StepLine):
             return self._step(line)
         if isinstance(line, PlanLine):
@@ -163,7 +163,7 @@ class _Driver:
         elif isinstance(line, IdleLine):
             self._plan([line.start_s])
             if self._watch.planned_step is not None:
-                raise ReplayError(f"at {line.start_s} s no request could run, and now one can")
+                raise ReplayError(f"at {line.start_s} s no request could run in the log, but now one can")
         elif isinstance(line, ObserveLine):
             self._cost_model.observe(BatchShape(*line.shape), line.seconds)
         elif not isinstance(line, (HeaderLine, RowLine)):
@@ -173,9 +173,9 @@ class _Driver:
         return StepOutputs([], [])
 
     def _plan(self, readings_s: Sequence[float]) -> None:
-        """Has the core plan while no step is in flight, and commit none."""
+        """Makes the core plan while no step is in flight, without committing one."""
         if self._core.has_step_in_flight:
-            raise ReplayError(f"at {readings_s[0]} s no step was in flight, and now one is")
+            raise ReplayError(f"at {readings_s[0]} s no step was in flight in the log, but now one is")
         self._watch.forget()
         self._clock.script(readings_s)
         self._outputs += self._core.step().outputs
@@ -188,7 +188,7 @@ class _Driver:
         elif line.next:
             self._clock.script([*line.next, end_s])
         else:
-            raise ReplayError(f"step {line.step} does not say when the step behind it was planned")
+            raise ReplayError(f"step {line.step} does not say when the next step was planned")
         self._watch.forget()
         self._executor.expect(line)
         outputs = self._core.step()
@@ -198,15 +198,15 @@ class _Driver:
     # ---- comparing ----
 
     def difference(self, line: StepLine) -> str | None:
-        """The first thing in which the step just made differs from ``line``."""
+        """The first difference between the last step and ``line``."""
         where = f"step {line.step} at {line.t[0]:.6f} s"
         step, handles, name = self._watch.done_step, self._messages.handles, self._name
         if step is None:
-            return f"{where}: no request runs, {len(line.join) + len(line.chunks)} did"
+            return f"{where}: no request runs, but {len(line.join) + len(line.chunks)} did in the log"
         if self._overlaps and (self._watch.planned_step is None) != (len(line.next) == 1):
-            return f"{where}: the log says otherwise about whether a step is planned while it runs"
+            return f"{where}: the log disagrees on whether a step is planned while it runs"
         if not self._clock.is_exhausted:
-            raise ReplayError(f"{where}: the engine read its clock less often than when the log was written")
+            raise ReplayError(f"{where}: the engine read its clock less often than in the log")
         one_token = self._one_token.difference(line.leave).union(line.join)
         expected = dict(line.chunks) | dict.fromkeys(one_token, 1)
         named = [handles[request_id] for request_id in step.plan.request_ids]
@@ -238,19 +238,19 @@ class _Driver:
         return self._state_difference(where, line)
 
     def _present(self, handles: Sequence[int], values: IntArray) -> dict[int, int]:
-        """Of the requests of a step that had not ended with the step before, when this one was in flight."""
+        """Values of a step's requests, without those that ended in the previous step while this one was in flight."""
         pairs = zip(handles, values.tolist(), strict=True)
         return {handle: value for handle, value in pairs if handle not in self._gone}
 
     def _state_difference(self, where: str, line: StepLine) -> str | None:
         scheduler, handles = self._core.scheduler, self._messages.handles
         running = {handles[request.request_id] for request in scheduler.queues.running()}
-        # A step that was planned behind this one has brought others: they are compared when it is done. A plan that
-        # only preempted is named by the step that comes next.
+        # A step planned after this one has admitted others, which are compared when it is done. A plan that only
+        # preempted is recorded with the next step.
         expected = self._running - {handles[request_id] for request_id in scheduler.preempted.request_ids}
         if running != expected and self._watch.planned_step in (None, self._watch.done_step):
             changed = ", ".join(self._name(handle) for handle in sorted(running ^ expected))
-            return f"{where}: after it, these hold KV in one run only: {changed}"
+            return f"{where}: after it, these hold KV in only one of the runs: {changed}"
         occupancy = self._core.kv.occupancy()
         blocks = [occupancy.cached, occupancy.online, occupancy.offline]
         if blocks != line.kv:

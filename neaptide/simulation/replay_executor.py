@@ -1,4 +1,4 @@
-"""What a replay puts in the place of the device and the clock: the recorded results and readings."""
+"""Replaces the device and the clock in a replay by recorded results and readings."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ END_TOKEN_ID = 1
 
 
 class ReplayClock:
-    """Implements ``Clock``: shows recorded readings one after the other, then the last one for good."""
+    """Implements ``Clock``: returns the recorded readings in turn, then keeps the last one."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
@@ -35,39 +35,39 @@ class ReplayClock:
         return self._now_s
 
     def sleep_until(self, t_s: float) -> None:
-        """Time is what the log says."""
+        """Does nothing: the log determines the time."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What the log knows of a request's answer; of one that has no end in the log, nothing."""
+    """What the log knows of a request's answer; nothing if the request has no end in the log."""
 
     prompt_tokens: int
     filler_id: int
-    """Token of what is in no recorded block: no other request has it."""
+    """Token outside of recorded blocks; unique to the request."""
     tail_start: int
-    """Where the prompt's full blocks end."""
+    """End of the prompt's full blocks."""
     tail: list[int] = field(default_factory=list)
     """Tokens of the full blocks from there on."""
     num_tokens: int = -1
     reason: FinishReason | None = None
 
     def token(self, position: int) -> int:
-        """At a position of prompt and output."""
+        """The token at a position of prompt and output."""
         index = position - self.tail_start
         return self.tail[index] if 0 <= index < len(self.tail) else self.filler_id
 
 
 class RecordedError(Exception):
-    """The step raised when it was recorded."""
+    """Stands for the recorded step's exception."""
 
 
 class ReplayExecutor:
-    """Implements ``Executor``: results as recorded.
+    """Implements ``Executor`` with recorded results.
 
     Args:
-        answers: by handle, as the requests.
-        handles: of the requests that the engine has been told of; an id may come again when its request has ended.
+        answers: by handle, like the requests.
+        handles: of the requests that the engine knows. An id may be reused after its request has ended.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ReplayExecutor:
         return self._num_blocks
 
     def expect(self, line: StepLine) -> None:
-        """The step that is waited for next."""
+        """Sets the step whose result is requested next."""
         self._errors = {self._requests[int(handle)].request_id: error for handle, error in line.errors.items()}
         self._late = {self._requests[int(handle)].request_id: late_s for handle, late_s in line.late.items()}
         self._mask_s = line.mask_s
@@ -100,9 +100,10 @@ class ReplayExecutor:
         return ReplayHandle(self, plan)
 
     def result(self, plan: StepPlan) -> StepResult:
-        """
+        """The recorded result of a plan.
+
         Raises:
-            RecordedError: the first time for a step that was run in parts; then for what holds a culprit.
+            RecordedError: the first time for a step that was retried in parts, then for parts with the faulty request.
         """
         result = StepResult.of(plan)
         if self._is_given_up:

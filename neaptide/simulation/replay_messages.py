@@ -1,4 +1,4 @@
-"""From the lines of a step log to the messages that the engine was told, with tokens that stand for recorded blocks."""
+"""Turns the lines of a step log into the engine's messages, with tokens that represent recorded blocks."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,11 +35,11 @@ from neaptide.simulation.logged_requests import LoggedRequests
 from neaptide.simulation.replay_executor import Answer
 
 FIRST_BLOCK_TOKEN_ID = 2
-"""Block number b is written as tokens b + 2, so that equal numbers, and only these, are equal text."""
+"""Block number b becomes tokens b + 2, so that exactly equal numbers are equal text."""
 
 
 class ReplayMessages:
-    """The messages of a log, to be asked for in its order.
+    """The messages of a log, requested in its order.
 
     Args:
         directory: for the token files of batches.
@@ -54,7 +54,7 @@ class ReplayMessages:
         self.answers = self._read_answers(lines)
         """By handle."""
         self.handles: dict[str, int] = {}
-        """By id, of the requests that were told of; an id may come again when its request has ended."""
+        """Id -> handle of the requests sent so far. An id may be reused after its request has ended."""
         self._next_handle = 0
         self._row_ranks = _row_ranks(lines)
         self._row_handles: dict[str, dict[int, int]] = {}
@@ -84,7 +84,7 @@ class ReplayMessages:
         return SetOffline(line.paused)
 
     def _order(self, line: OrderLine) -> PlanReady:
-        """Rows that had ended keep their ranks, for windows go by these; they are of no batch."""
+        """The recorded plan. Ended rows keep their ranks, which windows depend on, but belong to no batch."""
         names = [RowId.parse(self.requests[handle].request_id) if handle >= 0 else None for handle in line.rows]
         batch_ids = sorted({name.batch_id for name in names if name is not None})
         number = {batch_id: index for index, batch_id in enumerate(batch_ids)}
@@ -100,7 +100,7 @@ class ReplayMessages:
         return PlanReady(batch_ids, raw(batches), raw(rows), ends)
 
     def row_rank(self, tokens: TokenFile, row: int) -> int:
-        """A ``RowKey``: the place that the row had in its batch by its text, which the log does not have."""
+        """A ``RowKey``: the row's rank in its batch by text, which the log does not contain."""
         return self._row_ranks[self._row_handles[tokens.stem][row]]
 
     def _batch(self, line: BatchLine) -> AddBatch:
@@ -123,7 +123,7 @@ class ReplayMessages:
         )
 
     def _file(self, line: BatchLine) -> str:
-        """The stem of the token file, written when the first line names it."""
+        """The stem of the token file, which is written when a line first names it."""
         handles = self._files[line.file] if line.file else _handles(line, self._next_handle)
         name = f"file{line.file}" if line.file else f"line{len(self._row_handles)}"
         stem = str(self._directory / name)
@@ -158,7 +158,7 @@ class ReplayMessages:
         return answers
 
     def _name_next(self) -> int:
-        """The handle of the request that the log names next; from now on its id means this request."""
+        """The handle of the log's next request. From now on its id means this request."""
         handle = self._next_handle
         self.handles[self.requests[handle].request_id] = handle
         self._next_handle += 1
@@ -176,9 +176,9 @@ class ReplayMessages:
 
 
 def _row_ranks(lines: Sequence[Line]) -> dict[int, int]:
-    """By handle of a row: its place among the rows of its batch, whatever messages they came with."""
+    """Handle of a row -> its rank among the rows of its batch, across messages."""
     behind: dict[int, int] = {}
-    """The row that stands behind each; that of -1 is the first of all."""
+    """The row after each row; -1 maps to the first row."""
     handle = 0
     for line in lines:
         if isinstance(line, BatchLine):
@@ -198,7 +198,7 @@ def _row_ranks(lines: Sequence[Line]) -> dict[int, int]:
 
 
 def _files(lines: Sequence[Line]) -> dict[int, dict[int, int]]:
-    """By number of a token file: handles by row, whatever line they came with."""
+    """Number of a token file -> handles by row, across lines."""
     files: dict[int, dict[int, int]] = {}
     handle = 0
     for line in lines:
@@ -211,12 +211,12 @@ def _files(lines: Sequence[Line]) -> dict[int, dict[int, int]]:
 
 
 def _handles(line: BatchLine, first: int) -> dict[int, int]:
-    """By row, of the rows that the line names."""
+    """Row -> handle, for the line's rows."""
     return {row: first + index for index, (row, *_) in enumerate(line.rows)}
 
 
 def _pairs(blocks: Ranges) -> Iterator[tuple[int, int]]:
-    """First number and count of every run."""
+    """First number and count of each run."""
     return zip(blocks[::2], blocks[1::2], strict=True)
 
 

@@ -1,6 +1,6 @@
-"""One engine core on a virtual clock of its own: whoever drives it gives it requests, and a turn at a time.
+"""One engine core on its own virtual clock. Its caller hands it requests and runs its loop one turn at a time.
 
-A simulation of one engine drives a single one; a cluster drives several, always the one whose clock is furthest behind.
+A simulation of one engine drives one replica. A cluster drives several, always the one whose clock is furthest behind.
 """
 
 import math
@@ -33,13 +33,13 @@ from neaptide.simulation.scenario import Scenario
 
 ONLINE_PREFIX = "online-"
 BLOCKED_WAIT_S = 0.005
-"""As the real loop: after planning that found no request that can run."""
+"""As in the real loop, after planning that found no request that can run."""
 MAX_BLOCKED_S = 60.0
-"""A policy that runs no request for so long although there is work stands still for good."""
+"""A policy that runs no request for this long although there is work never will."""
 
 
 class SimulationError(RuntimeError):
-    """The engine stands still."""
+    """The engine is stuck: it has work, but runs no request."""
 
 
 class RowSource(Protocol):
@@ -47,24 +47,24 @@ class RowSource(Protocol):
 
     @property
     def may_be_empty(self) -> bool:
-        """Whether an empty pool is no lack of offline work now."""
+        """Whether an empty pool is acceptable now."""
         ...
 
     @property
     def next_arrival_s(self) -> float:
-        """Of rows that come at a time of their own; infinite if none will."""
+        """When the next row arrives by itself; infinite if none will."""
         ...
 
     @property
     def first_generation_done(self) -> bool: ...
 
     def messages(self, waiting: int, now_s: float) -> Iterator[AddBatch]:
-        """Jobs to submit now, while ``waiting`` rows wait in the engine. It must take each one before the next is asked
-        for."""
+        """Yields the jobs to submit now, while ``waiting`` rows wait in the engine. The caller must submit each job
+        before it asks for the next."""
         ...
 
     def waits_since_s(self, batch_id: str, now_s: float) -> float:
-        """When the rows of a job that is submitted now came."""
+        """When the rows of a job that is submitted now arrived."""
         ...
 
     def row_ended(self, request_id: str, now_s: float) -> None: ...
@@ -74,13 +74,16 @@ class RowSource(Protocol):
         ...
 
     def reached_tokens(self, request_id: str) -> int:
-        """How far a row had come in an engine that it was lost with; 0 for one that is new."""
+        """Tokens that a row had reached in an engine that was lost with it; 0 for a new row."""
         ...
 
 
 class _Watch(EngineObserver):
-    """Notes what every plan starts and leaves, and measures the wall time of planning, which enters no decision: on the
-    virtual clock planning takes what the profile says, for the same run must come out everywhere."""
+    """Records what every plan starts and aborts, and measures the wall time of planning.
+
+    That time enters no decision. On the virtual clock, planning takes what the profile says, so that a run has the same
+    result on every machine.
+    """
 
     def __init__(self, replica: "Replica") -> None:
         self._replica = replica
@@ -110,8 +113,8 @@ class _Watch(EngineObserver):
 class Replica:
     """
     Args:
-        dry_from_s: an empty pool counts as dry from here on.
-        start_s: where its clock begins.
+        dry_from_s: from this time on, an empty pool counts as dry.
+        start_s: initial time of its clock.
     """
 
     def __init__(
@@ -128,7 +131,7 @@ class Replica:
         self._dry_from_s = dry_from_s
         self._inbox: deque[tuple[str, TraceRequest]] = deque()
         self._outputs: dict[str, int] = {}
-        """True output lengths of online requests that were handed over."""
+        """True output lengths of the online requests handed in."""
         self._blocked_since_s = math.inf
         self._planner = self._build_planner()
         self.measures = Measures(scenario.tpot_slo_s)
@@ -140,16 +143,16 @@ class Replica:
         self.dry_s: float | None = None
         """When the pool first ran dry."""
         self.num_failed = 0
-        """Offline rows that the engine gave up."""
+        """Offline rows that failed."""
         self.online_ends_s: deque[float] = deque()
-        """To be taken by the reader."""
+        """The reader removes what it has read."""
         self.online_prefill_tokens = 0
-        """Computed so far."""
+        """Online prompt tokens computed so far."""
         self.num_given_up = 0
-        """Steps that were given up for an online request."""
+        """Steps aborted for an online request."""
         self._tally = StepTally()
-        """Of the step that was done last ..."""
-        self._copied = Copied()  # ... and what it copied
+        """Tally of the last step."""
+        self._copied = Copied()
         self._executor = self._build_executor()
         self.core = self._build_core([_Watch(self), *observers])
 
@@ -204,33 +207,34 @@ class Replica:
         return bool(self._inbox or queues.running_online or queues.waiting_online)
 
     def send(self, request_id: str, request: TraceRequest) -> None:
-        """An online request that has arrived; it is handed in between steps. They come in the order of arrival."""
+        """Sends an online request that has arrived. Requests must be sent in the order of arrival; they are handed in
+        between steps."""
         self._inbox.append((request_id, request))
 
     def take_inbox(self) -> list[tuple[str, TraceRequest]]:
-        """What was sent and not handed in yet is not its any more."""
+        """Removes and returns what was sent but not handed in yet."""
         taken = list(self._inbox)
         self._inbox.clear()
         return taken
 
     def withdraw_unstarted(self) -> list[str]:
-        """Drops the offline jobs none of whose rows has started; returns them."""
+        """Drops the offline jobs of which no row has started, and returns them."""
         jobs = self.ledger.withdraw_unstarted()
         for job in jobs:
             self.core.handle(CancelBatch(job))
         return jobs
 
     def lose(self) -> None:
-        """It is no more. What its step in flight did is lost with it."""
+        """Ends the replica. The work of its step in flight is lost with it."""
         self._executor.lose()
 
     def reached_tokens(self, request_id: str) -> int:
-        """How far an offline row that has started and not ended had come."""
+        """Tokens that an unfinished offline row has reached."""
         return self._executor.reached_tokens(request_id)
 
     def turn(self, until_s: float) -> bool:
-        """One round of the engine's loop: what is due is handed in, then comes a step, or a wait for ``until_s`` at
-        most. False if there is nothing to do and nothing to wait for."""
+        """Runs one round of the engine's loop: hands in what is due, then executes a step or waits until ``until_s`` at
+        most. Returns False if there is nothing to do and nothing to wait for."""
         core, clock = self.core, self._clock
         self._hand_in()
         change_s = min(self._next_change_s, until_s)
@@ -292,7 +296,7 @@ class Replica:
         )
 
     def check_pool(self, now_s: float) -> None:
-        """After planning: with a seat free and no row left to take it, offline work is missing."""
+        """Checks, after planning, whether offline work is missing: a slot is free and no row is left for it."""
         if self.dry_s is not None or not self._scenario.offline or self._rows.may_be_empty:
             return
         queues = self.core.scheduler.queues
@@ -331,7 +335,7 @@ class Replica:
             )
         self._clock.sleep_until(min(now_s + BLOCKED_WAIT_S, change_s))
 
-    # ---- asked by what it drives ----
+    # ---- for the executor and the observers ----
 
     def _output_tokens(self, request_id: str) -> int:
         if request_id.startswith(OFFLINE_PREFIX):
@@ -342,7 +346,7 @@ class Replica:
         return self._rows.reached_tokens(request_id) if request_id.startswith(OFFLINE_PREFIX) else 0
 
     def charge_planning(self) -> None:
-        """The step's times begin before this and go on behind it, as on a clock that runs by itself."""
+        """Advances the clock by the time of planning."""
         num_running = self.core.scheduler.queues.num_running
         self._clock.sleep_until(self._clock.now() + self._scenario.planning_s(num_running))
 
@@ -351,7 +355,7 @@ class Replica:
         self._copied = Copied.by(step.plan)
 
     def row_started(self, request_id: str, now_s: float) -> None:
-        if self.ledger.has_started(request_id):  # in a step that was given up
+        if self.ledger.has_started(request_id):  # in a step that was aborted
             return
         self.measures.offline_started(self.ledger.started(request_id, now_s))
         if self._planner is not None:

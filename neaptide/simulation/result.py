@@ -1,4 +1,4 @@
-"""The numbers that a simulation gives, under the keys of its JSON. They are defined in docs/metrics.md."""
+"""Results of a simulation, under the keys of its JSON. docs/simulate-plan-loadtest.md defines them."""
 
 import math
 import resource
@@ -36,7 +36,7 @@ class OfflineResult(msgspec.Struct, kw_only=True):
 
     @property
     def share_of_bound(self) -> float | None:
-        """Of the one in the long run."""
+        """Fraction of the long-run bound."""
         bound = self.bound_tokens_per_s["long_run"]
         return (self.tokens_per_s or 0.0) / bound if bound else None
 
@@ -58,7 +58,7 @@ class PreemptionResult(msgspec.Struct, kw_only=True):
 
 
 class Settings(msgspec.Struct, kw_only=True):
-    """What the numbers depend on beside policy, load and device."""
+    """Settings that the numbers depend on, other than policy, load and device."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -96,7 +96,7 @@ class SimResult(msgspec.Struct, kw_only=True):
 
     @property
     def attained(self) -> float:
-        """Share of the online requests with both targets, 0 of none."""
+        """Fraction of the online requests that met both targets; 0 without requests."""
         return self.online.attainment["both"] or 0.0
 
     @property
@@ -108,7 +108,7 @@ class SimResult(msgspec.Struct, kw_only=True):
 
 
 def online_result(measures: Measures, window_s: Window, end_s: float, slos_s: tuple[float, float]) -> OnlineResult:
-    """``end_s`` is the end of the run, ``slos_s`` the targets of TTFT and TPOT."""
+    """The online figures. ``end_s`` is the end of the run, ``slos_s`` the targets of TTFT and TPOT."""
     records = [r for r in measures.online.values() if window_s[0] <= r.arrival_s <= window_s[1]]
     ttft_slo_s, tpot_slo_s = slos_s
     met_ttft = [r.is_done and r.began_in_time(ttft_slo_s) for r in records]
@@ -168,8 +168,11 @@ def kv_result(measures: Measures, window_s: Window, bound: float | None) -> KvRe
 
 
 def preemption_result(measures: Measures) -> PreemptionResult:
-    """Over the whole run. By kind: those that lost all they had computed; those that lost slots to another tenant of a
-    block; those whose tokens all went to host memory."""
+    """Preemptions over the whole run, by kind and by class.
+
+    The kinds are: all computed tokens lost; KV slots lost to another tenant of a block; all tokens moved to host
+    memory.
+    """
     steps = measures.steps((-math.inf, math.inf))
     by_class = {name: int(steps[f"preempted_{name}"].sum()) for name in ("online", "offline")}
     return PreemptionResult(
@@ -201,20 +204,20 @@ def wasted_tokens(measures: Measures) -> int:
 
 
 def scheduler_ms(seconds: Sequence[float]) -> dict[str, float | None]:
-    """Of the wall time of planning."""
+    """Mean and p99 of the wall time of planning, in ms."""
     if not len(seconds):
         return {"mean": None, "p99": None}
     return {"mean": 1e3 * sum(seconds) / len(seconds), "p99": 1e3 * percentile(seconds, 0.99)}
 
 
 def _percentiles(values: Sequence[float]) -> Percentiles:
-    """None where there is nothing to measure: JSON has no NaN."""
+    """None without values, because JSON has no NaN."""
     points = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
     return {name: percentile(values, q) if len(values) else None for name, q in points}
 
 
 def peak_memory_bytes() -> int:
-    """Of this process, so far."""
+    """Peak memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -223,7 +226,7 @@ def _share(met: Sequence[bool]) -> float | None:
 
 
 def _rate(count: float, window_s: Window) -> float | None:
-    """None in a window without length: all requests arrived at one instant."""
+    """None in a window of length zero, where all requests arrived at one instant."""
     length_s = window_s[1] - window_s[0]
     return count / length_s if length_s > 0 else None
 

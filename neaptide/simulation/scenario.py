@@ -1,4 +1,4 @@
-"""What a simulation is given: a device, a load, a policy and its settings."""
+"""The input of a simulation: a device, a load, a policy and its settings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,85 +19,87 @@ from neaptide.simulation.result import Settings
 
 @dataclass(slots=True, frozen=True)
 class GiveUp:
-    """How the simulated executor gives up a step when an online request comes."""
+    """How the simulated executor aborts a step when an online request arrives."""
 
     layers: Layers
-    """Between which it can, and what that takes."""
+    """The layers between which a step can be aborted, and the time that this takes."""
     idle_factor: float = 1.0
-    """On the time that a step without online work may take, for the next request need not wait for its end."""
+    """Factor on the time of a step without online work. Such a step may be longer, since the next request need not wait
+    for its end."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Scenario:
-    """What is simulated. Times in seconds."""
+    """A simulation's input. Times are in seconds."""
 
     profile: DeviceProfile
     online: Sequence[TraceRequest] = ()
     offline: Sequence[OfflineSet] = ()
     policy: str = "neaptide"
     left_out: tuple[str, ...] = ()
-    """Parts of the policy, see ``neaptide.engine.scheduler.parts``."""
+    """Disabled features of the policy, see ``neaptide.engine.scheduler.parts``."""
     plan: str | None = None
-    """The order that the offline pool follows (``simulation.pools.inline_planner``); None leaves it to the policy."""
+    """Order of the offline pool (``simulation.pools.inline_planner``); None leaves it to the policy."""
     planner_is_told: bool = True
-    """The lengths of the answers that BlendServe's warm-up would run first, and of those that are asked for. Else it
-    knows and does what a server's does (``simulation.pools.served_planner``)."""
+    """Whether the planner knows the lengths of the rows in BlendServe's warm-up, and requested exact lengths.
+
+    Otherwise it has a server's knowledge (``simulation.pools.served_planner``).
+    """
     ttft_slo_s: float = 1.0
     tpot_slo_s: float = 0.05
     overlap_kappa: float = 1.0
     block_size: int = 16
     seed: int = 0
     keep_order: bool = False
-    """Of the offline sets, when there are several; each comes in an order of its own."""
+    """Do not shuffle several offline sets together; each set has its own order."""
     refill: bool = True
-    """The pool goes on with fresh contents. Without it the run may go dry."""
+    """Refill the pool with new contents. Otherwise it may run out of work."""
     offline_deadline_s: float = NO_DEADLINE_S
-    """Of every offline job without one of its own, counted from its submission."""
+    """Deadline of offline jobs without their own, counted from their submission."""
     share_weights: Mapping[str, float] = field(default_factory=dict)
-    """Of the offline sets' shares; 1 unless given."""
+    """Weights of the offline sets' tenants; 1 by default."""
     window_s: Window | None = None
-    """What is measured; the run goes on until it is over. None takes the time from the first to the last online
-    arrival, or without online work all but both ends of the run."""
+    """The measured window; the run continues at least until its end. None uses the time from the first to the last
+    online arrival or, without online work, the run without both its ends."""
     drain_s: float = 600.0
-    """So long after the last arrival the run goes on for online requests that are not finished."""
+    """Longest time after the last arrival to wait for unfinished online requests."""
     step_noise: float = 0.0
-    """Standard deviation of the logarithm of a step's time over what it takes on average."""
+    """Standard deviation of the log of a step's time relative to its mean."""
     headroom: str = DEFAULT_HEADROOM
     """See ``neaptide.estimator.recipes``."""
     offline_max_kv_ratio: float = SchedulerConfig().offline_max_kv_ratio
-    """Of the KV blocks, what offline work may hold at most."""
+    """Largest fraction of the KV blocks that offline work may hold."""
     planning_scale: float = 1.0
-    """How many times the profile's planning time is charged; 0 plans in no time."""
+    """Factor on the profile's planning time; 0 plans in no time."""
     overlap_depth: int = 0
     """Steps in flight while the next one is planned, 0 or 1."""
     host_cache_bytes: int = 0
-    """Host memory for KV blocks that leave the cache; with it ``bros`` has its bidirectional blocks."""
+    """Host memory for evicted KV blocks; ``bros`` needs it for its bidirectional blocks."""
     bros_initial_batch_size: int = SchedulerConfig().bros_initial_batch_size
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_model_len: int = 131_072
-    """Prompt and output of one request at most, if the KV cache has room for them; the same for every model."""
+    """Most tokens of a request, prompt and output, if the KV cache is large enough; equal for all models."""
     max_output_tokens: int | None = None
-    """``max_tokens`` of every request, all that a policy knows of lengths; None asks for the rest of the context."""
+    """``max_tokens`` of every request, which is all that a policy knows of lengths; None uses the rest of the
+    context."""
     truth: CostModel | None = None
-    """How long steps really take; None takes the profile's model."""
+    """Actual step times; None uses the profile's model."""
     with_bounds: bool = True
-    """The result says what an endless cache would save, and what no policy could pass; seconds of work where many rows
-    wait."""
+    """Compute the saving of an unlimited cache and the upper bounds; this takes seconds if many rows wait."""
     give_up: GiveUp | None = None
-    """Steps of offline work alone are given up between layers when an online request comes; None runs all to their
-    end."""
+    """Abort offline-only steps between layers when an online request arrives; None runs all steps to their end."""
     cost_model: Recipe | None = None
-    """What the scheduler believes; None takes the profile's model, corrected online."""
+    """The scheduler's cost model; None uses the profile's model, corrected online."""
 
     @property
     def order(self) -> str | None:
-        """Of a plan; None where none is made."""
+        """The order of the offline plan; None if there is no plan."""
         return self.plan or find_policy(self.policy).planned_order
 
     @property
     def device(self) -> DeviceProfile:
-        """With its memory in blocks of this engine's size."""
+        """The profile with its memory in blocks of this engine's size."""
         return self.profile.in_blocks_of(self.block_size)
 
     @property
@@ -110,15 +112,15 @@ class Scenario:
 
     @property
     def max_tokens(self) -> int:
-        """Prompt and output of one request at most, in this KV cache."""
+        """Most tokens of a request, prompt and output, in this KV cache."""
         return min(self.max_model_len, self.num_blocks * self.block_size)
 
     def planned_as_served(self) -> "Scenario":
-        """The same along the plan that a server makes of its pool on a GPU, told of no answer before it has ended."""
+        """The same scenario with a GPU server's offline plan, which knows an answer's length only after its end."""
         return replace(self, plan=TWO_ENDS, planner_is_told=False)
 
     def output_limit(self, request: TraceRequest) -> int:
-        """Its ``max_tokens``; not positive if the prompt leaves no room."""
+        """The request's ``max_tokens``; 0 or less if the prompt leaves no room."""
         room = self.max_tokens - request.input_tokens
         return room if self.max_output_tokens is None else min(room, self.max_output_tokens)
 
@@ -146,12 +148,12 @@ class Scenario:
         return EngineConfig(cache=cache, scheduler=scheduler)
 
     def recipe(self) -> Recipe:
-        """For the header of the step log."""
+        """The recipe for the step log's header."""
         cost_model = self.cost_model or roofline_recipe(self.device, self.overlap_kappa)
         return {"cost_model": cost_model, "headroom": self.headroom, "profile": self.profile.name, "seed": self.seed}
 
     def settings(self) -> Settings:
-        """For the result."""
+        """The settings for the result."""
         return Settings(
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,

@@ -1,4 +1,4 @@
-"""Starts the simulated executor of a served engine: real processes and sockets around a model that is a hash."""
+"""Starts the simulated executor of a served engine: real processes and sockets, and a hash as the model."""
 
 from pathlib import Path
 
@@ -10,18 +10,19 @@ from neaptide.executors.simulated.hash_executor import SimExecutor
 from neaptide.models.checkpoint import load_model_config
 
 NUM_BLOCKS, BLOCK_SIZE = 4096, 16
-"""Unless configured."""
+"""Defaults."""
 
 
 def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
-    """
+    """Starts the executor.
+
     Raises:
         UnsupportedModelError: the model's configuration cannot be read.
     """
     model = load_model_config(Path(config.executor.model_path))
     step_time = ConstantCostModel(config.executor.sim_step_s)
     executor = SimExecutor(config.cache.num_blocks or NUM_BLOCKS, step_time, clock, model.vocab_size)
-    # As a CPU, for which it stands in tests: one step after the other.
+    # In tests it stands for a CPU: one step after the other.
     capabilities = Capabilities(placeholders=True, asynchronous=False)
     block_size = config.cache.block_size or BLOCK_SIZE
     return StartedExecutor(executor, "sim", "none", model, block_size, capabilities, profiled=None)

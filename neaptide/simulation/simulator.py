@@ -1,8 +1,7 @@
-"""The simulator: the real engine core on a virtual clock, fed from traces. There is no second scheduler here.
+"""The simulator: the real engine core on a virtual clock, fed from traces. There is no second scheduler.
 
-Online requests are handed to the core once the clock has reached their arrival, between steps, as the real loop drains
-its messages; when there is no work the clock jumps to the next arrival. docs/simulation.md says what is simulated and
-what is not.
+Online requests reach the core between steps, once the clock has reached their arrival, as in the real loop. Without
+work the clock jumps to the next arrival. docs/simulation.md says what is simulated and what is not.
 """
 
 import math
@@ -26,35 +25,35 @@ from neaptide.simulation.result import SimResult
 from neaptide.simulation.scenario import Scenario
 
 CUT_SHARE = 0.1
-"""Of a run without online work, cut off at both ends."""
+"""Fraction cut off at both ends of a run without online work."""
 PROGRESS_STEPS = 200
 LOW_WATER_SEATS = 4
-"""A pool is refilled while it could still fill the engine's seats so often."""
+"""The pool is refilled when it holds fewer rows than this many times the engine's slots."""
 
 OnProgress = Callable[[float, float], None]
-"""Called now and then with a position and where it ends: seconds, or requests of a run without online work."""
+"""Called occasionally with a position and its end: seconds, or requests in a run without online work."""
 
 
 @dataclass(slots=True)
 class Run:
-    """A simulation that is over."""
+    """A finished simulation."""
 
     result: SimResult
     measures: Measures
-    """Behind the result: times of every online request, columns of every step."""
+    """The data of the result: times of every online request, columns of every step."""
     window_s: Window
     num_left_out: int
-    """Requests whose prompt leaves no room in the context: never submitted, and counted nowhere else."""
+    """Requests whose prompt leaves no room in the context; never submitted, and counted nowhere else."""
     num_cut: int
-    """Requests whose answer ends at their ``max_tokens``, for it is longer; offline, of the sets as submitted."""
+    """Requests whose answer is truncated by ``max_tokens``; for offline work, in the sets as submitted."""
     num_unfinished: int
-    """Online requests without an end; they count as missed."""
+    """Online requests that did not end; they count as missed."""
     num_failed: int
-    """Offline rows that the engine gave up: a bug in a policy."""
+    """Offline rows that failed in the engine, which indicates a bug in a policy."""
     dry_s: float | None
-    """When the offline pool first ran dry inside the window."""
+    """Time when the offline pool first ran out of work inside the window."""
     num_given_up: int = 0
-    """Steps that were given up for an online request."""
+    """Steps aborted for an online request."""
 
 
 def simulate(
@@ -65,17 +64,20 @@ def simulate(
     on_progress: OnProgress | None = None,
     least_attainment: float = 0.0,
 ) -> Run:
-    """Runs the scenario to its end: with online work until that is finished, else until the first generation of the
-    offline sets is (or as many rows as two of them have, under a policy that leaves some for last).
+    """Runs the scenario to its end.
+
+    With online work, that is when it is finished. Otherwise the first generation of the offline sets must be done, or
+    as many rows as two generations have, if the policy leaves some for last.
 
     Raises:
-        ValueError: nothing to simulate, no online request fits, or offline sets that do not go together or refill.
-        SimulationError: the policy stands still.
+        ValueError: there is nothing to simulate, no online request fits, or offline sets cannot be combined or
+            refilled.
+        SimulationError: the policy makes no progress.
         OutOfReach: fewer than ``least_attainment`` of all online requests can still meet both targets.
         OSError: the step log or a token file cannot be written.
     """
     if not scenario.online and not scenario.offline:
-        raise ValueError("neither online nor offline work to simulate: name some with --online or --offline")
+        raise ValueError("neither online nor offline work to simulate: add some with --online or --offline")
     with TemporaryDirectory(prefix="neaptide-simulate-") as directory:
         return _Simulation(scenario, Path(directory), step_log, observers, on_progress, least_attainment).run()
 
@@ -181,7 +183,7 @@ class _Simulation:
 
 @dataclass(slots=True, frozen=True)
 class Ends:
-    """How a run ended, beside what was measured of its steps and its online requests."""
+    """How a run ended, apart from the measurements of its steps and online requests."""
 
     end_s: float
     makespan_s: float | None
@@ -191,7 +193,7 @@ class Ends:
 
 
 def fitting_online(scenario: Scenario) -> list[TraceRequest]:
-    """Those whose prompt leaves room for an answer. Raises ValueError if there are some and none does."""
+    """The requests whose prompt leaves room for an answer. Raises ValueError if there are requests but none fits."""
     online = [r for r in scenario.online if r.segments and scenario.output_limit(r) > 0]
     if scenario.online and not online:
         raise ValueError(f"no online request and its answer fit into a context of {scenario.max_tokens} tokens")
@@ -203,7 +205,7 @@ def num_cut(scenario: Scenario, requests: Sequence[TraceRequest]) -> int:
 
 
 def offline_feed(scenario: Scenario, directory: Path) -> OfflineFeed:
-    """Of all the offline work of the scenario."""
+    """The feed of the scenario's offline work."""
     return OfflineFeed(
         scenario.offline,
         directory,
@@ -217,14 +219,14 @@ def offline_feed(scenario: Scenario, directory: Path) -> OfflineFeed:
 
 
 def dry_from_s(scenario: Scenario, online: Sequence[TraceRequest]) -> float:
-    """When an empty pool begins to count as dry."""
+    """Time from which on an empty pool counts as out of work."""
     if scenario.window_s is not None:
         return scenario.window_s[0]
     return online[0].arrival_s if online else 0.0
 
 
 def measured_window_s(scenario: Scenario, online: Sequence[TraceRequest], end_s: float) -> Window:
-    """``end_s`` is when all that is measured without online work was done."""
+    """The measured window. ``end_s`` is the end of the measured work in a run without online work."""
     if scenario.window_s is not None:
         return scenario.window_s
     if online:
@@ -233,7 +235,7 @@ def measured_window_s(scenario: Scenario, online: Sequence[TraceRequest], end_s:
 
 
 def longest_wait_s(replica: Replica, end_s: float) -> float | None:
-    """A row that never started has waited until the end of the run."""
+    """Longest wait of a row; rows that never started have waited until the end of the run."""
     if not replica.ledger.has_jobs:
         return None
     return max(replica.measures.longest_offline_wait_s, replica.ledger.longest_wait_s(end_s))

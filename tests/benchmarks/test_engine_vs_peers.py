@@ -55,7 +55,7 @@ def test_only_what_was_installed_for_the_dtype_is_started(tmp_path: Path) -> Non
     for path in ("llama-server", "llama-cpp-111m-f32.gguf"):
         (tmp_path / path).touch()
     assert [name for name, _ in installed(tmp_path, 1, "float32", 4, 512)] == ["llama_cpp"]
-    with pytest.raises(SystemExit, match="holds no peer"):
+    with pytest.raises(SystemExit, match="has no engine"):
         installed(tmp_path, 1, "bfloat16", 4, 512)
 
 
@@ -73,5 +73,5 @@ def test_tokens_of_a_reply(choice: dict[str, Any], token_ids: list[int] | None) 
 
 
 def test_a_directory_without_peers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="holds no peer"):
+    with pytest.raises(SystemExit, match="has no engine"):
         installed(tmp_path, 2, "bfloat16", 64, 2048)

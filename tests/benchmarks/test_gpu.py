@@ -146,13 +146,13 @@ def test_a_live_run_that_is_cut_short_leaves_what_it_had(monkeypatch: pytest.Mon
             pass
 
         def __call__(self, command: Sequence[str]) -> None:
-            Path(command[command.index("--json") + 1]).write_text('{"cut_short": "its time was over"}')
+            Path(command[command.index("--json") + 1]).write_text('{"cut_short": "time limit"}')
             raise RuntimeError("ended with status 1")
 
     monkeypatch.setattr(live, "StageCommands", Cut)
     device = torch.device("cpu")
     found = live.measure_live(device, dry=True, limit_s=60.0, kept_in=tmp_path, progress=lambda line: None)
-    assert found == {"cut_short": "its time was over", "status": "failed", "reason": "ended with status 1"}
+    assert found == {"cut_short": "time limit", "status": "failed", "reason": "ended with status 1"}
 
 
 def test_steps_are_timed_launched_where_nothing_is_replayed() -> None:

@@ -130,7 +130,7 @@ ENDS = [
 @pytest.mark.parametrize("ends_at", ENDS)
 def test_what_is_told_to_end_shows_what_it_has(ends_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status, line, _ = shown(tmp_path, monkeypatch, ends_at, told_to_end)
-    assert (status, line["cut_short"], line["checked_tokens"]) == (1, "it was told to end", 48)
+    assert (status, line["cut_short"], line["checked_tokens"]) == (1, "stop signal", 48)
     assert line["ceilings_tokens_per_s"] == ({} if ends_at == 0 else {"neaptide": 1000.0})
     measured = [r["run"] for case in line["loads"] for r in case["runs"]]
     names = ("offline", "online alone", "offline, capped", "both", "target 1.2 x alone", "target 4.8 x alone")
@@ -169,10 +169,10 @@ def test_a_fault_of_our_own_is_raised_behind_what_was_measured(tmp_path: Path, m
     with pytest.raises(KeyError, match="ours"):
         shown(tmp_path, monkeypatch, 5, fail)
     line = json.loads((tmp_path / "live.json").read_text())
-    assert (line["cut_short"], line["ratios"]["share"]) == ("it failed", 1.0)
+    assert (line["cut_short"], line["ratios"]["share"]) == ("error", 1.0)
 
 
 def test_a_limit_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that would not end."""
     status, line, servers = shown(tmp_path, monkeypatch, 0, lambda: None, "--limit-min", "0.001")
-    assert (status, line["cut_short"], servers.flags) == (1, "its time was over", [])
+    assert (status, line["cut_short"], servers.flags) == (1, "time limit", [])

@@ -10,7 +10,6 @@ from neaptide.cluster.autoscaling import (
     Autoscaler,
     Backlog,
     Change,
-    LoadMeter,
     Scale,
     Serving,
     change_to,
@@ -76,15 +75,6 @@ def test_the_size_stays_within_its_limits(
 def test_limits_that_cannot_be_are_refused(limits: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="1 to N replicas"):
         Scale(*limits)
-
-
-def test_prompts_count_for_ten_seconds() -> None:
-    meter = LoadMeter()
-    meter.note(0.0, 1_000)
-    meter.note(4.0, 500)
-    assert meter.load(10.0, 0.25, 0.002) == pytest.approx(0.25 + 150.0 * 0.002)
-    assert meter.load(10.1, 0.25, 0.002) == pytest.approx(0.25 + 50.0 * 0.002)
-    assert meter.load(30.0, 0.25, 0.002) == 0.25
 
 
 def test_the_least_loaded_go_and_of_equals_the_youngest() -> None:

@@ -16,8 +16,8 @@ from neaptide.cluster.routing import (
     RoundRobinRouter,
     SlackRouter,
     build_router,
-    digest_of,
 )
+from neaptide.engine.kv.cache_digest import digest_of
 
 BLOCK = 16
 

@@ -118,4 +118,4 @@ def test_nothing_to_plan_is_told_in_one_line(
 def test_lines_of_one_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [batch(tmp_path / name, ["x" * 64]) for name in ("one.jsonl", "two.jsonl")]
     assert main(["offline-plan", *map(str, paths)]) == 2
-    assert "custom_id 'line-0' stands 2 times" in capsys.readouterr().err
+    assert "custom_id 'line-0' occurs 2 times" in capsys.readouterr().err

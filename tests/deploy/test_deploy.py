@@ -82,7 +82,7 @@ def test_every_metric_in_an_alert_exists_and_every_alert_says_what_to_do() -> No
     assert len(named) > 10
     assert named <= series() | OF_THE_PROCESS
     assert all({"summary", "action"} == set(rule["annotations"]) for rule in rules)
-    documented = (DEPLOY.parent / "docs" / "operations.md").read_text(encoding="utf-8")
+    documented = (DEPLOY.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert [rule["alert"] for rule in rules if f"`{rule['alert']}`" not in documented] == []
 
 

@@ -131,6 +131,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     shared = site_directories()
     # pip reads the second as the value of its option: 0 is no isolation.
     offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    offline["TORCH"] = f"torch=={importlib.metadata.version('torch')}"
     # The new environment sees the packages here, as if they had been downloaded into it; the old setuptools that Python
     # puts into it would hide the one that torch asks for.
     seen = "/opt/neaptide/lib/python3.11/site-packages/seen.pth"

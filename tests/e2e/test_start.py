@@ -105,3 +105,17 @@ def test_flag_that_there_is_none_of(words: list[str], complaint: str, capsys: py
         cli.main(words)
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(complaint)
+
+
+def test_a_wrong_choice_is_one_line_with_the_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "--device", "tpu"])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("neaptide serve: argument --device: invalid choice: 'tpu' (choose from ")
+    assert all(choice in line for choice in ("auto", "cpu", "cuda"))
+
+
+def test_no_command_is_answered_with_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    assert capsys.readouterr().out.startswith("usage: neaptide ")

@@ -113,7 +113,7 @@ def test_an_unknown_online_set_lists_recorded_and_synthetic_names() -> None:
 
 
 def test_a_recorded_trace_takes_no_rate() -> None:
-    with pytest.raises(ValueError, match="azure_conv_2023@2: a recorded trace takes no rate"):
+    with pytest.raises(ValueError, match="azure_conv_2023@2: a recorded trace has no rate"):
         online_requests("azure_conv_2023@2")
 
 

@@ -189,7 +189,7 @@ FAULTS = {
     "no-header": ("0,10,10\n", "line 1: numbers instead of column names: add a header"),
     "two-arrivals": (
         "arrival_s,arrived_at,input_tokens,output_tokens\n1,2,3,4\n",
-        "column arrived_at: stands beside arrival_s",
+        "column arrived_at: is ambiguous with arrival_s",
     ),
     "two-lengths": (
         "arrival_s,input_tokens,output_tokens,prompt_tokens,completion_tokens\n1,2,3,2,3\n",

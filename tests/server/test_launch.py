@@ -92,7 +92,7 @@ def test_a_length_above_the_models_own_is_cut_and_said(model: Path, caplog: pyte
         context, config = model_context(Settings(model=str(model), max_model_len=8193), model / "data")
     assert context.max_model_len == config.scheduler.max_model_len == 8192
     (record,) = caplog.records
-    assert record.message.startswith("max_model_len = 8193 is more than the model can tell apart")
+    assert record.message.startswith("max_model_len = 8193 exceeds the model's context; using 8192")
     caplog.clear()
     model_context(Settings(model=str(model), max_model_len=8192), model / "data")
     assert not caplog.records

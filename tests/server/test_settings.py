@@ -1,12 +1,13 @@
 """Where a setting's value comes from, and what is refused."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from neaptide.cli import build_parser
 from neaptide.launch.serve import LaunchError, engine_config, executor_arguments, url_of
-from neaptide.server.settings import OPTIONS, Settings, SettingsError, default_text, type_of
+from neaptide.server.settings import EXPERT, GROUPS, OPTIONS, Settings, SettingsError, default_text, type_of
 from neaptide.server.settings_sources import data_path, load_settings
 
 
@@ -149,12 +150,24 @@ def test_every_setting_has_a_flag_of_its_type(name: str) -> None:
 @pytest.mark.parametrize("name", Settings.__struct_fields__)
 def test_help_says_what_a_setting_is_and_its_default(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        build_parser().parse_args(["serve", "--help"])
+        build_parser().parse_args(["serve", "--help-all"])
     shown = " ".join(capsys.readouterr().out.split())
     default = default_text(name)
     # Lines break at hyphens too, so blanks say nothing.
     said = f"{OPTIONS[name].help} ({default})" if default else OPTIONS[name].help
     assert said.replace(" ", "") in shown.replace(" ", "")
+
+
+def test_the_short_help_leaves_out_what_is_for_experts(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["serve", "--help"])
+    shown = set(re.findall(r"^ +--([a-z-]+)", capsys.readouterr().out, re.MULTILINE))
+    flags = {name.replace("_", "-") for group, names in GROUPS.items() if group != EXPERT for name in names}
+    assert shown - {"help-all", "config"} == flags - {"model"}
+
+
+def test_every_setting_belongs_to_one_group() -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(Settings.__struct_fields__)
 
 
 def test_lists_are_divided_by_commas_but_keys_are_repeated() -> None:
@@ -205,5 +218,5 @@ def test_a_switch_reaches_the_engine(environ: dict[str, str], is_invariant: bool
 
 
 def test_batch_invariance_by_another_executor_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match="executor = 'vllm' has no batch_invariant"):
+    with pytest.raises(LaunchError, match="executor = 'vllm' does not support batch_invariant"):
         engine_config(Settings(executor="vllm", batch_invariant=True), tmp_path, "", 512, tmp_path)

@@ -34,8 +34,8 @@ def test_who_sits_out_and_why_is_explained() -> None:
     """So tight a target that fewer decodes fit into the time budget than are resident."""
     explainers = [Explainer(step) for step in range(1, 150)]
     simulate(mixed(tpot_slo_s=0.004), observers=explainers)
-    said = [explainer.text for explainer in explainers if explainer.text and "sit out" in explainer.text]
-    assert any("one more token would break the time budget" in text for text in said)
+    said = [explainer.text for explainer in explainers if explainer.text and "not scheduled" in explainer.text]
+    assert any("one more token would exceed the time budget" in text for text in said)
 
 
 def ended_by(scenario: Scenario) -> set[str]:
@@ -96,7 +96,7 @@ def test_a_step_says_which_bound_was_the_least() -> None:
     assert explainer.text is not None
     lines = explainer.text.splitlines()
     assert lines[1].startswith("  time bounds: gap ")
-    assert lines[1].endswith("; the least times 1.00")
+    assert lines[1].endswith("; limit = smallest x 1.00")
     assert lines[2] == "  offline work ended by: nothing more waits"
 
 
@@ -106,7 +106,7 @@ def test_a_step_says_what_it_kept_from_others_for_a_giant() -> None:
     explainers = [Explainer(step) for step in range(1, 900, 20)]
     simulate(constant([], [rows], profile=profile(num_blocks=64), refill=False), observers=explainers)
     lines = [line for explainer in explainers if explainer.text for line in explainer.text.splitlines()]
-    kept = [line.removeprefix("  KV blocks kept from others: ") for line in lines if "kept from others" in line]
+    kept = [line.removeprefix("  KV blocks reserved: ") for line in lines if "KV blocks reserved" in line]
     counts = [int(words.removesuffix(" for offline-0:5")) for words in kept]
     assert len(counts) > 3
     assert counts == sorted(counts)

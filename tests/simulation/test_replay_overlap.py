@@ -106,7 +106,7 @@ def hold_one_block_more(line: StepLine) -> None:
     ("alter", "said"),
     [
         (preempt_none, "the log says no request"),
-        (plan_nothing_behind, "about whether a step is planned"),
+        (plan_nothing_behind, "on whether a step is planned"),
         (hold_one_block_more, "KV blocks are"),
     ],
 )
@@ -121,5 +121,5 @@ def test_a_log_without_the_times_of_plans_is_refused(tmp_path: Path) -> None:
         if isinstance(line, StepLine):
             line.next = []
     (tmp_path / "old").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-    with pytest.raises(ReplayError, match="when the step behind it was planned"):
+    with pytest.raises(ReplayError, match="when the next step was planned"):
         replay(tmp_path / "old")

@@ -115,7 +115,7 @@ def test_what_clients_ask_for_can_be_capped(
     """Outputs of 3, 1, 4 and 4 tokens in the trace, and 30 of 5 in the batch file."""
     log = tmp_path / "log"
     assert main([*arguments, "--max-tokens", "3", "--step-log", str(log)]) == 0
-    assert "32 requests have more output than they may ask for" in capsys.readouterr().err
+    assert "32 requests have more output than the limit" in capsys.readouterr().err
     assert {line.max_tokens for line in read_log(log) if isinstance(line, AddLine)} == {3}
 
 
@@ -125,7 +125,7 @@ def test_the_context_can_be_set(arguments: list[str], tmp_path: Path, capsys: py
     assert main([*arguments, "--offline", "none", "--max-model-len", "22", "--step-log", str(log)]) == 0
     err = capsys.readouterr().err
     assert "1 requests exceed 22 tokens" in err
-    assert "1 requests have more output than they may ask for" in err
+    assert "1 requests have more output than the limit" in err
     assert [line.max_tokens for line in read_log(log) if isinstance(line, AddLine)] == [2, 13, 13]
 
 
@@ -209,10 +209,10 @@ def test_noise_and_headroom_reach_the_run(
     [
         (["--policy", "best"], "there is no policy 'best'"),
         (["--policy", "fcfs,best@64"], "there is no policy 'best'"),
-        (["--policy", "fcfs,"], "NAME@STEP_TOKENSxSEATS, not ''"),
+        (["--policy", "fcfs,"], "NAME@STEP_TOKENSxSLOTS, not ''"),
         (["--policy", "fcfs@x8"], "not 'fcfs@x8'"),
         (["--policy", "fcfs@64x0"], "limits of 'fcfs@64x0' must be at least 1"),
-        (["--policy", "fcfs,lpm", "--explain", "0"], "name one policy"),
+        (["--policy", "fcfs,lpm", "--explain", "0"], "use them with one policy"),
         (["--max-num-seqs", "0"], "--max-num-seqs must be at least 1"),
         (["--noise", "-0.1"], "--noise must be at least 0"),
         (

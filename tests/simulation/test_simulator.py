@@ -350,7 +350,7 @@ def test_rows_that_would_arrive_after_the_end_are_not_waited_for() -> None:
 
 def test_batches_by_turns_cannot_arrive_over_time() -> None:
     scene = replace(arriving_scene(0.0, 1.0), batch_size=1)
-    with pytest.raises(ValueError, match="cannot arrive over time"):
+    with pytest.raises(ValueError, match="cannot have arrivals"):
         simulate(constant(offline_sets=[scene]))
 
 

@@ -219,7 +219,7 @@ def _policy_notes(runs: dict[str, PolicyRuns], bros: Outcome) -> list[str]:
         f"{_percent(_attainment(alone)):.1f}% even alone. At its paper's targets ({BROS_TTFT_SLO_S:g} s, "
         f"{BROS_TPOT_SLO_S:g} s): {_percent(_attainment(bros)):.1f}%, TTFT p50 "
         f"{_ms(bros.result.online.ttft_s, 'p50')} ms, p99 {_ms(bros.result.online.ttft_s, 'p99')} ms, offline "
-        f"{_rate(bros)} tokens/s. On its paper's load see docs/baselines.md.",
+        f"{_rate(bros)} tokens/s. On its paper's load see lab/notebook/baselines.md.",
     ]
     notes += [f"{policy}: its pool ran dry, the run is not valid" for policy, one in runs.items() if not _valid(one)]
     return notes

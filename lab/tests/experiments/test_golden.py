@@ -8,10 +8,7 @@ from neaptide_lab.experiments import golden
 from neaptide_lab.experiments.golden import TREES, measure_trees
 from neaptide_lab.experiments.registry import EXPERIMENT_NAMES
 
-NOTEBOOK = Path(__file__).parents[2] / "notebook" / "experiments.md"
-if not NOTEBOOK.exists():
-    NOTEBOOK = Path(__file__).parents[3] / "docs" / "experiments.md"
-DOCUMENT = NOTEBOOK.read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "notebook" / "experiments.md").read_text(encoding="utf-8")
 
 # case: (paper, ours, ratio), as printed.
 PRINTED = {

@@ -13,12 +13,13 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 from neaptide.cluster.lease_order import LEASE_S, MAX_CHUNK_LINES, Chunk, ChunkKey, Claim, End, Free, lines_to_claim
 from neaptide.server.batches.served import NO_LIMIT
+from neaptide.server.batches.sharing import JobLeft
+from neaptide.server.batches.storing.database_clock import Milliseconds, database_now_ms
 from neaptide.server.batches.storing.models import BatchStatus, LineState
 from neaptide.server.batches.storing.tables import batch_chunks, batch_lines, batches
 
 _LEASE_MS = int(LEASE_S * 1000)
 _KEY = sa.tuple_(batch_chunks.c.batch_id, batch_chunks.c.chunk_no)
-Milliseconds = int | sa.ColumnElement[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +62,6 @@ class BoardFigures(NamedTuple):
     def chunks_to_claim(self) -> int:
         num_lines = lines_to_claim(self.num_free * MAX_CHUNK_LINES, 1 + self.num_others)
         return num_lines // MAX_CHUNK_LINES
-
-
-def database_now_ms(conn: sa.Connection) -> sa.ColumnElement[int]:
-    """The database's own clock, read when it is needed. At the begin of the transaction would be too early, as it may
-    have waited."""
-    if conn.dialect.name == "sqlite":
-        return sa.cast((sa.func.julianday("now") - 2440587.5) * 86_400_000, sa.BigInteger)
-    return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * 1000, sa.BigInteger)
 
 
 def board_figures(conn: sa.Connection, claimant: Claimant, besides: Besides = NOTHING) -> BoardFigures:
@@ -133,14 +126,6 @@ def _placing(chunks: Mapping[Chunk, Sequence[int]]) -> sa.Update:
     t = batch_lines.c
     where = (t.batch_id == given.c.batch_id, t.line_no == given.c.line_no)
     return batch_lines.update().where(*where).values(chunk_no=given.c.chunk_no)
-
-
-class JobLeft(NamedTuple):
-    """Remaining work of one batch in progress."""
-
-    expires_at_s: int
-    work_s: float
-    """Least time that an idle device takes for its chunks; unfinished chunks count in full."""
 
 
 def backlog(conn: sa.Connection, fingerprint: str) -> list[JobLeft]:
@@ -225,31 +210,31 @@ def complete_chunk(conn: sa.Connection, claim: Claim) -> bool:
     return conn.execute(batch_chunks.delete().where(*where)).rowcount == 1
 
 
-def withdraw_chunks(conn: sa.Connection, batch_id: str) -> None:
-    """Ends all leases of a batch that is cancelled or has ended."""
-    conn.execute(batch_chunks.delete().where(batch_chunks.c.batch_id == batch_id))
-
-
-def holds(conn: sa.Connection, claim: Claim) -> bool:
-    """Whether results under the lease are accepted."""
-    t = batch_chunks.c
-    where = (t.batch_id == claim.key.batch_id, t.chunk_no == claim.key.chunk_no, t.epoch == claim.epoch)
-    return bool(conn.execute(sa.select(sa.exists().where(*where))).scalar_one())
-
-
 def num_chunks(conn: sa.Connection, batch_id: str) -> int:
     """Number of unfinished chunks of a batch."""
     query = sa.select(sa.func.count()).select_from(batch_chunks).where(batch_chunks.c.batch_id == batch_id)
     return int(conn.execute(query).scalar_one())
 
 
-def held_by(claim: Claim) -> sa.ColumnElement[bool]:
-    """Condition on ``batch_lines`` that a lease holds.
+class LeasedLines:
+    """Lease of this server on the lines of a chunk. Implements ``LineLease``."""
 
-    It locks the chunk's record until the end of the transaction. So no other lease on it begins before the results
-    under this one are durable.
-    """
-    t = batch_chunks.c
-    where = (t.batch_id == claim.key.batch_id, t.chunk_no == claim.key.chunk_no, t.epoch == claim.epoch)
-    held = sa.select(t.chunk_no).where(*where).with_for_update(read=True).cte("held")
-    return batch_lines.c.chunk_no.in_(sa.select(held.c.chunk_no))
+    def __init__(self, claim: Claim) -> None:
+        self._claim = claim
+
+    @property
+    def job_id(self) -> str:
+        batch_id, chunk_no = self._claim.key
+        return f"{batch_id}.{chunk_no}.{self._claim.epoch}"
+
+    def condition(self) -> sa.ColumnElement[bool]:
+        """As in ``LineLease``: the lock keeps other leases of the chunk out until the results are durable."""
+        held = sa.select(batch_chunks.c.chunk_no).where(*self._where()).with_for_update(read=True).cte("held")
+        return batch_lines.c.chunk_no.in_(sa.select(held.c.chunk_no))
+
+    def holds(self, conn: sa.Connection) -> bool:
+        return bool(conn.execute(sa.select(sa.exists().where(*self._where()))).scalar_one())
+
+    def _where(self) -> tuple[sa.ColumnElement[bool], ...]:
+        t, (batch_id, chunk_no) = batch_chunks.c, self._claim.key
+        return t.batch_id == batch_id, t.chunk_no == chunk_no, t.epoch == self._claim.epoch

@@ -9,8 +9,9 @@ from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
-from neaptide.cluster.batches.chunk_rows import Milliseconds, database_now_ms
 from neaptide.server.batches.served import Served
+from neaptide.server.batches.sharing import LeaseLostError
+from neaptide.server.batches.storing.database_clock import Milliseconds, database_now_ms
 from neaptide.server.batches.storing.models import LIVE, BatchStatus
 from neaptide.server.batches.storing.tables import batch_chunks, batches
 
@@ -23,10 +24,6 @@ class BatchLease(NamedTuple):
 
     batch_id: str
     epoch: int
-
-
-class LeaseLostError(Exception):
-    """Another server has leased the batch; the write is undone."""
 
 
 def _may_check(served: Served | None) -> sa.ColumnElement[bool]:

@@ -16,7 +16,7 @@ from neaptide.cluster.lease_order import Chunk
 from neaptide.cluster.storage.blobs import Blobs, BlobsUnavailableError, batch_key
 from neaptide.engine.offline.density import DensityModel
 from neaptide.server.batches.checking.job_files import plan_faults, read_plan
-from neaptide.server.batches.hold import ResultFiles
+from neaptide.server.batches.sharing import ResultFiles
 from neaptide.server.batches.storing import batch_rows, server_rows
 from neaptide.server.batches.storing.models import BatchRecord, FileRecord
 from neaptide.server.batches.storing.tables import batches

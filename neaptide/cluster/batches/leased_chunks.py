@@ -15,7 +15,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from neaptide.cluster.batches import chunk_rows
-from neaptide.cluster.batches.chunk_rows import Besides, BoardFigures, Claimant, database_now_ms
+from neaptide.cluster.batches.chunk_rows import Besides, BoardFigures, Claimant, LeasedLines
 from neaptide.cluster.batches.cutting import Work, work_of
 from neaptide.cluster.batches.leased_batch import device_of
 from neaptide.cluster.batches.passed_by import PassedBy
@@ -33,6 +33,7 @@ from neaptide.server.batches.running.job import Job, JobFiles
 from neaptide.server.batches.running.job_runner import JobRunner
 from neaptide.server.batches.running.plans import watch_tokens
 from neaptide.server.batches.storing import batch_rows
+from neaptide.server.batches.storing.database_clock import database_now_ms
 from neaptide.server.batches.storing.disk_patience import PatientDisk
 from neaptide.server.batches.storing.faults import FileAwayError
 from neaptide.server.batches.storing.models import BatchRecord, FileRecord, LineState, PendingLine
@@ -71,6 +72,7 @@ class Claimer:
         self,
         plane: BatchPlane,
         blobs: Blobs,
+        lease_s: float,
         disk: PatientDisk,
         validation: Validation,
         on_batch_done: Callable[[str], None],
@@ -81,7 +83,8 @@ class Claimer:
         self._disk = disk
         self._on_batch_done = on_batch_done
         self._is_validating = is_validating
-        served, lease_ms = plane.compiler.served, int(plane.settings.lease_s * 1000)
+        served, lease_ms = plane.compiler.served, int(lease_s * 1000)
+        self._lease_s = lease_s
         self.claimant = Claimant(secrets.token_hex(8), served.fingerprint, lease_ms, served.abilities.max_model_len)
         self._runner = JobRunner(
             plane.store, plane.engine, self._describe, self._on_done, self._on_lost, plane.files.verify, plane.planner
@@ -283,7 +286,7 @@ class Claimer:
             raise UnableError(lacking)
         work = work_of(lines, plan, tokens, device_of(self._p.engine))
         files = JobFiles(file, self._p.files.open_here, stem, version)
-        return Job(record, plan, lines, files, self._p.compiler, claim), work
+        return Job(record, plan, lines, files, self._p.compiler, LeasedLines(claim)), work
 
     def _describe(self, job: Job) -> tuple[Path, float]:
         return self._p.describe(job.batch_id, job.expires_at)
@@ -344,14 +347,14 @@ class Claimer:
     # ---- leases ----
 
     async def _renew_on(self) -> None:
-        period_s = self._p.settings.lease_s / RENEWALS_A_LEASE
+        period_s = self._lease_s / RENEWALS_A_LEASE
         while not self._is_stopping:
             try:
                 await self._renew()
             except (OSError, StoreUnavailableError) as error:
                 logger.error("leases are not renewed: %s", error)
             self._silent_s = 0.0 if self._p.engine.is_ready else self._silent_s + period_s
-            if self._held and (self._p.engine.offline_paused or self._silent_s >= self._p.settings.lease_s):
+            if self._held and (self._p.engine.offline_paused or self._silent_s >= self._lease_s):
                 self._background.spawn(self.give_back())
             await self._disk.sleep(period_s)
 
@@ -393,5 +396,5 @@ def _complete(conn: sa.Connection, claim: Claim) -> bool:
 def _give_up(conn: sa.Connection, claim: Claim) -> None:
     """Fails the remaining lines of a batch that no server can run, if this server holds the chunk's lease."""
     record = batch_rows.require_batch(conn, claim.key.batch_id)
-    if record.outcome is None and chunk_rows.holds(conn, claim):
+    if record.outcome is None and LeasedLines(claim).holds(conn):
         batch_rows.close_lines(conn, record.id, LineState.FAILED, finalize.LOST_ERROR)

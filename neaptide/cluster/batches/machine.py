@@ -13,8 +13,8 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 
-from neaptide.cluster.batches import lease_rows
-from neaptide.cluster.batches.lease_rows import BatchLease, LeaseLostError
+from neaptide.cluster.batches import chunk_rows, lease_rows
+from neaptide.cluster.batches.lease_rows import BatchLease
 from neaptide.cluster.batches.leased_batch import LeasedHold
 from neaptide.cluster.batches.leased_chunks import RENEWALS_A_LEASE, Claimer
 from neaptide.cluster.storage.blobs import Blobs
@@ -23,6 +23,7 @@ from neaptide.server.batches.running import finalize
 from neaptide.server.batches.running.background import Background
 from neaptide.server.batches.running.ending import Ending
 from neaptide.server.batches.running.upkeep import Upkeep, say_what_waits
+from neaptide.server.batches.sharing import JobLeft, LeaseFigures, LeaseLostError
 from neaptide.server.batches.storing import batch_rows, server_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk, ServerStoppingError
 from neaptide.server.batches.storing.leftovers import judge_jobs
@@ -47,17 +48,17 @@ class _Care:
 class SharedMachine:
     """Implements ``BatchMachine``. Event loop only."""
 
-    def __init__(self, plane: BatchPlane, blobs: Blobs) -> None:
+    def __init__(self, plane: BatchPlane, blobs: Blobs, lease_s: float) -> None:
         self._p = plane
         self._blobs = blobs
-        self._lease_ms = int(plane.settings.lease_s * 1000)
+        self._lease_s, self._lease_ms = lease_s, int(lease_s * 1000)
         self._disk = PatientDisk()
         self._stopping = threading.Event()
         self._validation = Validation(plane, self._disk)
         self._ending = Ending(plane, self._stopping)
         self._upkeep = Upkeep(plane, self._disk, self.end, self._sweep)
         self.claimer = Claimer(
-            plane, blobs, self._disk, self._validation, lambda _: self._wake.set(), self._is_validating
+            plane, blobs, lease_s, self._disk, self._validation, lambda _: self._wake.set(), self._is_validating
         )
         self._cares: dict[str, _Care] = {}
         self._background = Background("a batch is left to the end of its lease")
@@ -86,6 +87,13 @@ class SharedMachine:
         await self._p.checker.close()
         with suppress(StoreUnavailableError):
             await self._p.store.write_beside(server_rows.leave, self.claimer.claimant.name)
+
+    @property
+    def leases(self) -> LeaseFigures:
+        return self.claimer
+
+    async def backlog(self) -> list[JobLeft]:
+        return await self._p.store.read(chunk_rows.backlog, self._p.compiler.served.fingerprint)
 
     @property
     def waits_for_disk(self) -> bool:
@@ -191,7 +199,7 @@ class SharedMachine:
                 await self._renew()
             except (OSError, StoreUnavailableError) as error:
                 logger.error("leases are not renewed: %s", error)
-            await self._disk.sleep(self._p.settings.lease_s / RENEWALS_A_LEASE)
+            await self._disk.sleep(self._lease_s / RENEWALS_A_LEASE)
 
     async def _enrol(self) -> None:
         name, served = self.claimer.claimant.name, self._p.compiler.served

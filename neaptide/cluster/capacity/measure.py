@@ -1,4 +1,4 @@
-"""One size under one stretch of the trace: its replicas are simulated together, and counted together."""
+"""Simulates the replicas of one size under one part of the trace, and counts them together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,10 +21,10 @@ TARGETS = ("ttft", "tpot", "both")
 class Size:
     replicas: int
     num_blocks: int
-    """KV blocks of each replica, of the profile's size."""
+    """KV blocks of each replica, in the profile's block size."""
 
     def of(self, scenario: Scenario) -> Scenario:
-        """The scenario with as much memory as one replica has."""
+        """The scenario with the memory of one replica."""
         profile = msgspec.structs.replace(scenario.profile, num_blocks=self.num_blocks)
         return replace(scenario, profile=profile)
 
@@ -32,11 +32,11 @@ class Size:
 @dataclass(slots=True, frozen=True)
 class Measured:
     attainment: dict[str, float]
-    """Of all requests that arrived in the window."""
+    """For all requests that arrived in the window."""
     too_large: int
-    """Requests among them that the memory of a replica does not hold whole: never submitted, and missed."""
+    """Requests among them that exceed a replica's memory: never submitted, and missed."""
     offline_tokens_per_s: float
-    """Of all replicas."""
+    """For all replicas."""
     valid: bool
 
 
@@ -47,7 +47,8 @@ def measure(
     offline: Sequence[OfflineSet] = (),
     on_progress: OnProgress | None = None,
 ) -> Measured:
-    """Several replicas stand behind the slack router and claim rows from one pool of the offline sets."""
+    """Simulates a size. Several replicas are behind the slack router and lease rows from one pool of the
+    offline sets."""
     scenario = size.of(base)
     fitting = [r for r in stretch.requests if _tokens(r) <= scenario.max_tokens]
     too_large = sum(_is_inside(r, stretch) and _tokens(r) > scenario.max_tokens for r in stretch.requests)
@@ -82,6 +83,6 @@ def _count(result: OnlineResult, name: str) -> int:
 
 
 def _last_due_s(scenario: Scenario, requests: Sequence[TraceRequest]) -> float:
-    """After the last arrival: a request that is not done by then has missed a target already."""
+    """Time after the last arrival by which every request has met or missed its targets."""
     longest = max((request.output_tokens for request in requests), default=0)
     return scenario.ttft_slo_s + longest * scenario.tpot_slo_s

@@ -1,8 +1,7 @@
-"""The capacity planner (Echo, section 5.4): the least that keeps the online targets through the peak of a trace, what
-offline work it does beside the trace, and when a given amount of that would be done.
+"""The capacity planner (Echo, section 5.4).
 
-Nothing is extrapolated from a formula: every size that is spoken of was simulated. docs/capacity.md says how to read
-the answer.
+Nothing is extrapolated from a formula: every size that is spoken of was simulated. docs/simulate-plan-loadtest.md says
+how to read the answer.
 """
 
 import math
@@ -22,35 +21,35 @@ from neaptide.simulation.simulator import OnProgress
 
 DAY_S = 86_400
 KV_STEPS = 64
-"""Sizes of KV memory that are told apart: as many equal parts of what the profile has."""
+"""Resolution of the search for KV memory: equal parts of the profile's memory."""
 GIB = 1 << 30
 
 Watch = Callable[[str], AbstractContextManager[OnProgress | None]]
-"""Entered for every size that is simulated, with its name."""
+"""Entered for every simulated size, with its name."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Question:
-    """What is to be held, and what may be varied."""
+    """The targets to meet, and what may vary."""
 
     base: Scenario
-    """Device, policy, targets and limits; its loads are not looked at."""
+    """Device, policy, targets and limits; its loads are ignored."""
     trace: Sequence[TraceRequest]
     """In the order of arrival, each within the context (see ``within_context``)."""
     offline: Sequence[OfflineSet] = ()
     find: Literal["replicas", "kv"] = "replicas"
     attainment: float = 0.9
-    """Share of the peak's requests that meet both targets, at least."""
+    """Smallest fraction of the peak's requests that must meet both targets."""
     peak_s: float = 300.0
     margin_s: float = 30.0
-    """On both sides of the peak, simulated and not counted. Before the whole trace, offline work alone."""
+    """Simulated on both sides of the peak, but not counted. Before a whole trace it has offline work only."""
     replicas: int = 1
-    """Where KV memory is looked for."""
+    """Number of replicas when searching for KV memory."""
     max_replicas: int = 64
     price_per_hour: float | None = None
-    """Of one replica."""
+    """Price of one replica."""
     offline_at_every_size: bool = False
-    """Beside the peak, for a plot; else at the answer alone."""
+    """Simulate offline work in the peak for every size, for a plot; otherwise only for the answer."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -61,8 +60,10 @@ class Trace:
 
 
 def within_context(requests: Sequence[TraceRequest], scenario: Scenario) -> Trace:
-    """The requests that the model can serve at all, with the answers that they may ask for: what is missed for want of
-    memory is not to be mixed up with what no memory would serve."""
+    """The requests that the model can serve, with outputs cut to their limits.
+
+    So requests missed for lack of memory are not mixed with those that no memory could serve.
+    """
     kept, num_cut = [], 0
     for request in requests:
         room = scenario.max_model_len - request.input_tokens
@@ -74,10 +75,11 @@ def within_context(requests: Sequence[TraceRequest], scenario: Scenario) -> Trac
 
 
 def plan(question: Question, watch: Watch = lambda name: nullcontext()) -> Plan:
-    """
+    """Answers the question.
+
     Raises:
-        ValueError: offline work is asked for beside a peak without length, or a scenario cannot be simulated.
-        SimulationError: the policy stands still.
+        ValueError: offline work is requested in a peak of length zero, or a scenario cannot be simulated.
+        SimulationError: the policy makes no progress.
     """
     return _Planner(question, watch).plan()
 
@@ -94,7 +96,7 @@ class _Planner:
             each for request, each in zip(trace, work_s, strict=True) if span_s[0] <= request.arrival_s <= span_s[1]
         )
         if question.offline and not self._peak.length_s > 0:
-            raise ValueError("all requests of the peak arrive at once, which gives no offline rate: take a longer one")
+            raise ValueError("all requests of the peak arrive at once, so there is no offline rate: use a longer peak")
         self._tried: dict[int, Point] = {}
 
     def plan(self) -> Plan:
@@ -134,7 +136,7 @@ class _Planner:
 
     def _guess(self) -> int:
         if self._question.find == "kv":
-            return self._most // 8  # most of it is seldom needed
+            return self._most // 8  # most of the memory is seldom needed
         return math.ceil(self._work_s / self._question.peak_s)
 
     def _size(self, number: int) -> Size:
@@ -173,7 +175,7 @@ class _Planner:
 
     def _beside(self, stretch: Stretch, number: int, name: str) -> Beside:
         size, question = self._size(number), self._question
-        with self._watch(f"{self._name(size)}: {name}, offline work beside it") as on_progress:
+        with self._watch(f"{self._name(size)}: {name}, with offline work") as on_progress:
             measured = measure(question.base, stretch, size, question.offline, on_progress)
         return Beside(
             start_s=stretch.start_s,

@@ -1,80 +1,80 @@
-"""What a plan says, under the keys of its JSON."""
+"""The result of a capacity plan, with the keys of its JSON."""
 
 import msgspec
 
 
 class Beside(msgspec.Struct, kw_only=True):
-    """A stretch of the trace with offline work beside it, on all replicas together."""
+    """A part of the trace with offline work, on all replicas together."""
 
     start_s: float
     end_s: float
-    """In the trace."""
+    """Trace times."""
     tokens_per_s: float
-    """Offline, logical."""
+    """Logical offline tokens per second."""
     attainment: dict[str, float]
-    """Of the online requests beside it."""
+    """For the online requests."""
     holds: bool
     valid: bool
-    """False if the offline pool ran dry."""
+    """False if the offline pool ran out of work."""
 
 
 class Point(msgspec.Struct, kw_only=True):
-    """A size, and what became of the peak on it."""
+    """A size, and the result of the peak on it."""
 
     replicas: int
     kv_blocks: int
-    """Of each replica ..."""
+    """KV blocks of each replica."""
     kv_gib: float
-    """... and the memory that they take."""
+    """KV memory of each replica."""
     attainment: dict[str, float]
     too_large: int
-    """Requests of the peak that this memory does not hold whole; they count as missed."""
+    """Requests of the peak that exceed this memory; they count as missed."""
     holds: bool
     beside: Beside | None = None
-    """The peak with offline work; None where it was not simulated."""
+    """The peak with offline work; None if it was not simulated."""
 
 
 class Peak(msgspec.Struct, kw_only=True):
     start_s: float
     end_s: float
-    """In the trace."""
+    """Trace times."""
     requests: int
     work_s: float
-    """Of one replica, were nothing but work to be done."""
+    """Busy time of one replica for the peak's work."""
 
 
 class OfflinePlan(msgspec.Struct, kw_only=True):
     rows: int
     tokens: int
-    """Prompts and answers, as far as they fit."""
+    """Prompt and answer tokens, as far as they fit."""
     whole: Beside
     """The whole trace."""
     tokens_per_day: float
-    """If the trace came again and again."""
+    """If the trace repeated all day."""
     finish_s: tuple[float | None, float | None]
-    """Low and high: all rows at the rate beside the whole trace, and at that beside its peak; the faster one first.
-    None: nothing is done there."""
+    """Low and high time for all rows, at the rates of the whole trace and of its peak, the faster one first. None: no
+    offline work is done at that rate."""
 
 
 class Plan(msgspec.Struct, kw_only=True):
     profile: str
     devices: int
-    """Of one replica."""
+    """Devices per replica."""
     price_per_hour: float | None
-    """Of one replica."""
+    """Price of one replica."""
     peak: Peak
     tried: list[Point]
-    """The smallest size first."""
+    """Smallest size first."""
     answer: Point | None
     one_smaller: Point | None
-    """Simulated too, and it does not hold. None if the answer is the smallest that there is."""
+    """The next smaller size, which fails. None if the answer is the smallest possible size."""
     is_monotone: bool
-    """No size that was tried fails above one that holds; the one above the answer was, if there is one."""
+    """Whether no tried size fails above one that is enough. The size above the answer was tried if it exists."""
     offline: OfflinePlan | None = None
 
     @property
     def cost(self) -> float | None:
-        """What the answer costs an hour, or where no price is given, its devices; None without an answer."""
+        """Hourly cost of the answer, or its number of devices if there is no price; None without an answer."""
         if self.answer is None:
             return None
         return self.answer.replicas * (self.devices if self.price_per_hour is None else self.price_per_hour)

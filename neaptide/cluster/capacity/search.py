@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 
 def smallest(holds: Callable[[int], bool], guess: int, most: int) -> int | None:
-    """The least size from 1 to ``most`` that holds, if a size holds wherever a smaller one does; None if none does.
+    """The smallest size from 1 to ``most`` that holds, assuming that every larger size holds too; None if none does.
 
-    It goes out from the guess in strides that double, until one size failed and a larger one held, and bisects between
-    them. Whatever the sizes are like, the answer was asked for and held, and the size below it was and failed.
+    It starts at the guess and doubles its stride until one size failed and a larger one held. Then it bisects between
+    them. Even without that assumption, the answer itself was tested and held, and the size below it failed.
     """
     failed, held = 0, most + 1
     size, stride = min(max(guess, 1), most), 1

@@ -1,4 +1,4 @@
-"""Stretches of a trace that are simulated by themselves: the busiest one, and the whole."""
+"""Parts of a trace that are simulated separately: the busiest one, and the whole."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,19 +14,22 @@ from neaptide.simulation.measures import Window
 
 @dataclass(slots=True, frozen=True)
 class Stretch:
-    """What lies between two moments of a trace, and margins around it: an engine that starts empty, or that nothing
-    follows, serves a peak better than one in the middle of a day."""
+    """The requests between two moments of a trace, with margins around them.
+
+    Without margins, an engine that starts empty, or has no later load, would serve a peak better than in the middle of
+    a day.
+    """
 
     requests: Sequence[TraceRequest]
-    """With those of the margins, on a clock that is at 0 where the first margin begins."""
+    """With those of the margins, on a clock that starts at the first margin."""
     window_s: Window
     """From the first to the last arrival inside, on that clock."""
     start_s: float
-    """That first arrival, in the trace."""
+    """The first arrival inside, in trace time."""
 
     @property
     def end_s(self) -> float:
-        """The last arrival inside, in the trace."""
+        """The last arrival inside, in trace time."""
         return self.start_s + self.length_s
 
     @property
@@ -39,7 +42,8 @@ class Stretch:
 
 
 def cut(requests: Sequence[TraceRequest], span_s: Window, margin_s: float) -> Stretch:
-    """``requests`` are in the order of arrival, and one at least arrives within the span, ends included."""
+    """The part of a trace in a span. ``requests`` are in order of arrival, and at least one arrives in the span, ends
+    included."""
     origin_s = span_s[0] - margin_s
     taken = [r for r in requests if origin_s <= r.arrival_s <= span_s[1] + margin_s]
     inside_s = [r.arrival_s for r in taken if span_s[0] <= r.arrival_s <= span_s[1]]
@@ -50,8 +54,8 @@ def cut(requests: Sequence[TraceRequest], span_s: Window, margin_s: float) -> St
 def works_s(
     requests: Sequence[TraceRequest], profile: DeviceProfile, overlap_kappa: float, block_size: int
 ) -> list[float]:
-    """Of each request, the least time of the device that it costs: what the bound on offline work counts, with a cache
-    that keeps every prefix."""
+    """The smallest device time of each request, as the bound on offline work counts it, with a cache that keeps every
+    prefix."""
     costs = UnitCosts.of(profile)
     found = []
     cached = cached_prefixes((request.segments for request in requests), block_size)
@@ -63,7 +67,7 @@ def works_s(
 
 
 def busiest(requests: Sequence[TraceRequest], work_s: Sequence[float], length_s: float) -> Window:
-    """The span of this length with the most work; it begins at an arrival. Of several the first."""
+    """The first span of this length with the most work; it begins at an arrival."""
     arrivals_s = np.array([request.arrival_s for request in requests])
     behind = np.searchsorted(arrivals_s, arrivals_s + length_s, side="right")
     done_s = np.concatenate(([0.0], np.cumsum(work_s)))

@@ -1,4 +1,4 @@
-"""What would be, on the traffic that was: with other targets, more of it, or on another device."""
+"""What-if simulation on recorded traffic: other targets, more traffic, or another device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,55 +16,57 @@ from neaptide.simulation.recorded.recording import Recording
 from neaptide.simulation.scenario import GiveUp, Scenario
 
 GIVE_UP = GiveUp(Layers(100, 0.0), GIVEN_UP_FACTOR)
-"""Of a server that gives steps up: it looks before every kernel of every layer."""
+"""For a server with abortable steps: it checks for arrivals before every kernel of every layer."""
 PEAK_S, MARGIN_S = 120.0, 15.0
-"""Of the recorded time its busiest stretch is simulated: an answer is to come while the operator waits."""
+"""Only the busiest part of the recording is simulated, because the operator waits for the answer."""
 MAX_REPLICAS = 64
 ROW_TOKENS = 4e6
-"""Of rows that wait: more than fit into such a stretch; the pool goes on with others like them."""
+"""Tokens of waiting rows: more than fit into that part; the pool is refilled with similar rows."""
 SET_NAME = "recorded"
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Change:
     traffic: float = 1.0
-    """So many times the online requests in the same time."""
+    """Factor on the online requests in the same time."""
     ttft_slo_s: float | None = None
     tpot_slo_s: float | None = None
-    """None: as the server has them."""
+    """None: the server's targets."""
     profile: str | None = None
-    """A device by its name; None: this one."""
+    """Name of a device profile; None: this device."""
     attainment: float = 0.9
-    """Of the requests that are to meet both targets, where replicas are counted."""
+    """Fraction of the requests that must meet both targets, when counting replicas."""
 
 
 @dataclass(slots=True, frozen=True)
 class WhatIf:
     recorded_s: float
-    """How long the traffic is of which the peak was taken."""
+    """Length of the recording from which the peak was taken."""
     requests: int
-    """Of the peak."""
+    """Requests in the peak."""
     attainment: dict[str, float]
-    """On one replica, beside offline work: ttft, tpot, both."""
+    """On one replica, with offline work: ttft, tpot, both."""
     offline_tokens_per_s: float | None
     """None: there was no offline work."""
     replicas: int | None
-    """The fewest that reach the attainment, without offline work; None: more than were tried."""
+    """The fewest replicas that reach the attainment, without offline work; None: more than were tried."""
 
 
 def check(change: Change) -> None:
-    """
+    """Checks a change.
+
     Raises:
-        ValueError: there is no such device.
+        ValueError: the device profile does not exist.
     """
     if change.profile is not None and change.profile not in profile_names():
         raise ValueError(f"there is no device profile {change.profile!r}; there are: {', '.join(profile_names())}")
 
 
 def what_if(recording: Recording, change: Change) -> WhatIf:
-    """
+    """Simulates the change.
+
     Raises:
-        ValueError: there is no such device, nothing was recorded, or none of it fits into the device's memory.
+        ValueError: the device profile does not exist, nothing was recorded, or nothing fits into the device's memory.
     """
     check(change)
     base = _scenario(recording, change)
@@ -72,12 +74,12 @@ def what_if(recording: Recording, change: Change) -> WhatIf:
     sped_up = [replace(request, arrival_s=request.arrival_s / change.traffic) for request in load.online]
     trace = within_context(sped_up, base).requests
     if not trace:
-        raise ValueError("no online request was recorded that this device could serve")
+        raise ValueError("no recorded online request fits this device")
     work_s = works_s(trace, base.profile, base.overlap_kappa, base.block_size)
     peak = cut(trace, busiest(trace, work_s, PEAK_S), MARGIN_S)
     offline = [_refillable(one.requests) for one in load.offline]
     if not peak.length_s > 0:
-        offline = []  # one request alone: there is no time to do anything in
+        offline = []  # a single request leaves no time for offline work
     here = measure(base, peak, Size(1, base.profile.num_blocks), offline)
     wanted = Question(
         base=base,
@@ -118,7 +120,7 @@ def _scenario(recording: Recording, change: Change) -> Scenario:
 
 
 def _refillable(rows: Sequence[TraceRequest]) -> OfflineSet:
-    """With contents numbered in the set's own namespace, so that the pool can go on with fresh ones."""
+    """The rows as a set with contents in its own namespace, so that the pool can be refilled."""
     base, numbers = content_base(f"{SET_NAME}#0"), dict[int, int]()
     numbered = [
         replace(

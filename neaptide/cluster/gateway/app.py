@@ -1,7 +1,7 @@
-"""The ASGI application that stands before several servers: it answers for them, and passes everything else on.
+"""The gateway's ASGI application: it answers some requests for several servers, and forwards the rest.
 
 chats, completions, responses    the replica that the router chooses
-files, batches, everything else  any replica: all of them know the same
+files, batches, everything else  any replica, because all of them read the same database
 /admin/offline                   every replica
 probes, /metrics, /cluster       answered here
 """
@@ -50,9 +50,9 @@ PASSED_ON = (
     *ENDPOINTS,
     *(f"/v1/{things}{which}" for things in ("files", "batches", "models") for which in ("", "/{which:path}")),
 )
-"""What series name of that; the rest has one name."""
+"""Routes that metrics name; all others share one name."""
 SWITCH_S = 10.0
-"""For a replica to take the operator's switch."""
+"""Timeout of a replica's reply to the operator's switch."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,20 +60,20 @@ class GatewayState:
     """What the composition root hands to the app."""
 
     context: ServingContext
-    """Of the model that all replicas serve. Its engine client is nobody's."""
+    """The context of the model that all replicas serve. Its engine client is unused."""
     keys: KeyRing
     hosts: HostFilter | None
     cors_origins: Sequence[str] = ()
-    """Sites whose pages may call; replicas answer their questions whether they may."""
+    """Origins that may call from a page; replicas answer the preflight requests."""
     replicas: Replicas
     reader: PromptReader
     http: httpx.AsyncClient
-    """For what is passed on: without a limit of connections, and of time only to connect."""
+    """Client of forwarded requests: it limits neither connections nor time, except the time to connect."""
     registry: CollectorRegistry
 
 
 def create_gateway(state: GatewayState, metrics: HttpMetrics) -> Starlette:
-    """The app for one address. ``metrics`` counts its exchanges; what it answers itself no replica counts."""
+    """The app for one address. ``metrics`` counts its exchanges; no replica counts what the gateway answers itself."""
     gateway = Gateway(state)
     app = Starlette(
         routes=[
@@ -101,7 +101,7 @@ def create_gateway(state: GatewayState, metrics: HttpMetrics) -> Starlette:
 
 
 class PassedOn:
-    """A route's endpoint, as an ASGI app: for every method."""
+    """A route's endpoint as an ASGI app, for every method."""
 
     def __init__(self, gateway: "Gateway") -> None:
         self._gateway = gateway
@@ -127,7 +127,7 @@ class Gateway:
         return Response()
 
     async def live(self, request: Request) -> Response:
-        """200 while the gateway works, also while it starts replicas again that have ended."""
+        """200 while the gateway works, even if all replicas are restarting."""
         return Response()
 
     async def ready(self, request: Request) -> Response:
@@ -147,12 +147,13 @@ class Gateway:
         await self._series.refresh(self._s.replicas.all)
 
     async def cluster(self, request: Request) -> Response:
-        """How each replica is."""
+        """State of each replica."""
         self._s.keys.identify(request.headers.get("authorization"), request.headers.get("api-key"))
         return JSONResponse({"replicas": [_shown(replica) for replica in self._s.replicas.all]})
 
     async def switch(self, request: Request) -> Response:
-        """The operator's switch, for every replica that answers: the reply of the first that refuses, or of one."""
+        """Sends the operator's switch to every replica that answers. Returns the first refusal, or else one of the
+        replies."""
         self._check_operator(request.scope)
         content = await self._body(request)
         alive = [replica for replica in self._s.replicas.all if replica.state is not State.LOST]
@@ -171,14 +172,14 @@ class Gateway:
         reply = max(replies, key=lambda one: one.status_code)
         return Response(reply.content, reply.status_code, media_type=reply.headers.get("content-type"))
 
-    # ---- passed on ----
+    # ---- forwarded ----
 
     async def pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Any other request, as an ASGI app."""
+        """Forwards any other request, as an ASGI app."""
         self._check_operator(scope)
         request = Request(scope, receive)
         if scope["method"] == "POST" and scope["path"] == UPLOADS and self._is_known(request):
-            # As it comes: it may have gigabytes. What has begun cannot be given to another replica.
+            # Streamed, because it may have gigabytes. Once begun, it cannot be sent to another replica.
             await self._to_any(scope, None, send, lambda: body_as_it_comes(receive))
             return
         content = await self._body(request)
@@ -205,13 +206,13 @@ class Gateway:
                 if await self._to(chosen, scope, receive, send, content()):
                     return
             except UnavailableError:
-                # What was to be read is there for another one to read; once, lest a question that kills goes round.
+                # Another replica can answer a read; once, so that a request that kills its server kills two at most.
                 if not may_repeat:
                     raise
                 may_repeat, failed = False, chosen.replica
 
     async def _to(self, chosen: Chosen, scope: Scope, receive: Receive | None, send: Send, content: Content) -> bool:
-        """Whether the replica has taken the request; else another one may get it."""
+        """Forwards a request to a replica. False: it did not take the request, so another one may get it."""
         replica = chosen.replica
         self._metrics.passed_on(replica)
         try:
@@ -231,7 +232,8 @@ class Gateway:
         return True
 
     async def _body(self, request: Request) -> bytes:
-        """As it was sent. At the body of a request without a known key nobody looks; a replica has the words for it."""
+        """The body as it was sent, but empty for a request without a known key: a replica refuses that request
+        itself."""
         return await read_body(request) if self._is_known(request) else b""
 
     def _is_known(self, request: Request) -> bool:
@@ -243,7 +245,8 @@ class Gateway:
         return True
 
     def _check_operator(self, scope: Scope) -> None:
-        """Without keys operators are who calls from this machine, and to a replica every caller is: it sees only us."""
+        """Refuses operator requests from other machines if no keys are set. A replica cannot check this, since all its
+        requests come from the gateway."""
         client = scope.get("client")
         is_local = client is not None and is_loopback(client[0])
         if scope["path"].startswith("/admin") and not self._s.keys.required and not is_local:

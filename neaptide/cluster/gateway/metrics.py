@@ -1,4 +1,4 @@
-"""Prometheus series of what stands before the replicas."""
+"""Prometheus series of the gateway."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -10,7 +10,7 @@ from neaptide.cluster.gateway.replicas import Replica, State
 
 
 class ReplicaLives(Collector):
-    """How often each replica has been started, read off when it is scraped."""
+    """Number of starts of each replica, read when scraped."""
 
     def __init__(self, registry: CollectorRegistry, num_lives: Mapping[str, int]) -> None:
         self._num_lives = num_lives
@@ -27,11 +27,11 @@ class ReplicaLives(Collector):
 
 
 class GatewayMetrics:
-    """Label ``replica`` is the name that the cluster gave it."""
+    """The gateway's series. Label ``replica`` is the replica's name in the cluster."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._replicas = Gauge(
-            "neaptide_cluster_replicas", "Number of replicas, by how they are.", ["state"], registry=registry
+            "neaptide_cluster_replicas", "Number of replicas, by state.", ["state"], registry=registry
         )
         self._ready = Gauge(
             "neaptide_cluster_replica_ready",
@@ -41,25 +41,25 @@ class GatewayMetrics:
         )
         self._in_flight = Gauge(
             "neaptide_cluster_requests_in_flight",
-            "Number of requests that a replica has been passed and has not answered to the end.",
+            "Number of requests that were forwarded to a replica and have not ended.",
             ["replica"],
             registry=registry,
         )
         self._passed_on = Counter(
             "neaptide_cluster_requests_total",
-            "Number of requests that were passed on to a replica.",
+            "Number of requests that were forwarded to a replica.",
             ["replica"],
             registry=registry,
         )
         self._lost = Counter(
             "neaptide_cluster_lost_requests_total",
-            "Number of requests that a replica has been passed and was lost to before it had answered to the end.",
+            "Number of requests that were forwarded to a replica and lost before their answer ended.",
             ["replica"],
             registry=registry,
         )
         self._slack = Gauge(
             "neaptide_cluster_free_slack_seconds",
-            "What is left of the TTFT target at a replica, by its last report.",
+            "Part of the TTFT target that a replica has left for new prompts, by its last report.",
             ["replica"],
             registry=registry,
         )
@@ -71,9 +71,9 @@ class GatewayMetrics:
         self._lost.labels(replica.name).inc()
 
     def refresh(self, replicas: Iterable[Replica]) -> None:
-        """To be called before a scrape."""
+        """Updates the gauges; to be called before a scrape."""
         counts = dict.fromkeys(State, 0)
-        # Of one that has left, nothing is said.
+        # A replica that has left must not keep its series.
         for gauge in (self._ready, self._in_flight, self._slack):
             gauge.clear()
         for replica in replicas:

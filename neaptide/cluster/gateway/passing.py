@@ -1,4 +1,4 @@
-"""One exchange passed on to a replica: its request there, its reply back as it comes."""
+"""Forwards one exchange to a replica, and streams the reply back."""
 
 import asyncio
 import contextlib
@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 _OF_A_CONNECTION = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade")
 )
-"""Headers that say something of one connection, and not of what it carries."""
+"""Headers that apply to one connection only."""
 _OF_THE_SERVER = frozenset((b"date", b"server"))
-"""Headers of a reply that the gateway's own server puts on it: there is to be one of each."""
+"""Headers of a reply that the gateway's own server adds, so that each occurs once."""
 _EVENTS = b"text/event-stream"
 _EVENT_END = b"\n\n"
 
@@ -30,15 +30,16 @@ Content = bytes | AsyncIterator[bytes]
 
 
 class NotSentError(Exception):
-    """The replica took no connection, so another one may get the request."""
+    """The replica did not take the connection, so another one may get the request."""
 
 
 class RefusedError(Exception):
-    """The replica is about to end and takes no new work, so another one may get the request."""
+    """The replica is stopping and takes no new work, so another one may get the request."""
 
 
 class ReplicaLostError(Exception):
-    """It fell silent, or went away. ``is_told``: a reply had begun, and the client has been told or sees it cut."""
+    """The replica went away or stopped answering. ``is_told``: a reply had begun, and the client was sent an error or
+    sees the reply cut off."""
 
     def __init__(self, *, is_told: bool) -> None:
         super().__init__("the replica is lost")
@@ -52,7 +53,7 @@ class Reply:
         self._send = send
         self._is_events = False
         self._rest = b""
-        """Of an event whose end has not come: half of one is worse than none."""
+        """Incomplete event, kept until its end arrives, because clients cannot parse half an event."""
         self.has_begun = False
 
     async def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -74,8 +75,8 @@ class Reply:
         await self._send({"type": "http.response.body", "body": self._rest, "more_body": False})
 
     async def break_off(self) -> None:
-        """The replica is lost. A stream says so; of another reply that has begun the end is missing, which the server
-        shows by closing the connection."""
+        """Ends a reply after its replica was lost. A stream gets an error event. Any other reply stays incomplete, so
+        the server closes the connection."""
         if self._is_events:
             self._rest = b""
             await self.write(event(replica_lost().body()) + DONE)
@@ -85,15 +86,16 @@ class Reply:
 async def pass_on(
     http: httpx.AsyncClient, replica: Replica, scope: Scope, receive: Receive | None, send: Send, content: Content
 ) -> None:
-    """
+    """Forwards one request and its reply.
+
     Args:
-        receive: where the client's leaving is heard; None while it still sends the body.
+        receive: receives the client's disconnect; None while the client still sends the body.
 
     Raises:
-        NotSentError: the replica has heard nothing of the request.
-        RefusedError: it has, and has done nothing; only of a request that can be made again.
-        ReplicaLostError: it has, and will not answer to the end.
-        ClientDisconnect: the client left before there was a reply.
+        NotSentError: the replica got nothing of the request.
+        RefusedError: the replica got the request and did not begin it; raised only if the request can be repeated.
+        ReplicaLostError: the replica got the request, and will not answer it in full.
+        ClientDisconnect: the client left before a reply began.
     """
     reply = Reply(send)
     exchange = asyncio.ensure_future(
@@ -116,19 +118,19 @@ async def pass_on(
             task.cancel()
         await asyncio.gather(exchange, *others, return_exceptions=True)
     if not lost.cancelled():
-        logger.warning("%s is lost to a request: it has been silent for too long", replica.name)
+        logger.warning("%s lost a request: it has not answered for too long", replica.name)
     await reply.break_off()
     raise ReplicaLostError(is_told=reply.has_begun)
 
 
 async def _exchange(http: httpx.AsyncClient, request: httpx.Request, reply: Reply, may_be_repeated: bool) -> bool:
-    """Whether there was an end. Raises NotSentError or RefusedError."""
+    """Whether the reply was sent to its end. Raises NotSentError or RefusedError."""
     try:
         response = await http.send(request, stream=True)
     except (httpx.ConnectError, httpx.ConnectTimeout):
         raise NotSentError from None
     except httpx.TransportError as error:
-        _log_lost(request, "before it answered", error)
+        _log_lost(request, "before its answer", error)
         return False
     async with contextlib.aclosing(response):
         if NOT_BEGUN in response.headers and may_be_repeated:
@@ -136,42 +138,44 @@ async def _exchange(http: httpx.AsyncClient, request: httpx.Request, reply: Repl
         names = ((b"x-neaptide-replica", request.extensions["replica"].encode()),)
         await reply.begin(response.status_code, (*response.headers.raw, *names))
         try:
-            # As it comes from the socket: nothing is waited for that would make larger pieces of it.
+            # Raw pieces from the socket, sent on at once: a larger buffer would delay tokens.
             async for data in response.aiter_raw():
                 await reply.write(data)
         except httpx.TransportError as error:
-            _log_lost(request, "within its answer", error)
+            _log_lost(request, "during its answer", error)
             return False
         await reply.end()
     return True
 
 
 def _log_lost(request: httpx.Request, when: str, error: httpx.TransportError) -> None:
-    """Without its path, which a client may have made up."""
+    """Logs a lost request without its path, which a client may have made up."""
     name = request.extensions["replica"]
-    logger.warning("%s is lost to a request %s: %s: %s", name, when, type(error).__name__, error)
+    logger.warning("%s lost a request %s: %s: %s", name, when, type(error).__name__, error)
 
 
 def _request(replica: Replica, scope: Scope, content: Content) -> httpx.Request:
-    """As the client made it, but for its connection and for its id, which the reply will have."""
+    """The client's request for a replica. It leaves out connection headers, and has the request id of the reply."""
     left_out = {*_OF_A_CONNECTION, b"expect", b"host", b"x-request-id"}
     sent = Headers(scope=scope)
     if is_own(sent.get("origin", ""), sent.get("host", "")):
-        left_out.add(b"origin")  # the replica has another name, and would take the gateway's own page for a foreign one
+        left_out.add(
+            b"origin"
+        )  # the replica has another host name, and would take the gateway's own page for a foreign one
     if isinstance(content, bytes):
-        left_out.add(b"content-length")  # it is counted
+        left_out.add(b"content-length")  # httpx sets it
     headers = [(name, value) for name, value in scope["headers"] if name not in left_out]
     headers.append((b"x-request-id", str(scope["state"]["request_id"]).encode()))
     target: bytes = scope["raw_path"]
     if scope["query_string"]:
         target += b"?" + scope["query_string"]
-    # No client should send one, a server takes it for a character of the path, and no URL may have it so.
+    # A server takes "#" for a character of the path, but no URL may contain it there.
     url = httpx.URL(replica.url).copy_with(raw_path=target.replace(b"#", b"%23"))
     return httpx.Request(scope["method"], url, headers=headers, content=content, extensions={"replica": replica.name})
 
 
 def replica_lost() -> UnavailableError:
-    """What a client is told."""
+    """The client's error."""
     return UnavailableError("The replica that worked on this request is lost; try again.", code="replica_lost")
 
 
@@ -181,7 +185,7 @@ async def _left(receive: Receive) -> None:
 
 
 async def body_as_it_comes(receive: Receive) -> AsyncIterator[bytes]:
-    """Pieces of a request's body. Raises ClientDisconnect."""
+    """Yields the pieces of a request's body. Raises ClientDisconnect."""
     has_more = True
     while has_more:
         message: Message = await receive()

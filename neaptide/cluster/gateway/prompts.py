@@ -1,4 +1,4 @@
-"""What a router needs to know of a request, read as the replica that gets it will read it."""
+"""Reads what the router needs to know about a request, exactly as its replica will read it."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,7 +14,7 @@ from neaptide.server.edge.jsonbody import parse_object
 from neaptide.server.openai.prepare import prepare
 
 ANYWHERE = Prompt(0)
-"""Of work that no target waits for, and of what a replica will refuse in its own words."""
+"""Prompt of offline work, which has no TTFT target, and of requests that a replica will refuse."""
 HashBlocks = Callable[[Sequence[int], int, bytes], list[bytes]]
 """Hashes of the full blocks of token ids, for a block size and a cache salt."""
 
@@ -26,7 +26,7 @@ class PromptReader:
         self._hash_blocks = hash_blocks
 
     async def read(self, endpoint: str, raw: bytes, headers: Headers, block_size: int) -> Prompt:
-        """The prompt of a request's body, in a thread: tokenizing takes time."""
+        """The prompt of a request's body. It is read in a thread, because tokenizing takes time."""
         try:
             principal = self._keys.identify(headers.get("authorization"), headers.get("api-key"))
             work = partial(self._read, endpoint, raw, principal, block_size)

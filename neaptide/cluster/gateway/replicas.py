@@ -1,4 +1,4 @@
-"""The replicas behind one address: how each is, by what it says itself, and which one gets a request."""
+"""The replicas behind one address: their state, as they report it, and the choice of one for each request."""
 
 import asyncio
 import base64
@@ -12,73 +12,75 @@ from typing import Any, NamedTuple
 import httpx
 
 from neaptide.cluster.autoscaling import Backlog
-from neaptide.cluster.routing import KEY_BYTES, Figures, Prompt, Router
+from neaptide.cluster.routing import Figures, Prompt, Router
+from neaptide.engine.kv.cache_digest import KEY_BYTES
 from neaptide.server.edge.errors import UnavailableError
 
 logger = logging.getLogger(__name__)
 
 POLL_S, CACHED_S = 0.1, 1.0
-"""Between two questions for a replica's figures, and between two for what its cache holds."""
+"""Intervals between polls of a replica's figures, and between those that include its cache digest."""
 ANSWER_S = 2.0
-"""For one answer: more than an engine may take for a step before its server says what it knew."""
+"""Timeout of one answer. It is longer than a step, during which a server answers with older figures."""
 LOST_AFTER_S, LOST_AFTER_QUESTIONS = 5.0, 3
-"""Of silence, and so many questions without an answer: one may be late because this process is. What a replica had
-fails then; if it hangs, seven seconds after its last word."""
+"""A replica is lost after this much silence and this many unanswered polls. One answer alone may be late because this
+process is slow. A lost replica's requests fail: if it hangs, about seven seconds after its last answer."""
 ASKED_FOR_BACKLOG = 2
-"""Replicas, before nothing is known of it: all of them read the same database."""
+"""Number of replicas asked before the backlog counts as unknown; all of them read the same database."""
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
-"""What reading an answer raises that is another program's, or of another version of ours."""
+"""Exceptions raised by reading an answer of another program, or of another version."""
 ON_ITS_WAY_S = 0.05
-"""A prompt that was sent so shortly before a report is not in it: it was being tokenized."""
+"""A prompt sent this shortly before a report is not counted in it, because it was still being tokenized."""
 
 
 class State(StrEnum):
-    """How a replica is."""
+    """State of a replica."""
 
     READY = "ready"
     """It takes new work."""
     CLOSED = "closed"
-    """It answers, but takes no online work: its engine starts, or it stops."""
+    """It answers, but takes no online work, because its engine is starting or it is stopping."""
     LOST = "lost"
-    """It does not answer; also before its first word."""
+    """It does not answer. A new replica is in this state until its first answer."""
 
 
 class Replica:
-    """One server behind the address, in one life."""
+    """One server behind the address, from one start to its end."""
 
     def __init__(self, name: str, url: str) -> None:
         self.name = name
         self.url = url
         self.state = State.LOST
         self.lost = asyncio.Event()
-        """Set when it has been silent for long: what waits for it waits in vain. Where nothing listens any more it
-        is not, for what the replica has said until then is still being read."""
+        """Set after a long silence; its requests are lost. It stays unset if connections are refused, because what the
+        replica has already sent is still being read."""
         self.has_served = False
         """Whether it has ever taken work."""
         self.is_leaving = False
-        """It gets nothing any more, but may finish what it has."""
+        """It gets no new requests, but may finish those it has."""
         self.num_in_flight = 0
         self.num_shunned = 0
-        """How often the router had to forget it, and with it what is in flight there."""
+        """How often the router was made to forget it and its requests in flight."""
         self.figures: Figures | None = None
         self.online_load = 0.0
-        """The share of its time that its online targets need."""
+        """Fraction of its time that its online targets need."""
         self.since_s = -math.inf
-        """When its state changed last, on the loop's clock."""
+        """Loop time of the last change of its state."""
         self._sent: deque[tuple[float, int]] = deque()
-        """Prompts that reports may not have in them yet: when, and their tokens."""
+        """Send time and tokens of prompts that its reports may not count yet."""
 
     def sent(self, now_s: float, prompt: Prompt) -> None:
         self._sent.append((now_s, prompt.tokens))
 
     def take_figures(self, reported: Mapping[str, Any], now_s: float) -> Figures:
-        """What a reply of ``/figures`` says, less what was on its way there. Raises one of ``UNREADABLE``."""
+        """Reads a reply of ``/figures``, and subtracts prompts that were on their way when it was made. Raises one of
+        ``UNREADABLE``."""
         said_s = now_s - reported["age_ms"] / 1e3
         while self._sent and self._sent[0][0] < said_s - ON_ITS_WAY_S:
             self._sent.popleft()
         token_ms = float(reported["prompt_token_ms"])
         cached = reported["cached"]
-        self.online_load = float(reported.get("online_load", 0.0))  # a server of an earlier version says nothing of it
+        self.online_load = float(reported.get("online_load", 0.0))  # missing from servers of an earlier version
         self.figures = Figures(
             free_slack_ms=reported["free_slack_ms"] - token_ms * sum(tokens for _, tokens in self._sent),
             ttft_slo_ms=reported["ttft_slo_ms"],
@@ -97,15 +99,15 @@ class Chosen(NamedTuple):
 
     replica: Replica
     of_router: int | None
-    """``num_shunned`` as the router chose it; None: it was not asked."""
+    """``num_shunned`` when the router chose it; None: the router did not choose."""
 
 
 class Replicas:
-    """Event loop only.
+    """The known replicas. Event loop only.
 
     Args:
-        http: for questions.
-        headers: of questions: a key, where replicas want one.
+        http: client for polls.
+        headers: headers of polls: a key, if replicas require one.
     """
 
     def __init__(self, http: httpx.AsyncClient, router: Router, headers: Mapping[str, str]) -> None:
@@ -117,14 +119,14 @@ class Replicas:
         self._watches: dict[Replica, asyncio.Task[None]] = {}
         self._news = asyncio.Event()
         self.num_lives: Counter[str] = Counter()
-        """By name: how often one has joined."""
+        """How often a replica of each name has joined."""
         self.block_size = 0
-        """Tokens of a KV block; 0 until a replica has said it."""
+        """Tokens of a KV block; 0 until a replica reports it."""
 
-    # ---- who belongs to it ----
+    # ---- membership ----
 
     def join(self, name: str, url: str) -> Replica:
-        """From its first good word on it gets requests. Another of this name leaves."""
+        """Adds a replica. It gets requests once it has answered that it is ready. Another one of this name leaves."""
         self.leave(name)
         self.num_lives[name] += 1
         replica = self._known[name] = Replica(name, url)
@@ -133,7 +135,7 @@ class Replicas:
         return replica
 
     def leave(self, name: str) -> None:
-        """It gets nothing more; what it has may end."""
+        """Sends it nothing more. Its requests may end."""
         replica = self._known.get(name)
         if replica is not None:
             self._shun(replica, State.LOST)
@@ -141,7 +143,7 @@ class Replicas:
             del self._known[name]
 
     async def close(self) -> None:
-        """Asks nobody any more."""
+        """Stops polling."""
         watches = list(self._watches.values())
         for watch in watches:
             watch.cancel()
@@ -149,7 +151,7 @@ class Replicas:
 
     @property
     def all(self) -> list[Replica]:
-        """In the order in which they came."""
+        """In the order in which they joined."""
         return list(self._known.values())
 
     @property
@@ -160,15 +162,15 @@ class Replicas:
         return name in self._known and self._known[name].state is State.READY
 
     async def until_ready(self, count: int) -> None:
-        """So many take work."""
+        """Waits until this many replicas are ready."""
         await self.until(lambda: self.num_ready >= count)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """What depends on how they are holds."""
+        """Waits for a condition that depends on the replicas' states."""
         while not condition():
             await self._news.wait()
 
-    # ---- who gets a request ----
+    # ---- choice ----
 
     def choose(self, prompt: Prompt) -> Chosen:
         """The replica for an online request. ``ended`` must follow. Raises UnavailableError."""
@@ -181,8 +183,8 @@ class Replicas:
         return Chosen(replica, replica.num_shunned)
 
     def any(self, besides: Replica | None = None) -> Chosen:
-        """One that can be asked for what all of them know, if there is another not ``besides``. ``ended`` must follow.
-        Raises UnavailableError."""
+        """Chooses a replica for a request that any of them can answer, other than ``besides`` if possible. ``ended``
+        must follow. Raises UnavailableError."""
         alive = [replica for replica in self._known.values() if replica.state is not State.LOST]
         if not alive:
             raise no_replica()
@@ -191,23 +193,23 @@ class Replicas:
         return Chosen(replica, None)
 
     def ended(self, chosen: Chosen) -> None:
-        """The request that it was chosen for."""
+        """Notes that a chosen replica's request has ended."""
         replica, of_router = chosen
         replica.num_in_flight -= 1
         if of_router == replica.num_shunned:
             self._router.ended(replica.name)
 
     def refused(self, replica: Replica) -> None:
-        """It took no connection: nothing listens there any more."""
+        """Notes that it refused a connection, so its server is gone."""
         if not replica.is_leaving:
             self._shun(replica, State.LOST)
 
     def stops(self, replica: Replica) -> None:
-        """By its own word it takes nothing more, and is about to end."""
+        """Notes that it announced its stop and takes nothing more."""
         if self._known.get(replica.name) is replica:
             self.leave(replica.name)
 
-    # ---- how they are ----
+    # ---- states ----
 
     async def _watch(self, replica: Replica) -> None:
         heard_s, cached_s, num_unanswered = self._loop.time(), -math.inf, 0
@@ -220,7 +222,7 @@ class Replicas:
             except httpx.ConnectError:
                 self.refused(replica)
             except (httpx.HTTPError, TimeoutError):
-                pass  # one question without an answer says little
+                pass  # a single missing answer may be chance
             else:
                 heard_s, num_unanswered = self._loop.time(), 0
                 if with_cached and reply.status_code == 200:
@@ -234,7 +236,7 @@ class Replicas:
     async def _ask(self, replica: Replica, with_cached: bool) -> httpx.Response:
         parameters = {"cached": "true"} if with_cached else {}
         question = self._http.get(f"{replica.url}/figures", params=parameters, headers=self._headers, timeout=ANSWER_S)
-        # One that trickles is no answer either.
+        # httpx's timeout would not end an answer that trickles in.
         async with asyncio.timeout(ANSWER_S):
             return await question
 
@@ -243,7 +245,7 @@ class Replicas:
             self._heard(replica, reply)
         except UNREADABLE as error:
             if replica.state is not State.CLOSED:
-                logger.error("%s says what cannot be read: %s: %s", replica.name, type(error).__name__, error)
+                logger.error("%s sent figures that cannot be read: %s: %s", replica.name, type(error).__name__, error)
             self._shun(replica, State.CLOSED)
 
     def _heard(self, replica: Replica, reply: httpx.Response) -> None:
@@ -260,7 +262,8 @@ class Replicas:
         self._note(replica, State.READY)
 
     async def backlog(self) -> list[Backlog] | None:
-        """What is left of the batches that all of them share, deadlines on the loop's clock; None if nobody says."""
+        """The work left in the batches that all replicas share, with deadlines on the loop's clock; None if no replica
+        answers."""
         ready = [replica for replica in self._known.values() if replica.state is State.READY]
         for replica in ready[:ASKED_FOR_BACKLOG]:
             question = self._http.get(f"{replica.url}/backlog", headers=self._headers, timeout=ANSWER_S)
@@ -289,5 +292,5 @@ class Replicas:
 
 
 def no_replica() -> UnavailableError:
-    """The error while nobody takes requests."""
+    """The error for a request that no replica can take."""
     return UnavailableError("No replica takes requests now; try again in a few seconds.", code="no_replica")

@@ -1,7 +1,6 @@
-"""The replicas' own series on the gateway's page: each with the label ``replica``, so that what a query adds up is the
-cluster's.
+"""The replicas' own series on the gateway's page, each with the label ``replica``, so that sums are the cluster's.
 
-What servers read from the database is the same at each of them: it is there once, without the label.
+Series that servers read from their shared database are equal on all of them. They are shown once, without the label.
 """
 
 import asyncio
@@ -21,9 +20,9 @@ from neaptide.cluster.gateway.replicas import Replica, State
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 2.0
-"""For a replica's page. One that takes longer is not on this one: a scraper waits 10 s for all of them."""
+"""Timeout of a replica's page. A slower replica is missing from this scrape: a scraper waits 10 s for all of them."""
 OURS = ("neaptide_", "vllm:")
-"""What else a page has is about its process, and the gateway's process has the same names."""
+"""Prefixes of the series to keep. The others are about a replica's process, and would clash with the gateway's own."""
 OF_THE_DATABASE = frozenset(
     (
         "neaptide_batches",
@@ -37,28 +36,29 @@ OF_THE_DATABASE = frozenset(
         "neaptide_files_bytes",
     )
 )
-"""Families, counters without their ``_total``."""
+"""Families of which servers read the values from the database; counters without their ``_total``."""
 BEHIND_S = 15.0
-"""Servers read the database every few seconds, each in its own time. Where another one says now what is counted there,
-it may be behind for a moment, and a counter that falls is taken for one that began anew. For longer it has fallen."""
+"""How long older counts are ignored. Each server reads the database every few seconds at its own time, so counts of
+another one may be older than those shown. Prometheus would take a falling counter for a restarted one. A lower count
+that lasts longer is real."""
 
 
 class ReplicaSeries(Collector):
-    """``refresh`` before a scrape."""
+    """Merged series of all replicas; ``refresh`` before a scrape."""
 
     def __init__(self, registry: CollectorRegistry, http: httpx.AsyncClient) -> None:
         self._http = http
         self._families: list[Metric] = []
         self._counted: dict[str, tuple[float, list[Sample]]] = {}
-        """Of families that the database counts: what is shown, and when it was taken."""
+        """Time and samples last shown of the families that the database counts."""
         registry.register(self)
 
     async def refresh(self, replicas: Iterable[Replica]) -> None:
-        """Asks those that answer. One that does not has no series until it does."""
+        """Fetches the pages of all replicas that answer. A replica that does not answer has no series until it does."""
         asked = [replica for replica in replicas if replica.state is not State.LOST]
         pages = await asyncio.gather(*map(self._page, asked))
         named = [(replica.name, page) for replica, page in zip(asked, pages, strict=True) if page is not None]
-        # In a thread: parsing takes milliseconds, and streams are to go on.
+        # In a thread: parsing takes milliseconds, during which streams must continue.
         families = await asyncio.to_thread(merged, named)
         now_s = asyncio.get_running_loop().time()
         for family in families:
@@ -67,7 +67,7 @@ class ReplicaSeries(Collector):
         self._families = families
 
     def _not_behind(self, family: Metric, now_s: float) -> list[Sample]:
-        """Its samples, or those that are shown, if it is behind them."""
+        """Its samples, or the ones already shown if those are newer."""
         taken_s, shown = self._counted.get(family.name, (-math.inf, []))
         then = {_key(one): one.value for one in shown}
         is_behind = any(one.value < then.get(_key(one), -math.inf) for one in family.samples)
@@ -94,7 +94,8 @@ def _key(sample: Sample) -> tuple[str, frozenset[tuple[str, str]]]:
 
 
 def merged(pages: Sequence[tuple[str, str]]) -> list[Metric]:
-    """Families of pages in the classic text form, each with its replica's name. Raises ValueError for other texts."""
+    """The families of pages in the classic text format, each labelled with its replica's name. Raises ValueError for
+    other formats."""
     families: dict[str, Metric] = {}
     for name, page in pages:
         for family in text_string_to_metric_families(page):

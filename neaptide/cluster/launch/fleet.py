@@ -1,4 +1,4 @@
-"""The replicas of one machine: places for them, life after life, replaced one by one, more of them or fewer."""
+"""The replicas of one machine: starts and restarts them, replaces them one by one, and changes their number."""
 
 import asyncio
 import logging
@@ -14,11 +14,11 @@ logger = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0
 STABLE_S = 60.0
-"""A replica that lived so long starts the back-off anew."""
+"""A replica that lived this long resets the back-off."""
 
 
 class Place:
-    """One replica, life after life."""
+    """The place of one replica: it starts one process after the other."""
 
     def __init__(self, name: str, settings: Settings, environment: Mapping[str, str], replicas: Replicas) -> None:
         self.name = name
@@ -28,33 +28,34 @@ class Place:
         self._process: ReplicaProcess | None = None
         self._has_served = False
         self._is_replaced = False
-        """The life that is to end is to be followed by another one at once."""
+        """The current process is ending, and another one starts at once."""
         self._gone = asyncio.Event()
-        """Set when no life is to follow."""
+        """Set when no other process is to start."""
 
     @property
     def is_going(self) -> bool:
-        """It drains, and no life will follow."""
+        """Whether it drains without a successor."""
         return self._gone.is_set()
 
     def dismiss(self) -> None:
-        """It gets nothing any more, what it has may end, and no life follows."""
+        """Ends the place: it gets no new requests, may finish those it has, and no process follows."""
         self._gone.set()
         self._end_life()
 
     def stop_soon(self) -> None:
-        """As ``dismiss``, when all of them stop: what they still answer may be asked of them. A second call cuts it
-        short."""
+        """Ends the place when the whole fleet stops. Unlike after ``dismiss``, requests may still be forwarded to it. A
+        second call cuts its drain short."""
         is_first = not self._gone.is_set()
         self._gone.set()
         if self._process is not None and not (is_first and self._process.is_told):
             self._process.stop_soon()
 
     async def replace(self) -> None:
-        """The same, and another life follows; returns when that one takes work, or when the place is given up."""
+        """Drains the current process and starts another one. Returns when that one takes work, or when the
+        place ends."""
         self._is_replaced = True
         self._end_life()
-        # The name is unknown until the next life has it.
+        # Not ready now: the name is unknown until the next process joins.
         came = asyncio.ensure_future(self._replicas.until(lambda: self._replicas.is_ready(self.name)))
         gone = asyncio.ensure_future(self._gone.wait())
         try:
@@ -66,21 +67,21 @@ class Place:
                 waiting.cancel()
 
     def _end_life(self) -> None:
-        # First no more requests, then the signal: the server would refuse what comes after it.
+        # Requests stop before the signal, because a draining server would refuse them.
         self._replicas.leave(self.name)
         if self._process is not None and not self._process.is_told:
             self._process.stop_soon()
 
     async def keep(self, must_serve: bool) -> None:
-        """Returns after ``dismiss``, when the last life has ended.
+        """Keeps a process running. Returns after ``dismiss`` or ``stop_soon``, when the last process has ended.
 
-        A life that cannot begin (no memory, no process, no port for the moment) is one that has ended.
+        A process that cannot start now (no memory, process or port) counts as ended.
 
         Args:
-            must_serve: it is an error if the first life ends before it takes work.
+            must_serve: raise an error if the first process ends before it takes work.
 
         Raises:
-            LaunchError: it is.
+            LaunchError: the first process ended before it took work.
         """
         backoff_s = FIRST_BACKOFF_S
         loop = asyncio.get_running_loop()
@@ -89,7 +90,7 @@ class Place:
             try:
                 end = f"ended with status {await self._one_life()}"
             except (OSError, LaunchError) as error:
-                end = f"could not be started: {error}"  # out of processes or descriptors: the next try may find them
+                end = f"could not be started: {error}"  # out of processes or descriptors: a later try may succeed
             if self._gone.is_set():
                 return
             if self._is_replaced:
@@ -98,18 +99,18 @@ class Place:
                 raise LaunchError(f"{self.name} {end} before it was ready")
             if loop.time() - started_s > STABLE_S:
                 backoff_s = FIRST_BACKOFF_S
-            logger.warning("%s %s; it is started again in %.1f s", self.name, end, backoff_s)
+            logger.warning("%s %s; it restarts in %.1f s", self.name, end, backoff_s)
             await self._rest(backoff_s)
             backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
 
     async def _one_life(self) -> int:
-        """Its exit status."""
-        self._is_replaced = False  # this is the life that was asked for
+        """Runs one process; returns its exit status."""
+        self._is_replaced = False  # this is the requested replacement
         process = self._process = await ReplicaProcess.start(self._settings, self._environment)
         replica = self._replicas.join(self.name, process.url)
         try:
             if self.is_going or self._is_replaced:
-                self._end_life()  # it was told while the process was being made
+                self._end_life()  # requested while the process was starting
             return await process.ended()
         finally:
             self._has_served |= replica.has_served
@@ -126,11 +127,11 @@ class Place:
 
 
 class Fleet:
-    """Keeps replicas running, from ``run`` to a stop. Implements ``Suspendable``.
+    """Keeps replicas running from ``run`` until it is stopped. Implements ``Suspendable``.
 
     Args:
-        size: of the beginning.
-        max_size: as many parts of the machine's devices there are.
+        size: number of replicas at the start.
+        max_size: largest number of replicas, into which the machine's devices are divided.
     """
 
     def __init__(self, settings: Settings, size: int, max_size: int, replicas: Replicas) -> None:
@@ -143,44 +144,45 @@ class Fleet:
         self._is_stopping = False
         self._roll_wanted = asyncio.Event()
 
-    # ---- what is asked ----
+    # ---- requests ----
 
     @property
     def size(self) -> int:
-        """Replicas that take work, or will."""
+        """Replicas that take work or will."""
         return sum(not place.is_going for place in self._places.values())
 
     def suspend(self) -> None:
-        """As in ``Suspendable``: all replicas drain, none is started any more."""
+        """Drains all replicas and starts no more, as ``Suspendable`` says."""
         self._is_stopping = True
         for place in self._places.values():
             place.stop_soon()
 
     def grow(self, count: int) -> None:
-        """So many more, as far as there is room: one that drains has its place until it has ended."""
+        """Starts this many replicas, as far as there are free places. A draining replica keeps its place until it has
+        ended."""
         free = [number for number in range(self._max_size) if number not in self._places]
         for number in [] if self._is_stopping else free[:count]:
             self._begin(number, must_serve=False)
 
     def shrink(self, name: str) -> None:
-        """This replica drains and ends."""
+        """Drains and ends this replica."""
         for place in self._places.values():
             if place.name == name:
                 place.dismiss()
 
     def roll_soon(self) -> None:
-        """Replaces all replicas, one after another, each when the one before takes work. While that is being done: once
-        more afterwards."""
-        logger.info("all replicas are to be replaced, one after another")
+        """Replaces all replicas one after another; each waits until the one before takes work. A call during a
+        replacement starts another one after it."""
+        logger.info("replacing all replicas, one after another")
         self._roll_wanted.set()
 
-    # ---- at work ----
+    # ---- running ----
 
     async def run(self) -> None:
-        """Returns after ``suspend``, when all of them have ended.
+        """Runs the fleet. Returns after ``suspend``, when all replicas have ended.
 
         Raises:
-            LaunchError: one of those of the beginning refused to start.
+            LaunchError: one of the first replicas could not start.
         """
         for number in range(self._size):
             self._begin(number, must_serve=True)
@@ -209,6 +211,6 @@ class Fleet:
             self._roll_wanted.clear()
             for place in list(self._places.values()):
                 if not place.is_going:
-                    logger.info("%s is replaced", place.name)
+                    logger.info("replacing %s", place.name)
                     await place.replace()
             logger.info("all replicas have been replaced")

@@ -1,4 +1,4 @@
-"""Composition root of what stands before the replicas: the same for one machine and on Ray."""
+"""Composition root of the gateway, for one machine and for Ray."""
 
 import logging
 from collections.abc import Sequence
@@ -22,14 +22,15 @@ from neaptide.server.settings import Settings
 from neaptide.server.settings_sources import data_path
 
 CONNECT_S = 5.0
-"""To a replica; none that listens takes so long. What waits for a machine that is gone goes to another one then."""
+"""Timeout of connecting to a replica, for machines that are gone; a listening replica takes far less."""
 KEEP_ALIVE_S = 30.0
-"""Of a connection to a replica that rests: less than replicas keep it, so that none is used as it is closed."""
+"""How long an idle connection to a replica is kept. It is less than replicas keep it, so that none is used while it
+closes."""
 
 
 @dataclass(slots=True)
 class Gateway:
-    """``close`` it in the end."""
+    """The parts of a gateway; call ``close`` at the end."""
 
     app: Starlette
     context: ServingContext
@@ -45,31 +46,31 @@ class Gateway:
 
 
 def check_shared(settings: Settings) -> None:
-    """Raises LaunchError where replicas would not share their batches."""
+    """Raises LaunchError if replicas would not share their batches."""
     if settings.store is None:
-        raise LaunchError("replicas share their batches in a database: give --store postgresql://USER@HOST/DATABASE")
+        raise LaunchError("replicas share their batches in a database: set --store postgresql://USER@HOST/DATABASE")
 
 
 def question_headers(settings: Settings) -> dict[str, str]:
-    """Of questions for replicas: a key, where they want one."""
+    """Headers of polls to replicas: a key, if they require one."""
     return {"authorization": f"Bearer {split_marks(settings.api_key[0])[0]}"} if settings.api_key else {}
 
 
 def build_gateway(settings: Settings) -> Gateway:
-    """Without replicas so far. On the event loop that it will run on.
+    """Builds a gateway without replicas, on the event loop that it will run on.
 
     Raises:
-        SettingsError, LaunchError: the model or the data directory cannot be used, or the keys make no sense.
+        SettingsError, LaunchError: the model or the data directory cannot be used, or the keys are invalid.
     """
     context, _ = model_context(settings, data_path(settings.data_dir))
     try:
         keys = KeyRing(settings.api_key)
     except ValueError as error:
         raise LaunchError(str(error)) from error
-    # It would write down every question, and the targets of all requests.
+    # httpx would log every poll, and the URLs of all requests.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE_S)
-    # What the environment says of proxies is not about neighbours.
+    # Proxies of the environment are not meant for replicas.
     http = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=CONNECT_S), limits=limits, trust_env=False)
     questions = httpx.AsyncClient(limits=limits, trust_env=False)
     replicas = Replicas(questions, SlackRouter(), question_headers(settings))
@@ -91,7 +92,7 @@ def build_gateway(settings: Settings) -> Gateway:
 
 
 def block_hashes(token_ids: Sequence[int], block_size: int, salt: bytes) -> list[bytes]:
-    """As engines name the full blocks of a prompt."""
+    """Hashes of the full blocks of a prompt, as engines compute them."""
     hashes: list[bytes] = []
     extend_block_hashes(hashes, token_ids, block_size, salt)
     return hashes

@@ -14,6 +14,7 @@ from neaptide.cluster.launch.gateway import Gateway, build_gateway, check_shared
 from neaptide.cluster.launch.scaling import Scaling
 from neaptide.launch.collector import pass_over_start_up
 from neaptide.launch.connections import Server, uvicorn_config
+from neaptide.launch.early_checks import check_parts
 from neaptide.launch.serve import listen, url_of
 from neaptide.launch.stopping import Drain, cut
 from neaptide.server.observe.logs import configure_logging
@@ -23,22 +24,24 @@ from neaptide.server.settings_sources import data_path
 logger = logging.getLogger(__name__)
 
 ROLL_SIGNAL = signal.SIGUSR2
-"""Replaces the replicas one by one, as it does for other servers. Not SIGHUP: a terminal that is closed sends that."""
+"""Replaces the replicas one by one, as in other servers. SIGHUP is not used, because closing a terminal sends it."""
 
 
 def serve_cluster(settings: Settings, scale: Scale) -> int:
-    """Serves until a stop signal; returns the exit status. A fleet begins with the fewest replicas that it may have.
+    """Serves until a stop signal; returns the exit status. The fleet starts with ``min_replicas``.
 
     Raises:
         SettingsError, LaunchError: there is no data directory, no database for all, or a replica or the address cannot
             be had.
+        MissingPartError: a package that the settings need is not installed.
     """
+    check_parts(settings)
     configure_logging(settings.log_level, settings.log_format)
     check_shared(settings)
     if settings.blobs is None:
         data_dir = data_path(settings.data_dir)
         settings = msgspec.structs.replace(settings, blobs=(data_dir / "blobs").as_uri())
-    # Its own tokenizer is not to take the cores that engines need.
+    # The gateway's tokenizer must not take the cores that engines need.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     listener = listen(settings.host, settings.port)
     try:

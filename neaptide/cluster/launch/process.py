@@ -1,4 +1,4 @@
-"""One replica as a child of this process: the process pair of ``neaptide serve``, on a port that the system picks."""
+"""One replica as a child process: the process pair of ``neaptide serve``, on a port that the system picks."""
 
 import asyncio
 import contextlib
@@ -17,10 +17,10 @@ from neaptide.server.settings import Settings
 from neaptide.server.settings_sources import data_path
 
 LAST_S = 15.0
-"""After a drain, for what has been computed to become durable and for the engine to end."""
+"""Time after a drain in which results become durable and the engine ends."""
 
 LOOK_S = 0.2
-"""Between two looks whether it is ready."""
+"""Interval between checks whether it is ready."""
 
 
 class ReplicaProcess:
@@ -29,19 +29,19 @@ class ReplicaProcess:
         self.url = url
         self._drain_timeout_s = drain_timeout_s
         self._told = asyncio.Event()
-        """Set when it has been told to stop."""
+        """Set when it was sent the signal to stop."""
 
     @classmethod
     async def start(
         cls, settings: Settings, environment: Mapping[str, str] = os.environ, kept_fds: Sequence[int] = ()
     ) -> "ReplicaProcess":
-        """Returns before it is ready; its port takes connections already.
+        """Starts a replica. Returns before it is ready; its port already takes connections.
 
         Args:
-            kept_fds: file descriptors that it is to keep open, for the locks that they hold.
+            kept_fds: file descriptors that it keeps open, for the locks on them.
 
         Raises:
-            LaunchError: its address cannot be had.
+            LaunchError: its address is not available.
         """
         with listen(settings.host, 0) as listener:
             host, port = listener.getsockname()[:2]
@@ -58,10 +58,10 @@ class ReplicaProcess:
         return cls(process, f"http://{shown}:{port}", settings.drain_timeout_s)
 
     async def until_ready(self) -> None:
-        """It takes work.
+        """Waits until it takes work.
 
         Raises:
-            LaunchError: it has ended before.
+            LaunchError: it ended before.
         """
         async with httpx.AsyncClient(base_url=self.url, trust_env=False) as http:
             while self.process.returncode is None:
@@ -73,18 +73,19 @@ class ReplicaProcess:
 
     @property
     def is_told(self) -> bool:
-        """Whether its drain has begun, as far as it was asked for here."""
+        """Whether its drain was started here."""
         return self._told.is_set()
 
     def stop_soon(self) -> None:
-        """Begins its drain, if it runs; a second call cuts it short."""
+        """Starts its drain if it runs; a second call cuts the drain short."""
         if self.process.returncode is None:
             self._told.set()
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGTERM)
 
     async def ended(self) -> int:
-        """Its exit status. Where it was told to stop, it has all patience and no more."""
+        """Waits for its end, and returns its exit status. After the signal to stop, the wait is limited as in
+        ``stop``."""
         ended = asyncio.ensure_future(self.process.wait())
         told = asyncio.ensure_future(self._told.wait())
         try:
@@ -96,7 +97,7 @@ class ReplicaProcess:
             told.cancel()
 
     async def stop(self) -> None:
-        """Returns when it has ended, in good order or after all patience."""
+        """Drains it and waits for its end; kills it if the drain takes too long."""
         if not self.is_told:
             self.stop_soon()
         try:
@@ -109,7 +110,7 @@ class ReplicaProcess:
 
 
 def replica_settings(settings: Settings, name: str, host: str) -> Settings:
-    """What differs from replica to replica: where it listens, and the files that are its own."""
+    """The settings of one replica: its own address, data directory and step log."""
     data_dir = data_path(settings.data_dir)
     step_log = settings.step_log
     if step_log is not None:
@@ -119,8 +120,8 @@ def replica_settings(settings: Settings, name: str, host: str) -> Settings:
 
 
 def devices_of(number: int, count: int, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of replica ``number`` of ``count``: its part of the GPUs that ``CUDA_VISIBLE_DEVICES`` lists, if
-    that is enough for one each; else all of them."""
+    """The environment of replica ``number`` of ``count``. It gets its part of the GPUs in ``CUDA_VISIBLE_DEVICES``, or
+    all of them if there are fewer GPUs than replicas."""
     devices = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     each = len(devices) // count
     if not each:

@@ -1,7 +1,7 @@
-"""A replica's main module: a server that its parent has given a listening socket.
+"""Main module of a replica: a server on a listening socket that its parent made.
 
-``python -m neaptide.cluster.launch.replica SOCKET`` reads its settings from standard input, for among them
-may be keys, which a command line would show to everybody on the machine.
+``python -m neaptide.cluster.launch.replica SOCKET`` reads its settings from standard input, because they may contain
+keys. A command line would show those to every user of the machine.
 """
 
 import socket

@@ -1,4 +1,5 @@
-"""How many replicas a live fleet has: decided as in the simulation, from what the replicas and their database say."""
+"""Decides the number of replicas of a running fleet, by the simulation's rule, from the reports of replicas and their
+database."""
 
 import asyncio
 import logging
@@ -11,11 +12,11 @@ logger = logging.getLogger(__name__)
 
 
 class Resizable(Protocol):
-    """A fleet."""
+    """A fleet of which the size can change."""
 
     @property
     def size(self) -> int:
-        """Replicas that take work, or will."""
+        """Replicas that take work or will."""
         ...
 
     def grow(self, count: int) -> None: ...
@@ -24,7 +25,7 @@ class Resizable(Protocol):
 
 
 class Scaling:
-    """``run`` decides from time to time."""
+    """Scales a fleet; ``run`` decides periodically."""
 
     def __init__(self, scale: Scale, fleet: Resizable, replicas: Replicas) -> None:
         self._autoscaler = Autoscaler(scale)
@@ -38,8 +39,8 @@ class Scaling:
             await self.decide(loop.time())
 
     async def decide(self, now_s: float) -> None:
-        """Not while it is unknown what is left of the batches: then nobody is let go, and nobody is started who could
-        not read them either."""
+        """Decides once. Nothing changes while the backlog is unknown: no replica should drain, and a new one could not
+        read the batches either."""
         backlog = await self._replicas.backlog()
         serving = [
             Serving(replica.name, replica.online_load, replica.since_s)
@@ -53,7 +54,7 @@ class Scaling:
         num_to_start, to_drain = change_to(desired, serving, num_starting)
         if num_to_start or to_drain:
             load = sum(one.online_load for one in serving)
-            logger.info("%d replicas are wanted, %d there are; online work needs %.2f", desired, self._fleet.size, load)
+            logger.info("%d replicas are needed, %d exist; online work needs %.2f", desired, self._fleet.size, load)
         self._fleet.grow(num_to_start)
         for name in to_drain:
             self._fleet.shrink(name)

@@ -1,10 +1,10 @@
 """Composition root on Ray: an application of Ray Serve, ``neaptide.cluster.ray.application:build`` (``deploy/ray``).
 
-    gateway    the ingress: the ASGI app that also stands before the replicas of one machine
-    replica    an actor that has started the process pair of ``neaptide serve`` on its node, and says where it listens
+  gateway    the ingress: the gateway's ASGI app, as on one machine
+  replica    an actor that starts the process pair of ``neaptide serve`` on its node, and reports its address
 
-Ray places and restarts both, and its proxies take the connections. Which replica gets a request is decided in the
-gateway: a request router of Ray's own decides before the body is there, and our routing reads the prompt.
+Ray places and restarts both, and its proxies accept connections. The gateway chooses the replica of a request. Ray's
+own request router could not: it decides before the body has arrived, and our routing reads the prompt.
 """
 
 import asyncio
@@ -31,21 +31,21 @@ from neaptide.server.settings_sources import data_path, load_settings
 logger = logging.getLogger(__name__)
 
 MAX_ONGOING_REQUESTS = 10_000
-"""In one gateway. Replicas bound what they take themselves, by words that clients know."""
+"""Limit of one gateway. Replicas limit their own load, with errors that clients know."""
 HEALTH_S, HEALTH_TIMEOUT_S = 2.0, 20.0
 STOP_MARGIN_S = 15.0
-"""What Ray lets an actor have beyond what its server has to stop in good order."""
+"""Time that Ray allows an actor beyond its server's own time to stop."""
 FIRST_REPLICA_S = 20.0
-"""A new gateway waits so long at most to have heard of a replica that takes work, before requests are given to it."""
+"""Longest time that a new gateway waits for a ready replica before it takes requests."""
 FOLLOW_S, FOLLOW_TIMEOUT_S = 1.0, 5.0
-"""Between two looks at which replicas there are."""
+"""Interval and timeout of looking up the replicas."""
 LAST_WORK_S = 3.0
-"""A replica that is to stop takes requests for so long: in an update Serve stops it as soon as another has started, and
-gateways hear of that one with their next look, and then how it is."""
+"""How long a stopping replica still takes requests. In an update, Serve stops it as soon as another one has started.
+Gateways find that one at their next look-up."""
 
 
 class Replica:
-    """A deployment: one process pair."""
+    """The deployment of one process pair."""
 
     _process: ReplicaProcess | None = None
     _lock: IO[bytes] | None = None
@@ -54,10 +54,10 @@ class Replica:
         settings = load_settings(arguments)
         check_shared(settings)
         name, self._lock = take_place(settings.data_dir)
-        # By its node, too: names are the cluster's.
+        # With its node, because names must be unique in the cluster.
         host = get_node_ip_address()
         self._name = f"{host}-{name}"
-        # The server has the place for as long as it lives: where this actor is killed, that is a little longer.
+        # The server keeps the lock while it lives, which is a little longer than this actor if that is killed.
         own = replica_settings(settings, name, host)
         self._process = await ReplicaProcess.start(own, kept_fds=[self._lock.fileno()])
         self._questions = httpx.AsyncClient(
@@ -71,21 +71,21 @@ class Replica:
         return self._process
 
     def where(self) -> tuple[str, str]:
-        """Its name, and where it listens."""
+        """Its name and its URL."""
         return self._name, self._server.url
 
     async def check_health(self) -> None:
-        """The server restarts its own engine, so only its own end is a reason to begin anew."""
+        """Raises only if the server has ended: it restarts its own engine."""
         status = self._server.process.returncode
         if status is not None:
             raise RuntimeError(f"the server {self._name} ended with status {status}")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Ray asks for it where the number of replicas is its to decide."""
+        """The values that Ray asks for if it decides the number of replicas."""
         return await said(self._questions)
 
     async def __del__(self) -> None:
-        # Ray asks for it also where the server could not be started.
+        # Ray calls this even if the server could not start.
         if self._process is not None:
             await asyncio.sleep(LAST_WORK_S)
             await self._process.stop()
@@ -95,14 +95,14 @@ class Replica:
 
 
 class Gateway:
-    """A deployment: what clients reach through Ray's proxies."""
+    """The deployment that clients reach through Ray's proxies."""
 
     async def __init__(self, replicas: Any, arguments: dict[str, Any]) -> None:  # type: ignore[misc]
         """``replicas`` is the handle of their deployment."""
         self._gateway = build_gateway(load_settings(arguments))
         self._gateway.app.add_middleware(RequestIdByRay)
         self._following = asyncio.create_task(follow(replicas, self._gateway.replicas))
-        # Another one has the requests until this one is ready; one that knows nobody would refuse them.
+        # The old gateway serves until this one is ready. Without replicas it would refuse all requests.
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_REPLICA_S):
                 await self._gateway.replicas.until_ready(1)
@@ -116,7 +116,7 @@ class Gateway:
 
 
 class RequestIdByRay:
-    """Takes the request's id off replies: Serve's proxy, which has given it to requests without one, puts it on."""
+    """Removes the request id from replies. Serve's proxy adds it, and also gives one to requests without it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -132,20 +132,20 @@ class RequestIdByRay:
 
 
 async def follow(handle: Any, replicas: Replicas) -> None:
-    """Keeps a gateway's replicas those that the deployment has. One that does not answer keeps the others unknown for
-    a while, and the gateway notices by itself that it is silent."""
+    """Keeps a gateway's replicas those of the deployment. A replica that does not answer delays news of the others; the
+    gateway itself notices its silence."""
     while True:
         try:
             answers = await handle.broadcast("where").results_async(timeout_s=FOLLOW_TIMEOUT_S, return_exceptions=True)
         except (RayServeException, RayError, TimeoutError) as error:
-            logger.warning("which replicas there are is not known: %s", error)
+            logger.warning("cannot look up the replicas: %s", error)
         else:
             update(replicas, dict(answer for answer in answers if not isinstance(answer, BaseException)))
         await asyncio.sleep(FOLLOW_S)
 
 
 def update(replicas: Replicas, found: dict[str, str]) -> None:
-    """Those found, by name with where they listen, and those that Serve stops until they take no work any more."""
+    """Adds the replicas found (name to URL). A replica that Serve stops stays until it is no longer ready."""
     known = {replica.name: replica.url for replica in replicas.all}
     for name in known.keys() - found.keys():
         if not replicas.is_ready(name):
@@ -156,8 +156,8 @@ def update(replicas: Replicas, found: dict[str, str]) -> None:
 
 
 def take_place(data_dir: str) -> tuple[str, IO[bytes]]:
-    """The first of ``replica-1``, ``replica-2`` ... that no other on this node has, and the lock that keeps it: what a
-    replica has measured and copied is there for the next one.
+    """The first of ``replica-1``, ``replica-2`` and so on that is free on this node, with the lock that reserves it.
+    The next replica in this place finds the measurements and copies of the one before.
 
     Raises:
         SettingsError, LaunchError: the directory cannot be used.
@@ -180,11 +180,11 @@ def take_place(data_dir: str) -> tuple[str, IO[bytes]]:
 
 
 def build(arguments: dict[str, Any]) -> Any:
-    """The application. ``arguments`` are settings of ``neaptide serve`` by name; what they do not say, the variables of
-    the environment of the nodes may.
+    """The application. ``arguments`` are settings of ``neaptide serve`` by name; the nodes' environment variables
+    supply the rest.
 
     Raises:
-        SettingsError: they make no sense.
+        SettingsError: the settings are invalid.
     """
     stop_s = LAST_WORK_S + load_settings(arguments).drain_timeout_s + LAST_S + STOP_MARGIN_S
     replica = serve.deployment(
@@ -197,7 +197,7 @@ def build(arguments: dict[str, Any]) -> Any:
     gateway = serve.deployment(
         name="gateway",
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
-        # An update starts the next one first. A replica's device has room for one: it stops before the next one starts.
+        # An update starts the next gateway first. A device has room for one replica only, so that one stops first.
         max_surge_percent=100,
         graceful_shutdown_timeout_s=stop_s,
         ray_actor_options={"num_cpus": 1},

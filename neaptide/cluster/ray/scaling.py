@@ -1,7 +1,7 @@
-"""How many replicas Ray Serve is to have: a policy for its autoscaler, by the rule that other fleets have.
+"""A policy for Ray Serve's autoscaler: the number of replicas, by the rule of other fleets.
 
-Serve's own policy counts the requests that a deployment has been given, and ours get theirs past Serve. Each replica
-says what it knows (``said``) when Ray asks its actor; the policy (``replicas_wanted``) is run by Serve's controller.
+Serve's own policy counts the requests that a deployment gets from Serve, but ours get theirs from the gateway. Ray asks
+each replica's actor for its values (``said``), and Serve's controller runs the policy (``replicas_wanted``).
 """
 
 import asyncio
@@ -14,20 +14,20 @@ from neaptide.cluster.autoscaling import Backlog, Scale, pressure, wanted
 
 ONLINE_LOAD, PRESSURE = "online_load", "pressure"
 MOST_PRESSURE = 1e6
-"""In place of infinity, which has no mean."""
+"""Replaces infinity, which has no mean."""
 ANSWER_S = 5.0
-"""For what a server says of itself; Ray waits for twice as long."""
+"""Timeout of a server's answer; Ray waits for twice as long."""
 
 
 class Context(Protocol):
-    """What of Ray's ``AutoscalingContext`` counts here."""
+    """The part of Ray's ``AutoscalingContext`` that is used."""
 
     @property
     def target_num_replicas(self) -> int: ...
 
     @property
     def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None:
-        """By name and replica: means of what the replicas said of late."""
+        """Means of what the replicas reported recently, by name and replica."""
         ...
 
     @property
@@ -38,10 +38,10 @@ class Context(Protocol):
 
 
 async def said(server: httpx.AsyncClient) -> dict[str, float]:
-    """What its own server tells a replica; blank while it does not know either of both.
+    """What a replica's server reports; empty while either value is unknown.
 
     Args:
-        server: its base URL is the server's, its headers have a key where one is required.
+        server: client with the server's base URL, and a key if one is required.
     """
     try:
         figures, backlog = await asyncio.gather(
@@ -56,8 +56,8 @@ async def said(server: httpx.AsyncClient) -> dict[str, float]:
 
 
 def replicas_wanted(context: Context) -> tuple[int, dict[str, Any]]:
-    """A policy of Ray Serve's autoscaler, which waits by its own ``upscale_delay_s`` and ``downscale_delay_s``. Unknown
-    means no change."""
+    """A policy of Ray Serve's autoscaler, which applies its own ``upscale_delay_s`` and ``downscale_delay_s``. Unknown
+    values change nothing."""
     told = context.aggregated_metrics or {}
     loads, pressed = told.get(ONLINE_LOAD), told.get(PRESSURE)
     if not loads or not pressed:

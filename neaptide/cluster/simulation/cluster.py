@@ -1,9 +1,8 @@
 """Several engine cores on one virtual clock, behind a router, with one pool of offline rows or a part of it each.
 
-Every replica has a clock of its own, and the one that is furthest behind takes its turn: nothing that happens to it can
-depend on what another one does later. Requests are routed, replicas lost and started, and sizes decided when the
-last of the clocks has reached that moment, by reports that were made before it. A replica that is lost dies at the end
-of its step.
+Every replica has its own clock, and the one furthest behind takes its turn, so that nothing depends on a later event
+elsewhere. When all clocks have reached an event, it happens: a request is routed, a replica is lost or started, a size
+is decided. Only reports made before that time count. A lost replica dies at the end of its step.
 """
 
 import math
@@ -49,15 +48,15 @@ PROGRESS_TURNS = 500
 
 
 def simulate_cluster(scenario: Scenario, fleet: Fleet, *, on_progress: OnProgress | None = None) -> ClusterRun:
-    """As ``simulate``, on several replicas. The window, the end and every figure are defined alike.
+    """Simulates several replicas. The window, the end and every figure are defined as in ``simulate``.
 
     Raises:
-        ValueError: nothing to simulate, no online request fits, or offline sets that cannot be shared.
-        SimulationError: the policy stands still.
+        ValueError: there is nothing to simulate, no online request fits, or offline sets cannot be shared.
+        SimulationError: the policy makes no progress.
         OSError: a token file cannot be written.
     """
     if not scenario.online and not scenario.offline:
-        raise ValueError("neither online nor offline work to simulate: name some with --online or --offline")
+        raise ValueError("neither online nor offline work to simulate: add some with --online or --offline")
     with TemporaryDirectory(prefix="neaptide-cluster-") as directory:
         return _Cluster(scenario, fleet, Path(directory), on_progress).run()
 
@@ -70,7 +69,7 @@ class _Cluster:
         self._online = fitting_online(scenario)
         self._next_online = 0
         self._unrouted: deque[tuple[str, TraceRequest]] = deque()
-        """Online requests that have come while no replica took any."""
+        """Online requests that arrived while no replica took any."""
         self._router = build_router(fleet.router, scenario.seed)
         self._shared: SharedRows | None = None
         self._parts: list[list[OfflineSet]] = []
@@ -82,7 +81,7 @@ class _Cluster:
         self._next_decision_s = fleet.decide_s if fleet.scale is not None else math.inf
         self._losses = deque(sorted(fleet.lost_at_s))
         self._leases: deque[tuple[float, Member]] = deque()
-        """Of lost replicas: when what they claimed can be claimed again."""
+        """Lost replicas, and the times when their leased rows become free."""
         self._sizes: list[tuple[float, int]] = []
         self._members: list[Member] = []
         for _ in range(fleet.replicas):
@@ -152,7 +151,7 @@ class _Cluster:
         return sum(feed.num_ended for feed in feeds), sum(feed.first_generation_size for feed in feeds)
 
     def _lose(self, now_s: float) -> None:
-        """The replica that has served longest; a fleet without a policy for its size starts another one."""
+        """Loses the replica that has served longest. A fleet of fixed size starts another one."""
         serving = self._serving()
         if not serving:
             return
@@ -170,7 +169,7 @@ class _Cluster:
             self._start(now_s, now_s + self._fleet.start_up_s)
 
     def _drain(self, member: Member, now_s: float) -> None:
-        """What has started there is finished there, what has not goes back."""
+        """Drains a replica: it finishes the rows that it has started, and returns the others."""
         assert isinstance(member.rows, ClaimedRows)
         member.state = State.DRAINING
         self._router.leave(member.name)
@@ -192,7 +191,7 @@ class _Cluster:
         for name in to_drain:
             self._drain(named[name], now_s)
 
-    # ---- what happens ----
+    # ---- events ----
 
     @property
     def _next_arrival_s(self) -> float:
@@ -252,7 +251,7 @@ class _Cluster:
 
     @property
     def _now_s(self) -> float:
-        """All replicas have come so far."""
+        """The time that all replicas have reached."""
         return min((member.replica.now_s for member in self._running()), default=self._next_event_s())
 
     def _feeds(self) -> list[OfflineFeed]:
@@ -314,7 +313,7 @@ class _Cluster:
         return ClusterRun(result, Run(result, measures, window_s, left_out, cut, unfinished, failed, dry_s))
 
     def _devices(self, window_s: Window) -> Devices:
-        """As many as served on average; a step that ran as its replica was lost is in the figures as well."""
+        """The number of replicas that served on average. A step that ran when its replica was lost counts too."""
         spans_s = [
             (m.ready_s, math.inf if m.ended_s is None else max(m.ended_s, m.replica.now_s)) for m in self._members
         ]
@@ -325,7 +324,7 @@ class _Cluster:
         return Devices(served_s / length_s if length_s > 0.0 else 0.0, caches)
 
     def _count_unserved(self) -> None:
-        """Requests that were never handed to an engine have arrived all the same."""
+        """Counts requests that were never handed to an engine as arrived."""
         measures = self._members[0].replica.measures
         waiting: Sequence[tuple[str, TraceRequest]] = [
             *self._unrouted,

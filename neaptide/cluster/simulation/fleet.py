@@ -1,4 +1,4 @@
-"""What a simulated cluster is made of, and how its offline rows are placed."""
+"""A simulated cluster's replicas, and the placement of its offline rows."""
 
 import math
 from collections.abc import Sequence
@@ -15,29 +15,29 @@ from neaptide.simulation.pools.planned import pool_of
 
 Placement = Literal["claims", "partition"]
 MAX_REPLICAS = 1024
-"""An engine's simulated cache and table take some megabytes."""
+"""A limit, because each engine's simulated cache and table take some megabytes."""
 PLACEMENTS: tuple[Placement, ...] = ("claims", "partition")
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Fleet:
-    """Raises ValueError for one that cannot be simulated."""
+    """A simulated fleet. Raises ValueError if it cannot be simulated."""
 
     replicas: int = 1
-    """At the start."""
+    """Number at the start."""
     router: str = "slack"
     placement: Placement = "claims"
-    """Of offline rows: replicas claim chunks of one pool, or each has its part of it from the start."""
+    """Placement of offline rows: replicas lease chunks of one pool, or each has a fixed part of it."""
     lost_at_s: tuple[float, ...] = ()
-    """Each time the replica that has served longest is lost, with what it computes; another one is started."""
+    """Times at which the replica that has served longest is lost with its work; another one starts."""
     scale: Scale | None = None
-    """Without it the fleet keeps its size."""
+    """None: the fleet keeps its size."""
     start_up_s: float = 60.0
-    """From a replica's start until it serves. Those of the beginning serve at once."""
+    """Time from a replica's start until it serves. The first replicas serve at once."""
     lease_s: float = 15.0
-    """After a loss, until what the replica had claimed can be claimed again."""
+    """Time after a loss until the lost replica's rows can be leased again."""
     decide_s: float = DECIDE_S
-    """Between two decisions on the size."""
+    """Time between two decisions on the size."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= MAX_REPLICAS:
@@ -47,16 +47,17 @@ class Fleet:
         if self.placement not in PLACEMENTS:
             raise ValueError(f"there is no placement {self.placement!r}; there are: {', '.join(PLACEMENTS)}")
         if self.placement == "partition" and (self.scale is not None or self.lost_at_s):
-            raise ValueError("a part of the pool is lost with its replica: a fleet that changes needs claims")
+            raise ValueError("a replica's part of the pool is lost with it: a fleet that changes needs claims")
         if self.scale is not None and not self.scale.min_replicas <= self.replicas <= self.scale.max_replicas:
             limits = f"{self.scale.min_replicas} to {self.scale.max_replicas}"
-            raise ValueError(f"a fleet of {limits} replicas cannot begin with {self.replicas}")
+            raise ValueError(f"a fleet of {limits} replicas cannot start with {self.replicas}")
         if not (0.0 <= self.start_up_s < math.inf and 0.0 <= self.lease_s < math.inf and self.decide_s > 0.0):
             raise ValueError("times of a fleet must be finite and cannot be negative")
 
 
 def parted(sets: Sequence[OfflineSet], profile: DeviceProfile, replicas: int) -> list[list[OfflineSet]]:
-    """The planner's parts of equal work and density, each in the order of the sets; lengths are known to the cut.
+    """Cuts the sets into the planner's parts of equal work and density, each in the order of the sets. The cut knows
+    all lengths.
 
     Raises ValueError for a set that is submitted in batches.
     """

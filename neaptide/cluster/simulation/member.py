@@ -1,20 +1,21 @@
-"""A replica as one of a simulated cluster: what it reports and when, and whether it takes work."""
+"""A replica of a simulated cluster: its reports and their times, and whether it takes work."""
 
 from collections import deque
 from enum import StrEnum
 
-from neaptide.cluster.autoscaling import LoadMeter
-from neaptide.cluster.routing import Figures, digest_of
+from neaptide.cluster.routing import Figures
 from neaptide.cluster.simulation.shared_rows import ClaimedRows
+from neaptide.engine.kv.cache_digest import digest_of
+from neaptide.engine.scheduler.online_load import LoadMeter
 from neaptide.engine.scheduler.online_room import online_room
 from neaptide.simulation.measures import CLOCK_ERROR_S
 from neaptide.simulation.offline_feed import OfflineFeed
 from neaptide.simulation.replica import Replica
 
 REPORT_S = 0.1
-"""Between two reports of a replica, or a tenth of the TTFT target if that is less ..."""
+"""Time between two reports of a replica. If a tenth of the TTFT target is less, that is used."""
 DIGEST_S = 1.0
-"""... and between two that say what it has in its cache."""
+"""Time between two reports that include the cache digest."""
 
 
 class State(StrEnum):
@@ -26,9 +27,10 @@ class State(StrEnum):
 
 
 class Member:
-    """
+    """One replica of the cluster.
+
     Args:
-        begins_s: when it is started; it serves from ``replica.now_s`` on.
+        begins_s: time of its start; it serves from ``replica.now_s`` on.
     """
 
     def __init__(self, name: str, replica: Replica, rows: OfflineFeed | ClaimedRows, begins_s: float) -> None:
@@ -42,9 +44,9 @@ class Member:
         self.is_parked = False
         """It has nothing to do until something happens in the cluster."""
         self.online_load = 0.0
-        """As of its last report: the share of its time that its online targets need."""
+        """Fraction of its time that its online targets need, by its last report."""
         self.num_failed_online = 0
-        """Requests that it had when it was lost."""
+        """Its unfinished requests when it was lost."""
         self._reports: deque[tuple[float, Figures]] = deque()
         self._next_report_s = self._next_digest_s = self.ready_s
         self._meter = LoadMeter()
@@ -77,14 +79,14 @@ class Member:
         self._reports.append((now_s, figures))
 
     def reports_until(self, now_s: float) -> list[Figures]:
-        """Those that have reached the router by now."""
+        """Reports that have reached the router by now."""
         found = []
         while self._reports and self._reports[0][0] <= now_s:
             found.append(self._reports.popleft()[1])
         return found
 
     def ends_until(self, now_s: float) -> int:
-        """Of online requests, that the router has not been told of."""
+        """Number of online requests that have ended and that the router does not know to have ended."""
         ends_s, count = self.replica.online_ends_s, 0
         while ends_s and ends_s[0] <= now_s:
             ends_s.popleft()

@@ -1,4 +1,4 @@
-"""What a simulation of several replicas gives."""
+"""The result of a simulation of several replicas."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ from neaptide.simulation.simulator import Run
 class ReplicaResult(msgspec.Struct, kw_only=True):
     name: str
     state: str
-    """At the end of the run."""
+    """State at the end of the run."""
     begins_s: float
     ready_s: float
-    """When it began to serve."""
+    """Time from which it served."""
     ended_s: float | None
-    """When it was stopped or lost."""
+    """Time at which it was stopped or lost."""
     steps: int
     online: OnlineResult
     offline: OfflineResult
@@ -24,32 +24,32 @@ class ReplicaResult(msgspec.Struct, kw_only=True):
 
 
 class RowsResult(msgspec.Struct, kw_only=True):
-    """Of the offline rows that have come, wherever they were done."""
+    """Offline rows that have arrived, on all replicas."""
 
     done: int
     open: int
     given_back: int
-    """Claimed by a replica that did not do them, and claimed again."""
+    """Rows that a replica leased, did not finish and returned."""
 
 
 class ClusterResult(SimResult, kw_only=True):
-    """The figures of all replicas together, as if they were one engine, and of each."""
+    """The figures of all replicas together, as if they were one engine, and of each replica."""
 
     placement: str
     router: str
     replica_hours: float
-    """From start to stop, the time to start included."""
+    """Time from start to stop, including the start-up."""
     failed_online: int
     """Requests that were lost with their replica; they count as missed."""
     rows: RowsResult
     replicas: list[ReplicaResult]
     sizes: list[tuple[float, int]]
-    """Replicas that have been started and not stopped, from when on."""
+    """Times, each with the number of running replicas from then on, starting ones included."""
 
 
 @dataclass(slots=True)
 class ClusterRun:
-    """A simulation of a cluster that is over."""
+    """A finished simulation of a cluster."""
 
     result: ClusterResult
     whole: Run

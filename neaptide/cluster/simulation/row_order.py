@@ -1,6 +1,7 @@
-"""In which order replicas take chunks of the jobs' rows: by deadline first, then from either end of the density order.
+"""The order in which replicas take chunks of the jobs' rows: by deadline first, then from either end of the density
+order.
 
-In memory and without leases: what a store promises across processes is not simulated.
+It is kept in memory and has no leases: a store's guarantees across processes are not simulated.
 """
 
 from collections import deque
@@ -19,28 +20,28 @@ class Claim(NamedTuple):
 class _Job:
     deadline_s: float
     runs: deque[tuple[int, ...]] = field(default_factory=deque)
-    """Rows in a row, none empty; what was given back stands at the front, as a run of its own."""
+    """Runs of consecutive rows, none empty. Returned rows are a run of their own at the front."""
 
 
 class ClaimOrder:
     def __init__(self) -> None:
         self._jobs: dict[int, _Job] = {}
         self.num_rows = 0
-        """Not claimed."""
+        """Rows that no replica holds."""
 
     def add(self, job: int, deadline_s: float, rows: Sequence[int]) -> None:
-        """A new job, its rows in the order of their density."""
+        """Adds a job with its rows in density order."""
         self._jobs[job] = _Job(deadline_s)
         self.give_back(Claim(job, tuple(rows)))
 
     @property
     def first(self) -> int | None:
-        """The job that the next claim takes from."""
+        """The job that the next chunk comes from."""
         waiting = [(one.deadline_s, job) for job, one in self._jobs.items() if one.runs]
         return min(waiting)[1] if waiting else None
 
     def claim(self, from_front: bool, num_rows: int) -> Claim | None:
-        """The next rows from this end of the most urgent job, so many at most; None if nothing is left."""
+        """Takes at most ``num_rows`` rows from this end of the most urgent job; None if nothing is left."""
         job = self.first
         if job is None:
             return None
@@ -57,7 +58,7 @@ class ClaimOrder:
         return Claim(job, rows)
 
     def give_back(self, claim: Claim) -> None:
-        """Rows that were claimed and will not be done there: they go first."""
+        """Returns rows that their replica will not do; they go first."""
         if claim.rows:
             self._jobs[claim.job].runs.appendleft(claim.rows)
             self.num_rows += len(claim.rows)

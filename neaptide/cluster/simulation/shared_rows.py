@@ -1,4 +1,4 @@
-"""One pool of offline rows for several simulated engines: they claim chunks of it, and every row is done once."""
+"""One pool of offline rows for several simulated engines. They take chunks of it, and every row is done once."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -26,20 +26,21 @@ class _Job:
     requests: Sequence[TraceRequest]
     ranked: Ranked
     compute_s: FloatArray
-    """[rows] after sharing with the others of the job."""
+    """[rows] after sharing with the job's other rows."""
     memory_s: FloatArray
     generation: int
     is_done: list[bool]
     num_open: int
     reached_tokens: dict[int, int] = field(default_factory=dict)
-    """By row: how far it had come in a replica that was lost."""
+    """Tokens that each row had reached in a replica that was lost."""
 
 
 class SharedRows:
-    """The offline sets of a scenario as jobs: all that is there from the start is one, and what arrives together later.
+    """The offline sets of a scenario as jobs: one job of all rows there at the start, and one of the rows of each later
+    arrival time.
 
     Raises:
-        ValueError: a set in batches or that is a job of its own, no request fits, or a set that cannot be refilled.
+        ValueError: a set is submitted in batches, is a job of its own or cannot be refilled, or no request fits.
     """
 
     def __init__(self, scenario: Scenario, low_water: int) -> None:
@@ -48,7 +49,9 @@ class SharedRows:
         if any(one.batch_size is not None for one in sets):
             raise ValueError("a set that is submitted in batches keeps one engine busy: replicas cannot share it")
         if any(one.is_job for one in sets):
-            raise ValueError("claims know no shares and submissions of jobs yet: place the rows by parts")
+            raise ValueError(
+                "placement claims does not support jobs with shares and submissions yet: use placement partition"
+            )
         rows = self._fitting(0)
         if sets and not rows:
             raise ValueError("no offline request fits into the context")
@@ -67,10 +70,10 @@ class SharedRows:
         self._generation = 0
         self.first_generation_size = self._first_open = len(rows)
         self.num_claimants = 0
-        """Replicas that claim."""
+        """Replicas that take rows."""
         self.num_done = 0
         self.num_given_back = 0
-        """Rows that a replica claimed and another one had to claim again, each time."""
+        """Rows that were returned, counted each time."""
         self._num_late = 0
 
     def _fitting(self, generation: int) -> list[TraceRequest]:
@@ -78,14 +81,14 @@ class SharedRows:
         taken = [one.refill(generation) for one in sets] if generation else sets
         return [r for one in taken for r in one.requests if r.segments and self._scenario.output_limit(r) > 0]
 
-    # ---- what comes ----
+    # ---- arrivals ----
 
     @property
     def next_arrival_s(self) -> float:
         return self._coming[-1] if self._coming else math.inf
 
     def arrive(self, now_s: float) -> None:
-        """What is due joins the order, and a pool that runs low is refilled."""
+        """Adds the jobs that are due, and refills a pool that runs low."""
         while self._coming and self._coming[-1] <= now_s:
             at_s = self._coming.pop()
             self._add(at_s, self._rows_at.pop(at_s), None)
@@ -94,7 +97,7 @@ class SharedRows:
             self._add(now_s, self._fitting(self._generation), self._jobs[0])
 
     def _add(self, now_s: float, rows: list[TraceRequest], like: _Job | None) -> None:
-        """``like``: a job of the same shape, whose order serves for this one as well."""
+        """Adds a job. ``like`` is a job of the same shape, whose order is reused."""
         if like is None:
             pool = pool_of(rows, self._scenario.profile)
             ranked = rank(pool.tree, pool.work)
@@ -108,7 +111,7 @@ class SharedRows:
         self._order.add(len(self._jobs), deadline_s, ranked.rows.tolist())
         self._jobs.append(job)
 
-    # ---- what is asked ----
+    # ---- state ----
 
     @property
     def num_unclaimed(self) -> int:
@@ -120,11 +123,11 @@ class SharedRows:
 
     @property
     def num_open(self) -> int:
-        """Rows that have come and are not done."""
+        """Rows that have arrived and are not done."""
         return sum(job.num_open for job in self._jobs)
 
     def backlog(self) -> list[Backlog]:
-        """Of every job with rows left, by the least time that they take a device."""
+        """The least device time that every unfinished job still takes."""
         found = []
         for job in self._jobs:
             if job.num_open:
@@ -134,18 +137,18 @@ class SharedRows:
         return found
 
     def misses(self, end_s: float) -> int:
-        """Rows that ended late, and rows that are late and not ended."""
+        """Rows that ended late, and unfinished rows that are late."""
         return self._num_late + sum(job.num_open for job in self._jobs if end_s > job.deadline_s)
 
     def longest_wait_s(self, end_s: float) -> float:
-        """Of rows that no replica holds; minus infinity if there is none."""
+        """Longest wait of the rows that no replica holds; minus infinity if there is none."""
         first = self._order.first
         return end_s - self._jobs[first].arrival_s if first is not None else -math.inf
 
-    # ---- what replicas do ----
+    # ---- for replicas ----
 
     def claim(self, compute_s: float, memory_s: float) -> Claim | None:
-        """For a replica that holds so much work: from the end that brings it nearer to the job's density."""
+        """Rows for a replica that holds this much work, from the end that moves it towards the job's density."""
         number = self._order.first
         if number is None:
             return None
@@ -161,7 +164,7 @@ class SharedRows:
         return self._jobs[job].requests[row]
 
     def times_s(self, job: int) -> tuple[float, float]:
-        """When it came and when it is due."""
+        """Arrival and deadline."""
         return self._jobs[job].arrival_s, self._jobs[job].deadline_s
 
     def done(self, job: int, row: int, now_s: float) -> None:
@@ -174,7 +177,7 @@ class SharedRows:
         self._first_open -= one.generation == 0
 
     def lost(self, job: int, row: int, reached_tokens: int) -> None:
-        """A replica had come so far with the row, and is no more."""
+        """Records how far a lost replica had come with a row."""
         reached = self._jobs[job].reached_tokens
         reached[row] = max(reached.get(row, 0), reached_tokens)
 
@@ -182,14 +185,14 @@ class SharedRows:
         return self._jobs[job].reached_tokens.get(row, 0)
 
     def give_back(self, claim: Claim) -> None:
-        """What is left of a claim will not be done by the replica that made it."""
+        """Returns the unfinished rows of a claim that its replica will not do."""
         left = Claim(claim.job, tuple(row for row in claim.rows if not self._jobs[claim.job].is_done[row]))
         self.num_given_back += len(left.rows)
         self._order.give_back(left)
 
 
 class ClaimedRows:
-    """A replica's hold on the pool. Implements ``RowSource``."""
+    """The rows that one replica holds. Implements ``RowSource``."""
 
     def __init__(self, shared: SharedRows, scenario: Scenario, directory: Path) -> None:
         self._shared = shared
@@ -197,12 +200,12 @@ class ClaimedRows:
         self._scenario = scenario
         self._directory = directory
         self._claims: dict[int, Claim] = {}
-        """By the number in the job's id; those that are given back are gone."""
+        """Claims by the number in the job's id; returned ones are removed."""
         self._num_claims = 0
         self._held_s = [0.0, 0.0]
-        """Compute and memory of rows that are claimed and not done."""
+        """Compute and memory time of rows held and not done."""
         self._is_closed = False
-        """It claims no more."""
+        """It takes no more rows."""
 
     @property
     def may_be_empty(self) -> bool:
@@ -241,7 +244,7 @@ class ClaimedRows:
         return self._shared.reached_tokens(*self._row(request_id))
 
     def close(self) -> None:
-        """It claims no more, and does what it has claimed."""
+        """Stops taking rows; the rows it holds will still be done."""
         self._is_closed = True
         self._shared.num_claimants -= 1
 
@@ -250,7 +253,7 @@ class ClaimedRows:
             self._shared.give_back(self._claims.pop(_number(batch_id)))
 
     def give_back_all(self, reached_tokens: Callable[[str], int]) -> None:
-        """Of a replica that is no more, which had come so far with each row."""
+        """Returns all rows of a lost replica, and records how far each had come."""
         for number, claim in self._claims.items():
             for place, row in enumerate(claim.rows):
                 if reached := reached_tokens(f"{OFFLINE_PREFIX}{number}:{place}"):

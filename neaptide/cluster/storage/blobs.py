@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from neaptide.engine.private_files import DIRECTORY_MODE, FILE_MODE, private_opener
+from neaptide.server.batches.sharing import BlobInfo
 from neaptide.server.batches.storing.data_dir import MOVED_ASIDE, StoreError, sync_directory
 
 MARK_KEY = "neaptide-blobs"
@@ -35,27 +36,13 @@ class BlobsUnavailableError(OSError):
     """The storage failed temporarily."""
 
 
-class BlobInfo(NamedTuple):
-    key: str
-    num_bytes: int
-    written_s: float
-    """Unix seconds, by the storage's clock."""
-
-
 def batch_key(batch_id: str, epoch: int) -> str:
     """A new key for data that a batch's holder writes under its epoch."""
     return f"{batch_id}/{epoch}-{uuid.uuid4().hex}"
 
 
-def upload_key(file_id: str) -> str:
-    """Key of a client's file, whose id is its own random number."""
-    return f"{UPLOADS}/{file_id}"
-
-
 class Blobs:
-    """All blobs below one address of fsspec. Blocking; thread-safe.
-
-    ``put`` returns when the bytes are durable. Faults are ``BlobsUnavailableError``.
+    """All blobs below one address of fsspec. Implements ``BlobStorage``. Faults are ``BlobsUnavailableError``.
 
     Raises:
         StoreError: there is no storage of this kind, or its package is not installed.
@@ -87,6 +74,10 @@ class Blobs:
         """Runs a storage call in a thread of its own pool, so that a silent storage delays only its callers and not the
         database's readers."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args, **kwargs))
+
+    def upload_key(self, file_id: str) -> str:
+        """Key of a client's file, whose id is its own random number."""
+        return f"{UPLOADS}/{file_id}"
 
     # ---- the storage as a whole ----
 

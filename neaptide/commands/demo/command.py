@@ -34,11 +34,13 @@ from neaptide.commands.demo.verdict import Measured, lines_for, sentence, unfini
 from neaptide.commands.demo.view import View, view_for
 from neaptide.commands.server_process import ServerDiedError, ServerProcess
 from neaptide.data import skills
+from neaptide.launch.early_checks import check_parts
 from neaptide.loadgen.client.batches import TERMINAL, get_batch, submit_batch
 from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
 from neaptide.loadgen.client.prometheus import Samples
 from neaptide.loadgen.client.recorder import Record
 from neaptide.loadgen.percentiles import percentiles
+from neaptide.server.settings import Settings
 
 BOTH_S = 18.0
 """Computing time of the batch next to chat; checking its lines and writing its results take longer."""
@@ -56,17 +58,18 @@ DATA_DIR = "demo-data"
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser("demo", help="live chat and a batch file together, on the embedded model")
-    parser.add_argument("--lines", type=int, help="lines in the batch file (enough for about 20 s next to chat)")
+    parser = subparsers.add_parser("demo", help="chat while a batch file runs, on the embedded model")
+    parser.add_argument("--lines", type=int, help="lines in the batch file (by default about 20 s of work)")
     parser.add_argument("--rate", type=float, default=3.0, help="chat requests per second, Poisson arrivals (3)")
-    parser.add_argument("--max-seconds", type=float, default=80.0, help="stop after this time, finished or not (80)")
-    parser.add_argument("--lead-seconds", type=float, default=4.0, help="seconds of chat before the batch (4)")
-    parser.add_argument("--dir", type=Path, default=Path(".demo"), help="folder for the files of the run (.demo)")
+    parser.add_argument("--max-seconds", type=float, default=80.0, help="stop after this many seconds (80)")
+    parser.add_argument("--lead-seconds", type=float, default=4.0, help="seconds of chat alone before the batch (4)")
+    parser.add_argument("--dir", type=Path, default=Path(".demo"), help="directory for the files of the run (.demo)")
     parser.add_argument("--seed", type=int, default=0)
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    check_parts(Settings())
     shutil.rmtree(args.dir / DATA_DIR, ignore_errors=True)
     args.dir.mkdir(parents=True, exist_ok=True)
     try:

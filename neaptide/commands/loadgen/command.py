@@ -44,7 +44,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     server_help = "a server and its name in the report; ratios are relative to the first"
     compare.add_argument("--server", action="append", required=True, metavar="NAME=URL", help=server_help)
     for one in (replay, synth):
-        one.add_argument("--server", default=base_url, metavar="URL", help=f"with or without /v1 ({base_url})")
+        one.add_argument(
+            "--server", default=base_url, metavar="URL", help=f"the server, with or without /v1 ({base_url})"
+        )
     for one, default in ((replay, {}), (synth, {"trace": None}), (compare, {})):
         add_common(one)
         one.set_defaults(func=run_command, **default)

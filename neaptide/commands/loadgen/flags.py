@@ -19,14 +19,14 @@ ENDPOINTS = ("chat", "completions")
 
 def add_trace(parser: argparse.ArgumentParser, *, required: bool) -> None:
     add = parser.add_argument
-    about = "a recorded trace or synthetic online set, or a trace file"
+    about = "name of a recorded trace or synthetic set, or a trace file"
     if required:
         add("trace", metavar="TRACE", help=about)
     else:
-        add("--trace", metavar="TRACE", help=f"{about}; without it the load is synthetic, as with synth")
-    add("--speed", type=float, default=1.0, metavar="X", help="arrival times are divided by it (1)")
-    add("--window", metavar="A:B", help="seconds of the trace, before --speed (all)")
-    add("--max-input-tokens", type=int, metavar="N", help="skip longer prompts")
+        add("--trace", metavar="TRACE", help=f"{about}; without it the load is synthetic, as by synth")
+    add("--speed", type=float, default=1.0, metavar="X", help="divide arrival times by this: 2 is twice the load (1)")
+    add("--window", metavar="A:B", help="part of the trace to use, in its own seconds (all)")
+    add("--max-input-tokens", type=int, metavar="N", help="leave out longer prompts")
 
 
 def add_synth(parser: argparse.ArgumentParser) -> None:
@@ -34,14 +34,14 @@ def add_synth(parser: argparse.ArgumentParser) -> None:
     add("--arrivals", choices=SHAPES, default="poisson", help="arrival process (poisson)")
     add("--rate", type=float, default=1.0, metavar="R", help="mean requests per second (1)")
     add("--duration", type=float, default=60.0, metavar="S", help="seconds in which requests arrive (60)")
-    add("--cv", type=float, default=3.0, metavar="X", help="gamma: coefficient of variation of the gaps (3)")
+    add("--cv", type=float, default=3.0, metavar="X", help="gamma: standard deviation of the gaps over their mean (3)")
     add("--on-s", type=float, default=10.0, metavar="S", help="on-off: seconds with requests (10)")
     add("--off-s", type=float, default=20.0, metavar="S", help="on-off: seconds without requests (20)")
     length_help = "tokens: N, uniform:LOW:HIGH or lognormal:MEAN:DEVIATION"
     add("--input-tokens", default="128", metavar="LENGTHS", help=f"{length_help} (128)")
     add("--output-tokens", default="32", metavar="LENGTHS", help=f"{length_help} (32)")
-    add("--prefixes", type=int, default=0, metavar="N", help="number of shared prompt prefixes (0)")
-    add("--prefix-tokens", type=int, default=64, metavar="N", help="with --prefixes: length of each prefix (64)")
+    add("--prefixes", type=int, default=0, metavar="N", help="number of shared prefixes that prompts begin with (0)")
+    add("--prefix-tokens", type=int, default=64, metavar="N", help="with --prefixes: length of each (64)")
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
@@ -49,27 +49,42 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", metavar="ID", help="model to use (the first that the server lists)")
     add("--endpoint", choices=ENDPOINTS, default="chat", help="chat or text completions (chat)")
-    target_help = "latency targets for attainment; several with shares: 300:50@0.8 and 2000:200@0.2"
+    target_help = "latency targets of the report; several have shares: 300:50@0.8, then 2000:200@0.2"
     add("--target", action="append", metavar="TTFT_MS:TPOT_MS[@SHARE]", help=f"{target_help} ({DEFAULT_TARGET})")
-    add("--send-targets", action="store_true", help="also send the targets, as ttft_slo_ms and tpot_slo_ms (Neaptide)")
-    add("--users", type=int, metavar="N", help="closed loop: N users, each waits for its answer (open loop)")
-    add("--think-s", type=float, default=0.0, metavar="S", help="with --users: pause before the next request (0)")
-    add("--cancel-share", type=float, default=0.0, metavar="X", help="fraction of requests that are cancelled (0)")
+    add(
+        "--send-targets",
+        action="store_true",
+        help="also send the targets to the server, as ttft_slo_ms and tpot_slo_ms (Neaptide)",
+    )
+    add(
+        "--users",
+        type=int,
+        metavar="N",
+        help="closed loop with this many users, each of whom waits for its answer (open loop)",
+    )
+    add(
+        "--think-s",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="with --users: seconds from an answer to the next request (0)",
+    )
+    add("--cancel-share", type=float, default=0.0, metavar="X", help="share of requests that the client cancels (0)")
     add(
         "--cancel-within-s",
         type=float,
         default=5.0,
         metavar="S",
-        help="with --cancel-share: cancel within S seconds (5)",
+        help="with --cancel-share: cancel within this many seconds (5)",
     )
     add("--batch", type=Path, metavar="FILE", help="an OpenAI batch file, submitted before the first request")
-    add("--keep-batch", action="store_true", help="let the batch continue afterwards (it is cancelled)")
-    end_help = "let answers end naturally (ignore_eos enforces the recorded lengths)"
+    add("--keep-batch", action="store_true", help="do not cancel the batch at the end")
+    end_help = "let the model end its answers; by default ignore_eos forces the recorded lengths"
     add("--natural-end", action="store_true", help=end_help)
-    add("--body", metavar="JSON", help='more fields for every request: \'{"service_tier": "flex"}\'')
-    add("--warm-up-s", type=float, default=0.0, metavar="S", help="do not count requests that arrive earlier (0)")
-    add("--seed", type=int, default=0, metavar="N")
-    salt_help = "use other words, all else equal: to repeat a load on a server with a prefix cache"
+    add("--body", metavar="JSON", help='more fields for every request, such as {"service_tier": "flex"}')
+    add("--warm-up-s", type=float, default=0.0, metavar="S", help="do not count requests of the first seconds (0)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of everything random (0)")
+    salt_help = "change the words of all prompts, so that a second run finds nothing in the prefix cache"
     add("--salt", metavar="TEXT", help=salt_help)
     add("--api-key", metavar="KEY", help="key to send (NEAPTIDE_API_KEY)")
     add("--html", type=Path, default=Path("loadgen.html"), metavar="OUT", help="the report (loadgen.html)")

@@ -29,24 +29,20 @@ MAX_REPLICAS = 1024
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser("offline-plan", help="plan the order of offline work and report prefix sharing")
+    parser = subparsers.add_parser(
+        "offline-plan", help="order batch files in advance, and say how much prefix sharing saves"
+    )
     add = parser.add_argument
     add("input", nargs="+", metavar="INPUT", help="OpenAI batch files, or offline sets by name")
     add("--profile", default="h100-80g-llama-3.1-8b", metavar="NAME", help="device profile, by name or file")
     policy_help = f"order to plan: {', '.join(ORDERS)}, another package's, or your own as module:function (neaptide)"
     add("--policy", default="neaptide", metavar="P", help=policy_help)
-    add(
-        "--replicas",
-        type=int,
-        default=1,
-        metavar="R",
-        help="split into R parts of equal work and density, each with an order (1)",
-    )
+    add("--replicas", type=int, default=1, metavar="R", help="number of replicas to divide the work among (1)")
     add(
         "--order",
         type=Path,
         metavar="OUT.txt",
-        help="write the order, one custom_id per line; with replicas OUT.0.txt, OUT.1.txt, ...",
+        help="write the order, one custom_id per line; OUT.0.txt and so on for replicas",
     )
     add("--json", type=Path, metavar="OUT.json", help="also write the result to this file")
     parser.set_defaults(func=run_command)

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from neaptide.cluster.autoscaling import LoadMeter
-from neaptide.cluster.routing import digest_of
+from neaptide.engine.kv.cache_digest import digest_of
 from neaptide.engine.messages import Room, StepStats, TellRoom, ToEngine
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.scheduler.online_load import LoadMeter
 from neaptide.engine.scheduler.online_room import online_room
 
 

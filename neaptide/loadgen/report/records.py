@@ -1,4 +1,4 @@
-"""Writes every request of a run as a line of JSON, for further statistics (``docs/loadgen.md``)."""
+"""Writes every request of a run as a line of JSON, for further statistics."""
 
 import json
 from collections.abc import Mapping

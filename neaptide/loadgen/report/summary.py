@@ -1,4 +1,4 @@
-"""A run's figures for its JSON: the clients' measurements and the server's metrics (``docs/loadgen.md``)."""
+"""A run's figures for its JSON: clients' measurements, the server's metrics (``docs/simulate-plan-loadtest.md``)."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The supported trace formats, recognised by their columns. ``docs/workloads.md`` lists them."""
+"""The supported trace formats, recognised by their columns. ``docs/simulate-plan-loadtest.md`` lists them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -11,17 +11,17 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from neaptide.cluster.batches.chunk_rows import database_now_ms
 from neaptide.engine.messages import Outlook
 from neaptide.server.batches.running.outlooks import Outlooks
+from neaptide.server.batches.sharing import LeaseFigures
 from neaptide.server.batches.storing import server_rows
+from neaptide.server.batches.storing.database_clock import database_now_ms
 from neaptide.server.batches.storing.models import LIVE, TERMINAL, BatchStatus
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
 from neaptide.server.batches.storing.tables import batch_chunks, batches, files
@@ -61,16 +61,6 @@ class Overview:
     claimed_chunks: int = 0
     waiting: dict[str, int] = field(default_factory=dict)
     """Number of live batches that no present server can begin or complete, by what is missing."""
-
-
-class ClaimFigures(Protocol):
-    """Leases of this server, where several share the batches."""
-
-    @property
-    def num_chunks(self) -> int: ...
-
-    @property
-    def num_lost(self) -> int: ...
 
 
 def read_overview(conn: sa.Connection) -> Overview:
@@ -121,10 +111,10 @@ class BatchMetrics(Collector):
         store: Store,
         wall: Callable[[], float],
         outlooks: Outlooks,
-        claims: ClaimFigures | None = None,
+        leases: LeaseFigures | None = None,
     ) -> None:
         self._store = store
-        self._claims = claims
+        self._leases = leases
         self._outlooks = outlooks
         self._wall = wall
         self._overview: Overview | None = None
@@ -154,16 +144,16 @@ class BatchMetrics(Collector):
         for outlook in Outlook:
             outlooks.add_metric([outlook], self._outlooks.count(outlook))
         yield outlooks
-        claims = self._claims
+        leases = self._leases
         yield GaugeMetricFamily(
             "neaptide_batch_chunks_held",
             "Number of chunks that this server has leased.",
-            0 if claims is None else claims.num_chunks,
+            0 if leases is None else leases.num_chunks,
         )
         yield CounterMetricFamily(
             "neaptide_batch_claims_lost",
             "Number of this server's leases that other servers have taken over.",
-            0 if claims is None else claims.num_lost,
+            0 if leases is None else leases.num_lost,
         )
 
     def _of_the_database(self) -> Iterator[Metric]:

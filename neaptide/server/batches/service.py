@@ -9,18 +9,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from neaptide.cluster.batches import chunk_rows
-from neaptide.cluster.batches.chunk_rows import JobLeft
-from neaptide.cluster.batches.machine import SharedMachine
 from neaptide.server.batches.checking.create import parse_create, window_seconds
 from neaptide.server.batches.checking.validate import Checker
 from neaptide.server.batches.lines import LineCompiler
 from neaptide.server.batches.mending.report import report
-from neaptide.server.batches.metrics import ClaimFigures
 from neaptide.server.batches.objects import batch_object
 from neaptide.server.batches.planning.planning import MakesPlans
-from neaptide.server.batches.running.machine import BatchMachine, Machine
+from neaptide.server.batches.running.machine import Machine
 from neaptide.server.batches.running.outlooks import Outlooks
+from neaptide.server.batches.sharing import BatchMachine, JobLeft
 from neaptide.server.batches.storing import batch_rows, server_rows
 from neaptide.server.batches.storing.batch_rows import WrongPurposeError
 from neaptide.server.batches.storing.data_dir import StoreError
@@ -63,7 +60,7 @@ class BatchService:
     ) -> None:
         clocks = clocks or Clocks()
         self.settings = settings
-        self.store = Store(settings.data_dir, settings.store_url, settings.blobs_url)
+        self.store = Store(settings.data_dir, settings.sharing)
         self.files = FileStore(self.store, clocks.wall, settings.max_file_bytes, settings.file_life_s)
         self.outlooks = Outlooks()
         engine.add_outlook_listener(self.outlooks.hear)
@@ -72,15 +69,10 @@ class BatchService:
         self._is_suspended = False
         self._watching: asyncio.Task[None] | None = None
         plane = BatchPlane(self.store, self.files, engine, compiler, checker, settings, clocks, planner)
-        self._machine: BatchMachine
-        blobs = self.store.blobs
-        self.claims: ClaimFigures | None = None
+        shared = None if settings.sharing is None else settings.sharing.machine(plane)
+        self._machine: BatchMachine = shared or Machine(plane)
+        self.leases = self._machine.leases
         """Leases of this server, where several share the batches."""
-        if blobs is None:
-            self._machine = Machine(plane)
-        else:
-            self._machine = shared = SharedMachine(plane, blobs)
-            self.claims = shared.claimer
 
     async def start(self) -> None:
         """Opens the data directory and resumes unfinished batches.
@@ -238,7 +230,7 @@ class BatchService:
 
     async def backlog(self) -> list[JobLeft]:
         """Remaining work of all servers of this one's model. Raises StoreUnavailableError."""
-        return await self.store.read(chunk_rows.backlog, self._compiler.served.fingerprint)
+        return await self._machine.backlog()
 
     @property
     def now_s(self) -> float:

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from neaptide.cluster.lease_order import LEASE_S
 from neaptide.server.batches.checking.create import window_seconds
 from neaptide.server.batches.checking.validate import Checker, Limits
 from neaptide.server.batches.lines import LineCompiler
 from neaptide.server.batches.planning.planning import MakesPlans
+from neaptide.server.batches.sharing import Sharing
 from neaptide.server.batches.storing import file_rows
 from neaptide.server.batches.storing.data_dir import JOBS
 from neaptide.server.batches.storing.faults import no_such_file
@@ -32,12 +32,8 @@ class BatchSettings:
     """Settings of the batch service. Raises ValueError for an invalid completion window."""
 
     data_dir: Path
-    store_url: str | None = None
-    """Address of a PostgreSQL database; None is SQLite in the data directory."""
-    blobs_url: str | None = None
-    """Address of storage with which several servers share batches; None is the data directory, for one server."""
-    lease_s: float = LEASE_S
-    """Time after its last renewal at which a server's lease ends."""
+    sharing: Sharing | None = None
+    """Storage outside the data directory; None for one server with SQLite and files in it."""
     completion_windows: tuple[str, ...] = ("24h",)
     max_file_bytes: int = 200_000_000
     file_life_s: int = DEFAULT_LIFE_S

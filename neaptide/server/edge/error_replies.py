@@ -2,8 +2,9 @@
 
 import json
 import logging
+from collections.abc import Sequence
+from typing import Any
 
-from fastapi.exceptions import RequestValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -65,7 +66,7 @@ def _allowed_methods(request: Request) -> list[str]:
 
 async def _on_validation_error(request: Request, exc: Exception) -> Response:
     """Handles FastAPI's own checks of query and path parameters; ``from_validation_error`` handles bodies."""
-    errors = exc.errors() if isinstance(exc, RequestValidationError) else []
+    errors: Sequence[Any] = getattr(exc, "errors", list)()
     return error_response(from_parameter_error(errors[0] if errors else {}))
 
 
@@ -82,11 +83,17 @@ async def _on_unexpected(request: Request, exc: Exception) -> Response:
     return response
 
 
-def install_handlers(app: Starlette) -> None:
-    """Registers the handlers; every non-2xx reply of the app passes through one of these."""
+def install_handlers(app: Starlette, parameter_error: type[Exception] | None = None) -> None:
+    """Registers the handlers; every non-2xx reply of the app passes through one of these.
+
+    Args:
+        parameter_error: exception of the app's framework for query and path parameters. Passed in, because the gateway
+            runs without FastAPI.
+    """
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(EngineUnavailableError, _on_engine_unavailable)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    if parameter_error is not None:
+        app.add_exception_handler(parameter_error, _on_validation_error)
     app.add_exception_handler(ClientDisconnect, _on_client_disconnect)
     app.add_exception_handler(Exception, _on_unexpected)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from neaptide.models.grammars import TOO_SLOW
 from neaptide.server.context import ServingContext
 from neaptide.server.edge.errors import InvalidRequestError, UnavailableError, UnsupportedParameterError
 from neaptide.server.edge.jsonbody import parse_json
@@ -104,6 +103,8 @@ def _refuse(complaint: str, constraint: Constraint) -> None:
     """Raises InvalidRequestError if there is a complaint."""
     if not complaint:
         return
+    from neaptide.models.grammars import TOO_SLOW  # loads the compiler of grammars, which the gateway does without
+
     if complaint == TOO_LONG:
         message = "The schema or grammar is too complex: it took too much time or memory to compile."
     elif complaint == TOO_SLOW:

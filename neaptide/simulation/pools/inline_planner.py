@@ -1,7 +1,7 @@
-"""The offline planner inside a simulation: it plans at once, and says so when planning would have ended.
+"""The offline planner inside a simulation: it plans at once and delivers the plan when planning would have ended.
 
-In a server planning runs beside the engine. Here the virtual clock stands still meanwhile, and the plan reaches the
-engine as much later as the device profile says for so many rows.
+In a server, planning runs in parallel to the engine. Here the virtual clock stands still meanwhile. The plan reaches
+the engine after the time that the device profile gives for this number of rows.
 """
 
 import math
@@ -26,20 +26,21 @@ def _job(message: AddBatch) -> PooledJob:
 
 
 def _fixed(message: AddBatch) -> dict[int, float]:
-    """Rows whose length is what was asked for."""
+    """Rows whose length is exactly the requested one."""
     lengths = [float(params.max_tokens) if params.ignore_eos else math.nan for params in message.params_table]
     of_rows = zip(message.rows, message.params_index, strict=True)
     return {row: lengths[index] for row, index in of_rows if not math.isnan(lengths[index])}
 
 
 class InlinePlanner:
-    """
+    """Plans the offline pool in virtual time.
+
     Args:
         order: one of ``ORDERS``.
-        scale: planning takes so many times what the profile says.
-        output_tokens: true length of a row's answer. It is asked for the rows that BlendServe's warm-up would run first
-            (1% of a job, at least eight); of the others the planner knows their limit and what those tell, and where
-            ``ignore_eos`` asks for it that they have exactly that.
+        scale: factor on the profile's planning time.
+        output_tokens: true length of a row's answer, queried for the rows that BlendServe's warm-up would run first (1%
+            of a job, at least eight). For the others the planner knows their limit and what those lengths imply. With
+            ``ignore_eos`` it knows the exact length.
     """
 
     def __init__(
@@ -51,23 +52,23 @@ class InlinePlanner:
         self._scale = scale
         self._output_tokens = output_tokens
         self._jobs: dict[str, PooledJob] = {}
-        """With rows that wait."""
+        """Jobs with waiting rows."""
         self._fixed: dict[str, dict[int, float]] = {}
-        """Lengths that were asked for, by job and row."""
+        """Requested exact lengths, by job and row."""
         self._is_outdated = False
-        """Whether rows have come since the last plan was begun."""
+        """Whether rows have arrived since the last plan was begun."""
         self._plan: PlanReady | None = None
         self.ready_s = math.inf
-        """When the plan that is being made will be ready."""
+        """Time when the current plan will be ready."""
 
     def submitted(self, message: AddBatch, now_s: float) -> None:
-        """The message's token file need not outlive this call."""
+        """Adds a job. The message's token file need not outlive this call."""
         self._jobs[message.batch_id], self._fixed[message.batch_id] = _job(message), _fixed(message)
         self._note_grown(len(message.rows))
         self._begin(now_s)
 
     def started(self, request_id: str) -> None:
-        """A row waits no more, for it has started or ended; also one of which that is known."""
+        """Records that a row has started or ended. Repeated calls are allowed."""
         row_id = RowId.parse(request_id)
         assert row_id is not None
         job = self._jobs.get(row_id.batch_id)
@@ -75,11 +76,11 @@ class InlinePlanner:
             job.waits[row_id.row] = False
 
     def ended(self, request_id: str) -> None:
-        """A row has ended."""
+        """Records that a row has ended."""
         self.started(request_id)
 
     def take_ready(self, now_s: float) -> PlanReady | None:
-        """The plan, if it is ready by now."""
+        """The plan, if it is ready."""
         if now_s < self.ready_s:
             return None
         plan, self._plan, self.ready_s = self._plan, None, math.inf
@@ -87,7 +88,7 @@ class InlinePlanner:
         return plan
 
     def _begin(self, now_s: float) -> None:
-        """Plans anew if there is something new and no plan is being made."""
+        """Begins a plan if there is something new and no plan is in progress."""
         if self._plan is not None or not self._is_due(now_s):
             return
         self._jobs = {batch_id: job for batch_id, job in self._jobs.items() if job.waits.any()}

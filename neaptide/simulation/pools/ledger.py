@@ -1,19 +1,19 @@
-"""What has become of the offline rows of a simulation."""
+"""Tracks the offline rows of a simulation."""
 
 import math
 
 
 class RowLedger:
-    """Rows of every job: when they were submitted, which have started and which have not ended."""
+    """The rows of every job: submission time, and which have started or ended."""
 
     def __init__(self) -> None:
         self._submitted_s: dict[str, float] = {}
         self._deadline_s: dict[str, float] = {}
         self._num_rows: dict[str, int] = {}
         self._open: dict[str, int] = {}
-        """Rows without an end, of every job ..."""
+        """Job -> rows that have not ended."""
         self._unstarted: dict[str, int] = {}
-        """... and those of them without a first step."""
+        """Job -> rows that have not started."""
         self._started_ids: set[str] = set()
         """Rows between their first step and their end."""
         self._num_late = 0
@@ -23,11 +23,11 @@ class RowLedger:
         self._num_rows[job] = self._open[job] = self._unstarted[job] = num_rows
 
     def has_started(self, request_id: str) -> bool:
-        """And not ended."""
+        """Whether the row has started and not ended."""
         return request_id in self._started_ids
 
     def started(self, request_id: str, now_s: float) -> float:
-        """Returns how long the row has waited."""
+        """Records a row's start. Returns how long it has waited."""
         job = _job_of(request_id)
         self._unstarted[job] -= 1
         self._started_ids.add(request_id)
@@ -43,7 +43,7 @@ class RowLedger:
         self._num_late += now_s > self._deadline_s[job]
 
     def withdraw_unstarted(self) -> list[str]:
-        """The jobs none of whose rows has started or ended; they are forgotten."""
+        """Removes and returns the jobs of which no row has started or ended."""
         jobs = [job for job, rows in self._unstarted.items() if rows == self._num_rows[job]]
         for job in jobs:
             for of_jobs in (self._submitted_s, self._deadline_s, self._num_rows, self._open, self._unstarted):
@@ -51,12 +51,12 @@ class RowLedger:
         return jobs
 
     def longest_wait_s(self, end_s: float) -> float:
-        """Of rows that have not started; minus infinity if all have."""
+        """Longest wait of rows that have not started; minus infinity if all have."""
         waits = (end_s - self._submitted_s[job] for job, rows in self._unstarted.items() if rows)
         return max(waits, default=-math.inf)
 
     def misses(self, end_s: float) -> int:
-        """Rows that ended late, and rows that are late and not ended."""
+        """Rows that ended after their deadline, and open rows past it."""
         late = (job for job, deadline_s in self._deadline_s.items() if end_s > deadline_s)
         return self._num_late + sum(self._open[job] for job in late)
 

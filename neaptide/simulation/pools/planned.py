@@ -1,4 +1,4 @@
-"""Recorded or generated requests as a pool that the offline planner plans."""
+"""Turns recorded or generated requests into a pool for the offline planner."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,10 +21,12 @@ def true_outputs(requests: Sequence[TraceRequest]) -> FloatArray:
 
 
 def prompts_of(sets: Sequence[Sequence[TraceRequest]]) -> Prompts:
-    """Each set as a job of its own; all under one salt. The files are gone, what was mapped stays until it is let go.
+    """Token files of the sets, each a job of its own, all with the same salt.
+
+    The files are deleted; mapped data stay until they are unmapped.
 
     Raises:
-        OSError: they cannot be written.
+        OSError: the files cannot be written.
     """
     with TemporaryDirectory(prefix="neaptide-plan-") as directory:
         files = []
@@ -46,8 +48,8 @@ def pool_of(
     """The pool of these requests on a device.
 
     Args:
-        output_tokens: as far as they are known; None takes the true ones.
-        prompts: of these requests, where they were made before.
+        output_tokens: known or estimated lengths; None uses the true ones.
+        prompts: of these requests, if already made.
     """
     outputs = true_outputs(requests) if output_tokens is None else output_tokens
     prompts = prompts_of([requests]) if prompts is None else prompts

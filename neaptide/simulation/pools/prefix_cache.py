@@ -1,8 +1,8 @@
-"""How much of an order's prompts a cache of prefixes has, one request after another: what an order shares, checked
-without the engine.
+"""Simulates a prefix cache over an order, one request after another, to measure prefix sharing without the engine.
 
-A cache holds prompts in whole blocks. Rows of a prefix tree share its nodes; what lies behind a row's last node is its
-own and stands in the cache until it is evicted, as in an engine. Evicted is from the end of a chain, a block at a time.
+A cache holds prompts in whole blocks. Rows of a prefix tree share its nodes. A row's tokens after its last node are its
+own and stay cached until they are evicted, as in an engine. Eviction removes blocks one at a time from the end of a
+chain.
 """
 
 import heapq
@@ -16,31 +16,31 @@ from neaptide.engine.offline.prefix_tree import NO_NODE, PrefixTree
 
 
 class Eviction(StrEnum):
-    """What goes first."""
+    """Which blocks are evicted first."""
 
     LRU = "lru"
-    """What was not used for longest."""
+    """Least recently used."""
     REUSE = "reuse"
-    """What the fewest rows to come want (Echo's reference count); of equals the oldest."""
+    """Wanted by the fewest future rows (Echo's reference count); the oldest among equals."""
     PLANNED = "planned"
-    """What comes again last, by the order itself: Belady's choice, which no other one passes."""
+    """Used again last according to the order: Belady's optimal choice."""
 
 
 def cached_tokens(
     tree: PrefixTree, lengths: IntArray, order: IntArray, capacity_tokens: int, eviction: Eviction, unit_tokens: int
 ) -> IntArray:
-    """[order] of each row's prompt, what the cache has when it comes, in whole units.
+    """[order] Cached tokens of each row's prompt when it is run, in whole units.
 
     Args:
         tree: cut to the unit.
-        lengths: [rows of the pool]
+        lengths: [rows of the pool] prompt tokens.
         order: rows of the pool, each once.
     """
     return _Cache(tree, lengths, order, capacity_tokens, eviction, unit_tokens).run()
 
 
 class _Cache:
-    """Nodes of the tree, and behind them one part for every row's own tokens, by number."""
+    """Tree nodes by number, followed by one part for each row's own tokens."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class _Cache:
         num_nodes = len(tree.parent)
         node = np.full(int(lengths.size), NO_NODE)
         node[tree.rows] = tree.node
-        depth = np.append(tree.depth_tokens, 0)  # its last place is that of ``NO_NODE``
+        depth = np.append(tree.depth_tokens, 0)  # the last entry is that of ``NO_NODE``
         own = lengths // unit_tokens * unit_tokens - depth[node]
         self._size: list[int] = [*(tree.depth_tokens - depth[tree.parent]).tolist(), *own.tolist()]
         self._above: list[int] = [*tree.parent.tolist(), *node.tolist()]
@@ -67,7 +67,7 @@ class _Cache:
         self._heap: list[tuple[float, int, int]] = []
         self._wanted: list[int] = [*tree.num_wanted.tolist(), *[1] * len(own)]
         self._uses: list[list[int]] = []
-        """By node, when it is used, the next time last; only where that is asked for."""
+        """By node, its future uses with the next one last; only if the eviction needs it."""
         if eviction is Eviction.PLANNED:
             self._uses = [[] for _ in self._size]
             for at in range(len(order) - 1, -1, -1):
@@ -83,13 +83,13 @@ class _Cache:
                 hit += self._has[part] if is_whole else 0
                 is_whole = is_whole and self._has[part] == self._size[part]
             found[at] = hit
-            for part in path:  # the deeper ones first, so that of equals they go first
+            for part in path:  # deeper parts first, so that they are evicted first among equals
                 self._use(part)
             self._evict()
         return found
 
     def _path(self, row: int) -> list[int]:
-        """From a row's own part up."""
+        """Parts from a row's own part upwards."""
         part, path = self._num_nodes + row, list[int]()
         while part != NO_NODE:
             path.append(part)
@@ -125,13 +125,13 @@ class _Cache:
 
 
 def sharing(lengths: IntArray, found: IntArray) -> float:
-    """Of all prompt tokens, what need not be computed."""
+    """Fraction of all prompt tokens that need not be computed."""
     total = int(lengths.sum())
     return int(found.sum()) / total if total else 0.0
 
 
 def windowed_density(compute_s: FloatArray, memory_s: FloatArray, num_windows: int) -> list[float]:
-    """Density of an order's consecutive windows of equal work."""
+    """Densities of an order's consecutive windows of equal work."""
     work_s = np.cumsum(compute_s + memory_s)
     if not len(work_s):
         return []

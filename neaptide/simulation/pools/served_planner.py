@@ -1,4 +1,4 @@
-"""The offline planner of a server inside a simulation: it is told of no answer before that has ended."""
+"""A server's offline planner inside a simulation: it knows an answer's length only after the answer has ended."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -17,8 +17,8 @@ from neaptide.simulation.pools.inline_planner import InlinePlanner
 
 
 class ServedPlanner(InlinePlanner):
-    """Plans on the server's ``Occasions``, by what the server would know: answers that have ended, and how far those
-    are that run.
+    """Plans on the server's ``Occasions`` with the server's knowledge: ended answers, and the progress of
+    running ones.
 
     Args:
         running: offline requests that have started.
@@ -37,9 +37,9 @@ class ServedPlanner(InlinePlanner):
         self._running = running
         self._occasions = Occasions()
         self._lengths: dict[str, dict[int, float]] = {}
-        """Of answers that have ended, by job and row."""
+        """Lengths of answers that have ended, by job and row."""
         self._next_s = -math.inf
-        """No plan is begun before."""
+        """Earliest time of the next plan."""
 
     def ended(self, request_id: str) -> None:
         super().ended(request_id)
@@ -71,7 +71,7 @@ class ServedPlanner(InlinePlanner):
         for number, job in enumerate(self._jobs.values()):
             started, ended = running.get(job.batch_id, {}), self._lengths.get(job.batch_id, {})
             waits = job.waits.copy()
-            waits[list(started)] = True  # a server plans all rows without an end
+            waits[list(started)] = True  # a server plans all rows that have not ended
             jobs.append(replace(job, waits=waits, ended=np.array(list(ended), np.int64)))
             so_far += [(number, row, float(num_tokens)) for row, num_tokens in started.items()]
             known += [(number, *one) for one in ended.items()]

@@ -1,4 +1,4 @@
-"""The recorded traffic as a load to simulate: requests as long as they were, with the prefixes that they shared."""
+"""Turns recorded traffic into a load: requests with their lengths and shared prefixes."""
 
 import math
 from collections import defaultdict
@@ -17,32 +17,33 @@ from neaptide.loadgen.workloads.traces import Segments, TraceRequest
 from neaptide.simulation.recorded.recording import Recording, is_online, num_sampled
 
 PRIOR_OUTPUT_TOKENS = 256
-"""Of an answer of which nothing is known."""
+"""Assumed answer length if nothing is known."""
 Place = tuple[bool, float, float, int]
-"""In the order of rows."""
+"""Sort key of rows."""
 OWN_TEXT = 1 << 63
-"""Content ids from here on are nobody else's; those of blocks are hashes."""
+"""Content ids from here on belong to one request only; those of blocks are hashes."""
 
 
 @dataclass(slots=True)
 class Load:
-    """What there was to do from a moment on; on a clock that is at 0 then."""
+    """The work from a moment on, on a clock that is 0 at that moment."""
 
     online: list[TraceRequest]
     """By arrival."""
     served: list[ServedRequest]
-    """What became of each of those."""
+    """The recorded outcome of each online request."""
     offline: list[OfflineSet]
     is_cut: bool
-    """More rows waited than were taken."""
+    """Whether more rows waited than were taken."""
 
 
 class LoadMaker:
-    """
+    """Makes the load of a recording from a moment on.
+
     Args:
-        origin_s: what had ended by then is left out; what was in the middle comes at once, with what was left of it.
-        max_tokens: prompt and output of one request at most.
-        row_tokens: so many tokens of rows that still wait are taken.
+        origin_s: work that had ended by then is skipped. Running work arrives at once, with its remaining part.
+        max_tokens: most tokens of a request, prompt and output.
+        row_tokens: number of tokens of waiting rows that are taken.
     """
 
     def __init__(self, recording: Recording, origin_s: float, max_tokens: int, row_tokens: float) -> None:
@@ -77,7 +78,7 @@ class LoadMaker:
         return [row for _, row in both if row.input_tokens < self._max_tokens], is_cut
 
     def _order(self, one: ServedRequest) -> Place:
-        """What ran goes on; then as engines without classes have it: flex first, then batches by deadline."""
+        """Sort key: running rows first, then as engines without classes order them: flex, then batches by deadline."""
         row = RowId.parse(one.request_id)
         deadline_s = -math.inf if one.tier is Tier.FLEX else one.deadline_s
         runs = 0.0 < one.scheduled_s < self._origin_s
@@ -86,7 +87,7 @@ class LoadMaker:
     # ---- one request ----
 
     def _request(self, one: ServedRequest, num_tokens: int) -> TraceRequest:
-        """``num_tokens``: of its answer, the end of sequence as well."""
+        """A request with ``num_tokens`` answer tokens, including the end of sequence."""
         done = min(self._done(one), num_tokens - 1)
         return TraceRequest(
             max(one.arrival_s - self._origin_s, 0.0),
@@ -95,14 +96,14 @@ class LoadMaker:
         )
 
     def _done(self, one: ServedRequest) -> int:
-        """Tokens of its answer at the origin, at an even pace."""
+        """Answer tokens at the origin, assuming an even pace."""
         if not 0.0 < one.first_token_s < self._origin_s:
             return 0
         end_s = self._recording.now_s if one.reason is None else one.ended_s
         return int(one.output_tokens * (self._origin_s - one.first_token_s) / max(end_s - one.first_token_s, 1e-9))
 
     def _text(self, names: bytes, num_tokens: int) -> Segments:
-        """So many tokens: the blocks that are named, and behind them text that no other request has."""
+        """A text of ``num_tokens`` tokens: the named blocks, followed by text that no other request has."""
         size, (whole, rest) = self._block_size, divmod(num_tokens, self._block_size)
         known = np.frombuffer(names, f">u{NAME_BYTES}")[: whole + (rest > 0)].tolist()
         segments = [(name, size) for name in known]
@@ -161,7 +162,7 @@ class LoadMaker:
 
 
 class _Lengths:
-    """Answers of rows without an end are as long as those of rows that have one, of the same batch if there are any."""
+    """Estimates the answer lengths of rows without an end by those of ended rows, of the same batch if possible."""
 
     def __init__(self, served: Sequence[ServedRequest]) -> None:
         self._of_batch: dict[str, list[int]] = defaultdict(list)

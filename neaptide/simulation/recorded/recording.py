@@ -1,4 +1,4 @@
-"""What a served engine has told of its traffic, read back: pieces of ``engine.record.traffic``."""
+"""Reads a served engine's recorded traffic: pieces of ``engine.record.traffic``."""
 
 import math
 from collections import Counter
@@ -22,15 +22,15 @@ from neaptide.simulation.measures import Window
 
 T = TypeVar("T")
 SIGMA_OF_MEAN = math.sqrt(math.pi / 2)
-"""Standard deviation over mean absolute deviation, of a normal distribution."""
+"""Standard deviation over mean absolute deviation, for a normal distribution."""
 
 
 @dataclass(slots=True)
 class Recording:
-    """Pieces in the order of time; the last one says what the engine has.
+    """Pieces in time order; the last one holds the engine's present state.
 
     Raises:
-        ValueError: there is no piece, or the last one does not say it.
+        ValueError: there is no piece, or the last one lacks the present state.
     """
 
     pieces: Sequence[TrafficPiece]
@@ -38,7 +38,7 @@ class Recording:
 
     def __post_init__(self) -> None:
         if not self.pieces or self.pieces[-1].present is None:
-            raise ValueError("the recording does not end with what the engine has")
+            raise ValueError("the recording does not end with the engine's state")
         self.present = self.pieces[-1].present
 
     @classmethod
@@ -51,27 +51,27 @@ class Recording:
 
     @property
     def first_s(self) -> float:
-        """From here on everything is known: the end of the first piece."""
+        """Time from which on everything is known: the end of the first piece."""
         return self.pieces[0].now_s
 
     @property
     def is_paused(self) -> bool:
-        """Whether offline work is, at the end."""
+        """Whether offline work is paused at the end."""
         return self.pieces[-1].is_paused
 
     @property
     def steady_s(self) -> float:
-        """Since when offline work has been paused, or not been, as it is at the end."""
+        """Time since which the pause state has been as at the end."""
         same = list(takewhile(lambda piece: piece.is_paused == self.is_paused, reversed(self.pieces)))
         return same[-1].now_s
 
     def served(self, since_s: float) -> list[ServedRequest]:
-        """Requests of which something was left to do at that time, those without an end last."""
+        """Requests with remaining work at that time; those without an end are last."""
         ended = [one for piece in self.pieces if piece.now_s >= since_s for one in piece.ended]
         return [one for one in ended if one.ended_s >= since_s] + self.present.requests
 
     def offline_tokens_per_s(self, window_s: Window) -> float:
-        """Logical, as it was."""
+        """Logical offline tokens per second, as recorded."""
         times_s = [piece.now_s for piece in self.pieces]
         counts = [piece.offline_tokens for piece in self.pieces]
         before, after = np.interp(window_s, times_s, counts).tolist()
@@ -80,14 +80,14 @@ class Recording:
     # ---- the device ----
 
     def recipes(self, since_s: float) -> list[tuple[float, Recipe]]:
-        """Step times from that time on, each with the time since which they hold."""
+        """Step time recipes from that time on, each with its start."""
         known = [(piece.now_s, piece.costs) for piece in self.pieces if piece.costs is not None]
         later = [(at_s, recipe) for at_s, recipe in known if at_s > since_s]
         earlier = [recipe for at_s, recipe in known if at_s <= since_s]
         return [(since_s, earlier[-1] if earlier else known[0][1]), *later]
 
     def profile(self, window_s: Window) -> DeviceProfile:
-        """This engine as a device, with the mean of its step times in the window."""
+        """This engine as a device, with its mean step times in the window."""
         models = [_model(recipe) for _, recipe in self.recipes(window_s[0])]
         inside = self._inside(window_s)
         steps, host_s = sum(piece.num_steps for piece in inside), sum(piece.host_s for piece in inside)
@@ -108,7 +108,7 @@ class Recording:
         )
 
     def errors(self, since_s: float) -> "list[tuple[float, StepErrors]]":
-        """By how much steps were off from that time on, each with the time since which they were."""
+        """Step errors from that time on, each with its start."""
         found = []
         for before, piece in pairwise(self.pieces):
             if piece.now_s > since_s and piece.errors:
@@ -116,7 +116,7 @@ class Recording:
         return found
 
     def step_noise(self, window_s: Window) -> float:
-        """Standard deviation of the logarithm of a step's time over its prediction."""
+        """Standard deviation of the log of measured over predicted step time."""
         return StepErrors.of(self._inside(window_s)).noise
 
     def _inside(self, window_s: Window) -> list[TrafficPiece]:
@@ -124,25 +124,24 @@ class Recording:
 
 
 class StepErrors:
-    """Measured over predicted times, to draw from: in any order, but as often as they were. Chance alone would make of
-    24 steps that stalled 17 or 31, and of the requests in time as many more or fewer.
+    """Measured over predicted times, drawn in random order but with their exact frequencies.
 
-    Long steps may be off by less than short ones. A draw knows nothing of that, so all are scaled to have the mean that
-    the steps had together.
+    Independent draws would turn 24 stalled steps into 17 or 31, and change the requests in time accordingly. Long steps
+    may deviate less than short ones, which a draw does not know. So all draws are scaled to the steps' common mean.
 
     Args:
-        counts: logarithms in units of ``ERROR_UNIT`` -> steps.
-        mean: time of all these steps over what was predicted for them.
+        counts: log of the ratio in units of ``ERROR_UNIT`` -> steps.
+        mean: total measured over total predicted time of these steps.
     """
 
     def __init__(self, counts: Mapping[int, int], mean: float = 1.0) -> None:
         self._counts = counts
         self._left: list[int] = []
-        """Not drawn yet, of all."""
+        """Values of the current round that have not been drawn."""
         total = sum(counts.values())
         off = sum(abs(units) * count for units, count in counts.items())
         self.noise = SIGMA_OF_MEAN * ERROR_UNIT * off / total if total else 0.0
-        """Standard deviation of the logarithm, if that were a normal distribution."""
+        """Standard deviation of the log, assuming a normal distribution."""
         factors = sum(math.exp(ERROR_UNIT * units) * count for units, count in counts.items())
         self._scale = mean * total / factors if total else 1.0
 
@@ -155,7 +154,7 @@ class StepErrors:
         return cls(counts, sum(piece.measured_s for piece in pieces) / predicted_s if predicted_s else 1.0)
 
     def draw(self, random: Random) -> float:
-        """1 where no step is known."""
+        """The next ratio; 1 if no step is known."""
         if not self._counts:
             return 1.0
         if not self._left:
@@ -165,7 +164,7 @@ class StepErrors:
 
 
 class _Since(Generic[T]):
-    """What holds now, of things that each hold since a time, ascending; the first one also before."""
+    """The value that holds now, of values with ascending start times; the first one also holds before its start."""
 
     def __init__(self, things: Sequence[tuple[float, T]]) -> None:
         self._things = things
@@ -179,13 +178,13 @@ class _Since(Generic[T]):
 
 
 class StepTimes(EngineObserver):
-    """How long steps took, moment by moment: the machine's speed of then. Implements ``CostModel``.
+    """Recorded step times by moment, which reflect the machine's speed at that time. Implements ``CostModel``.
 
     Args:
-        recipes: each with the time since which it holds.
-        origin_s: the time at which the simulation's clock is at 0.
-        errors: likewise; each prediction is of one step, which is off by one of these.
-        seed: of the draws.
+        recipes: each with its start time.
+        origin_s: time at which the simulation's clock is 0.
+        errors: each with its start time. Each prediction is for one step, with one of these errors.
+        seed: for drawing errors.
     """
 
     def __init__(
@@ -208,7 +207,7 @@ class StepTimes(EngineObserver):
         return Prediction(seconds * self._errors.now.draw(self._random), 0.0)
 
     def observe(self, shape: BatchShape, seconds: float) -> None:
-        """It knows."""
+        """Does nothing: the step times are known."""
 
 
 def is_online(one: ServedRequest) -> bool:
@@ -216,7 +215,7 @@ def is_online(one: ServedRequest) -> bool:
 
 
 def num_sampled(one: ServedRequest) -> int:
-    """Tokens that were sampled: the end of sequence counts, which a client waits for."""
+    """Sampled tokens, including the end of sequence, which a client waits for."""
     return one.output_tokens + (one.reason is FinishReason.STOP)
 
 

@@ -1,8 +1,8 @@
-"""The last minutes once more, under other policies: what the operator would have had otherwise.
+"""Counterfactual replay: simulates the last minutes under other policies.
 
-The load is what was recorded (``load``), the step times are those that the engine's own cost model had learnt, moment
-by moment, off by as much as they were. A simulation begins with an empty cache, so the time before the
-window is simulated as well and not counted. docs/operations.md says what the figures mean and what they leave out.
+The load is the recorded one (``load``). Step times are those that the engine's cost model had learned at each moment,
+with its recorded errors. A simulation begins with an empty cache, so some time before the window is simulated but not
+counted. docs/operations.md explains the figures and their limits.
 """
 
 import math
@@ -24,19 +24,19 @@ from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import simulate
 
 DRAIN_S = 60.0
-"""So long after the window the requests that arrived in it may take to end."""
+"""Time after the window for its requests to end."""
 MORE_ROWS = 2.0
-"""So many times the rows are taken that a policy could compute: it may find much of them in the cache."""
+"""Rows are taken for this multiple of what a policy could compute, because it may find much of them in the cache."""
 
 
 @dataclass(slots=True, frozen=True)
 class Figures:
-    """Of one window."""
+    """The figures of one window."""
 
     met: int
-    """Online requests that met both targets; of those that are under way the first token's."""
+    """Online requests that met both targets; for running requests, only the first token's."""
     offline_tokens_per_s: float | None
-    """Logical. None: it is not known."""
+    """Logical tokens. None if unknown."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -44,7 +44,7 @@ class Comparison:
     window_s: Window
     """On the engine's clock."""
     requests: int
-    """Online ones that arrived in the window and are judged."""
+    """Online requests that arrived in the window and are judged."""
     real: Figures
     shadows: dict[str, Figures]
     """By policy."""
@@ -56,12 +56,12 @@ class Comparison:
 def compare(
     recording: Recording, policies: Sequence[str], warm_s: float, window_s: float, since_s: float = -math.inf
 ) -> Comparison | None:
-    """The last ``window_s`` seconds under these policies, after ``warm_s`` that are not counted.
+    """Replays the last ``window_s`` seconds under these policies, after ``warm_s`` that are not counted.
 
-    Where less was recorded, the window is shorter, half of it at least; else there is nothing to compare: None.
+    If less was recorded, the window is shorter. With less than half of it there is nothing to compare: None.
 
     Args:
-        since_s: what was before is another engine's.
+        since_s: earlier records belong to another engine.
     """
     now_s = recording.now_s
     origin_s = max(now_s - window_s - warm_s, recording.first_s, recording.steady_s, since_s)
@@ -87,7 +87,7 @@ class _Shadow:
         return min(self._recording.present.scheduler.max_model_len, self._profile.kv_capacity_tokens)
 
     def _row_tokens(self) -> float:
-        """More than any policy gets through."""
+        """More tokens than any policy can compute."""
         step_tokens = self._recording.present.scheduler.max_num_batched_tokens
         shape = BatchShape()
         shape.add(step_tokens, 0)
@@ -142,7 +142,7 @@ class _Shadow:
 
 
 class _PoolWatch(EngineObserver):
-    """Whether no row was left to start."""
+    """Records whether the pool ever had no row left."""
 
     def __init__(self) -> None:
         self.was_empty = False
@@ -152,7 +152,7 @@ class _PoolWatch(EngineObserver):
 
 
 def _is_judged(one: ServedRequest, window_s: Window, now_s: float) -> bool:
-    """A client that went away says nothing; a request that is under way says something once its first token is due."""
+    """Whether the request counts. A client that left does not; a running request counts once its first token is due."""
     if not window_s[0] <= one.arrival_s <= window_s[1] or not one.max_tokens:
         return False
     if one.reason is None:
@@ -161,16 +161,16 @@ def _is_judged(one: ServedRequest, window_s: Window, now_s: float) -> bool:
 
 
 def _record(one: ServedRequest) -> OnlineRecord:
-    """What its client saw, as the simulation writes it down."""
+    """The client's observation, as a record of the simulation."""
     is_done = one.reason in (FinishReason.STOP, FinishReason.LENGTH)
     return OnlineRecord(one.arrival_s, one.first_token_s or math.inf, one.ended_s, num_sampled(one), is_done)
 
 
 def _met(record: OnlineRecord, one: ServedRequest) -> bool:
-    """Its own targets: both, or the first token's alone while it is really under way.
+    """Whether the request met its own targets: both, or only the first token's while it is still running.
 
-    That in the shadows too, whose end of it is a guess. To leave such requests out until they have missed would count
-    what has missed and not what has met: of answers longer than the window the one alone.
+    The simulated runs use the same rule, because a running request's end is a guess. Skipping running requests until
+    they miss would count the misses among long answers but not the hits.
     """
     if not record.began_in_time(one.ttft_slo_s):
         return False

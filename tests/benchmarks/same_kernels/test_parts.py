@@ -94,7 +94,7 @@ def test_a_part_names_the_one_that_it_builds_on(
     state = ("--state", str(tmp_path / "state.json"))
     if missing == "targets":
         play(monkeypatch, tmp_path, "--part", "ceiling", *state)
-    with pytest.raises(SystemExit, match=f"--part {missing} .*comes first"):
+    with pytest.raises(SystemExit, match=f"run --part {missing} .*first: it sets"):
         play(monkeypatch, tmp_path, "--part", part, *state)
 
 

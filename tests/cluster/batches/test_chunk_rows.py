@@ -10,7 +10,9 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 
 from neaptide.cluster.batches import chunk_rows
+from neaptide.cluster.batches.chunk_rows import LeasedLines
 from neaptide.cluster.lease_order import LEASE_S, Board, Chunk, ChunkKey, Claim, End
+from neaptide.cluster.sharing import sharing_of
 from neaptide.cluster.storage.postgres import postgres_url as make_postgres_url
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.models import LineResult, LineState, NewBatch, NewLine
@@ -26,7 +28,7 @@ CHUNKS = [Chunk(ChunkKey(BATCH.id, n), 1_000 if n else 100_000, float(n), CHUNK_
 
 @pytest.fixture
 def store(tmp_path: Path, store_url: str | None) -> Iterator[Store]:
-    store = Store(tmp_path, store_url)
+    store = Store(tmp_path, sharing_of(store_url))
     store.open()
     yield store
     store.close()
@@ -50,7 +52,7 @@ def begin(store: Store) -> None:
 def end_lines(store: Store, claim: Claim, body: str = "{}") -> int:
     """The results of a whole chunk under a claim."""
     results = [LineResult(n, LineState.COMPLETED, 200, "req", body) for n in lines_of(claim.key.chunk_no)]
-    return store.write_blocking(batch_rows.end_lines, BATCH.id, results, chunk_rows.held_by(claim))
+    return store.write_blocking(batch_rows.end_lines, BATCH.id, results, LeasedLines(claim).condition())
 
 
 def test_a_server_is_offered_no_chunk_that_its_context_does_not_hold(store: Store) -> None:
@@ -80,7 +82,7 @@ def test_the_backlog_is_what_is_left_of_each_batch_that_runs_and_that_servers_of
     begin(store)
     assert store.read_blocking(chunk_rows.backlog, "fingerprint") == [(1_000, 0.0)]
     assert store.read_blocking(chunk_rows.backlog, "another") == []
-    store.write_blocking(chunk_rows.withdraw_chunks, BATCH.id)
+    store.write_blocking(batch_rows.withdraw_chunks, BATCH.id)
     assert store.read_blocking(chunk_rows.backlog, "fingerprint") == []
     chunks = [Chunk(ChunkKey(BATCH.id, n), 1_000, 1.0, CHUNK_LINES, n + 1.0, 1.5) for n in range(NUM_CHUNKS)]
     store.write_blocking(chunk_rows.add_chunks, {chunk: lines_of(chunk.key.chunk_no) for chunk in chunks})
@@ -104,13 +106,13 @@ def test_a_chunk_with_lines_left_is_not_complete(store: Store) -> None:
 def test_results_of_a_batch_that_was_withdrawn_are_refused(store: Store) -> None:
     begin(store)
     (claim,) = store.write_blocking(chunk_rows.claim_chunks, End.DENSE, 0)
-    store.write_blocking(chunk_rows.withdraw_chunks, BATCH.id)
+    store.write_blocking(batch_rows.withdraw_chunks, BATCH.id)
     assert end_lines(store, claim) == 0
 
 
 def test_the_lines_of_a_chunk_are_found_without_the_batchs_others(postgres_url: str, tmp_path: Path) -> None:
     """A claim takes as long in a batch of 50,000 lines as in one of 500. By the database's plan, at 32 chunks of 64."""
-    store = Store(tmp_path, postgres_url)
+    store = Store(tmp_path, sharing_of(postgres_url))
     store.open()
     asked: list[tuple[str, Any]] = []
 
@@ -147,7 +149,7 @@ def test_the_lines_of_many_chunks_are_offered_by_one_statement(postgres_url: str
         chunk_rows.add_chunks(conn, chunks)
         return list(statements)
 
-    store = Store(tmp_path, postgres_url)
+    store = Store(tmp_path, sharing_of(postgres_url))
     store.open()
     try:
         store.write_blocking(batch_rows.create_batch, BATCH, ("file-o", "file-e"))
@@ -163,7 +165,7 @@ def test_the_lines_of_many_chunks_are_offered_by_one_statement(postgres_url: str
 
 def test_a_claim_passes_by_a_chunk_whose_results_are_being_written(postgres_url: str, tmp_path: Path) -> None:
     """Its lease is over, but its results come first: the lines that end now do not run again."""
-    store = Store(tmp_path, postgres_url)
+    store = Store(tmp_path, sharing_of(postgres_url))
     store.open()
     begin(store)
     engine = sa.create_engine(make_postgres_url(postgres_url))
@@ -171,7 +173,7 @@ def test_a_claim_passes_by_a_chunk_whose_results_are_being_written(postgres_url:
         writing, *others = store.write_blocking(chunk_rows.claim_chunks, End.DENSE, 0, NUM_CHUNKS)
         with engine.connect() as writer, engine.connect() as claimer:
             results = [LineResult(n, LineState.COMPLETED, 200, "req", "{}") for n in lines_of(writing.key.chunk_no)]
-            ended = batch_rows.end_lines(writer, BATCH.id, results, chunk_rows.held_by(writing))
+            ended = batch_rows.end_lines(writer, BATCH.id, results, LeasedLines(writing).condition())
             claimed = chunk_rows.claim_chunks(claimer, End.DENSE, LEASE_MS, NUM_CHUNKS)
             writer.commit()
             claimer.commit()

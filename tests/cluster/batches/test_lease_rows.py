@@ -7,9 +7,13 @@ import pytest
 import sqlalchemy as sa
 
 from neaptide.cluster.batches import chunk_rows, lease_rows
-from neaptide.cluster.batches.lease_rows import BatchLease, LeaseLostError, guarded
+from neaptide.cluster.batches.chunk_rows import LeasedLines
+from neaptide.cluster.batches.lease_rows import BatchLease, guarded
 from neaptide.cluster.lease_order import Chunk, ChunkKey
+from neaptide.cluster.sharing import sharing_of
+from neaptide.server.batches.sharing import LeaseLostError
 from neaptide.server.batches.storing import batch_rows
+from neaptide.server.batches.storing.database_clock import database_now_ms
 from neaptide.server.batches.storing.models import LineResult, LineState, NewBatch, NewLine
 from neaptide.server.batches.storing.store import Store
 
@@ -18,7 +22,7 @@ LEASE_MS = 10_000
 
 @pytest.fixture
 def store(tmp_path: Path, store_url: str | None) -> Iterator[Store]:
-    store = Store(tmp_path, store_url)
+    store = Store(tmp_path, sharing_of(store_url))
     store.open()
     for name in ("batch_1", "batch_2"):
         new = NewBatch(name, "", "", "/v1/chat/completions", "file-1", "24h", None, None, 100, 1_000)
@@ -85,7 +89,7 @@ def test_a_running_batch_needs_no_care_before_its_last_chunk_is_done(store: Stor
     assert claim(store, 0) is None
     result = [LineResult(1, LineState.COMPLETED, 200, "req", "{}")]
     (chunk, _) = store.write_blocking(chunk_rows.claim_chunks, chunk_rows.End.DENSE, 0, 2)
-    assert store.write_blocking(batch_rows.end_claimed_lines, chunk, result)
+    assert store.write_blocking(batch_rows.end_leased_lines, chunk.key.batch_id, LeasedLines(chunk), result)
     assert claim(store, 0) is None
     assert store.write_blocking(chunk_rows.complete_chunk, chunk)
     assert claim(store, 0) == BatchLease("batch_1", 1)
@@ -99,7 +103,7 @@ def test_an_ended_batch_needs_none_and_has_no_chunks(store: Store) -> None:
     (chunk,) = store.write_blocking(chunk_rows.claim_chunks, chunk_rows.End.DENSE, 0)
     store.write_blocking(batch_rows.close_lines, "batch_1", LineState.CANCELLED, "{}")
     late = [LineResult(1, LineState.COMPLETED, 200, "req", "{}")]
-    assert not store.write_blocking(batch_rows.end_claimed_lines, chunk, late)
+    assert not store.write_blocking(batch_rows.end_leased_lines, chunk.key.batch_id, LeasedLines(chunk), late)
     assert store.write_blocking(batch_rows.finish_batch, "batch_1", None, None, 300)
     record = store.read_blocking(batch_rows.require_batch, "batch_1")
     assert (record.status, record.num_completed, record.num_failed) == ("cancelled", 0, 1)
@@ -114,5 +118,5 @@ def test_the_databases_clock_decides(store: Store) -> None:
     assert store.write_blocking(lease_rows.claim_batch, LEASE_MS) == BatchLease("batch_2", 2)
     assert store.write_blocking(lease_rows.claim_batch, LEASE_MS) is None
     assert first == BatchLease("batch_1", 1)
-    now_ms = store.read_blocking(lambda conn: conn.execute(sa.select(chunk_rows.database_now_ms(conn))).scalar_one())
+    now_ms = store.read_blocking(lambda conn: conn.execute(sa.select(database_now_ms(conn))).scalar_one())
     assert now_ms > 1_700_000_000_000

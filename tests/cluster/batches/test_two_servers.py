@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from neaptide.cluster.batches import plans
+from neaptide.cluster.sharing import sharing_of
 from neaptide.cluster.storage.blobs import Blobs
 from neaptide.engine.messages import StepOutputs
 from neaptide.server.batches.checking.job_files import SealedPlan
@@ -196,7 +197,7 @@ async def test_a_server_without_blobs_is_refused_beside_those_with(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("neaptide.cluster.storage.postgres.SERVER_LOCK_TIMEOUT_S", 0.1)
         with pytest.raises(StoreError, match="another neaptide server uses it"):
-            await asyncio.to_thread(Store(tmp_path / "c", postgres_url).open)
+            await asyncio.to_thread(Store(tmp_path / "c", sharing_of(postgres_url)).open)
 
 
 async def test_only_who_holds_a_batch_writes_its_end(pair: Pair) -> None:

@@ -89,8 +89,8 @@ def test_that_the_targets_do_not_hold_beside_offline_work_is_said(
     ("prices", "cheapest", "cost"),
     [
         ([], "fast", "1 device"),
-        (["--price", "1", "2.5"], "scene", "2 an hour"),
-        (["--price", "1", "1.5"], "fast", "1.5 an hour"),
+        (["--price", "1", "2.5"], "scene", "2 per hour"),
+        (["--price", "1", "1.5"], "fast", "1.5 per hour"),
     ],
 )
 def test_the_cheapest_of_several_profiles(

@@ -175,7 +175,7 @@ def test_a_pool_that_runs_dry_makes_the_rate_invalid() -> None:
 
 def test_a_peak_without_length_has_no_offline_rate() -> None:
     trace = online((0.0, 4, 1), (9.0, 4, 1))
-    with pytest.raises(ValueError, match="take a longer one"):
+    with pytest.raises(ValueError, match="use a longer peak"):
         plan(question(trace=trace, peak_s=1.0, offline=[offline((0, 4, 4))]))
 
 
@@ -205,7 +205,7 @@ def test_every_simulation_is_told_and_moves_on(monkeypatch: pytest.MonkeyPatch) 
     assert names == [
         "scene, 1 replica: the peak",
         "scene, 2 replicas: the peak",
-        "scene, 2 replicas: the peak, offline work beside it",
+        "scene, 2 replicas: the peak, with offline work",
     ]
     assert len(seen) > 10
     assert all(0.0 < done <= total for done, total in seen)

@@ -69,5 +69,5 @@ def test_a_device_that_does_not_exist_is_refused_with_those_that_do() -> None:
 
 
 def test_without_online_requests_there_is_nothing_to_ask() -> None:
-    with pytest.raises(ValueError, match="no online request was recorded"):
+    with pytest.raises(ValueError, match="no recorded online request"):
         what_if(recording(with_online=False), Change())

@@ -94,7 +94,7 @@ def test_a_cluster_that_is_killed_takes_its_replicas_along(postgres_server: Post
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ((), "replicas share their batches in a database: give --store postgresql://USER@HOST/DATABASE"),
+        ((), "replicas share their batches in a database: set --store postgresql://USER@HOST/DATABASE"),
         (("--store", "postgresql://me:secret@/d?host=/none"), r"replica-\d ended with status 1 before it was ready"),
     ],
 )

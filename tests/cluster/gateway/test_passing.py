@@ -173,7 +173,7 @@ async def test_a_replica_that_dies_before_it_answers_is_a_503_and_the_log_says_h
     assert (exchange.status, exchange.headers["retry-after"]) == (503, "2")
     assert json.loads(exchange.text) == LOST
     (said,) = [record.getMessage() for record in caplog.records if "a request" in record.getMessage()]
-    assert re.match(r"a is lost to a request before it answered: (RemoteProtocolError|ReadError): ", said)
+    assert re.match(r"a lost a request before its answer: (RemoteProtocolError|ReadError): ", said)
 
 
 async def test_what_is_only_read_is_read_from_another_one_once(cluster: Cluster) -> None:

@@ -10,7 +10,8 @@ from starlette.types import Receive, Scope, Send
 
 from neaptide.cluster.gateway.replicas import Replica, State
 from neaptide.cluster.launch.gateway import block_hashes
-from neaptide.cluster.routing import Prompt, digest_of
+from neaptide.cluster.routing import Prompt
+from neaptide.engine.kv.cache_digest import digest_of
 from neaptide.server.edge.auth import KeyRing
 from neaptide.server.settings import Settings
 from tests.cluster.gateway.conftest import CHAT, STORE, TO_STREAM, Cluster, ScriptedReplica, begin, say

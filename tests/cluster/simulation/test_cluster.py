@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neaptide.cluster import autoscaling
 from neaptide.cluster.autoscaling import Scale
 from neaptide.cluster.routing import ROUTERS
 from neaptide.cluster.simulation.cluster import simulate_cluster
 from neaptide.cluster.simulation.fleet import PLACEMENTS, Fleet, Placement, parted
+from neaptide.engine.scheduler import online_load
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation.bound import Devices, bound_tokens_per_s
@@ -180,7 +180,7 @@ def test_requests_wait_for_a_replica_that_starts() -> None:
 
 def test_a_fleet_grows_and_shrinks_with_its_load_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts for 0.9 s of every second in the first three, then nearly none."""
-    monkeypatch.setattr(autoscaling, "LOAD_WINDOW_S", 1.0)
+    monkeypatch.setattr(online_load, "LOAD_WINDOW_S", 1.0)
     busy, calm = chats(300, 0.01, 60), online(*((3.5 + k, 4, 1) for k in range(30)))
     scene = mixed(online=[*busy, *calm], offline=[pool_of(100)], refill=False, max_num_seqs=64, window_s=(0.0, 35.0))
     fleet = Fleet(scale=Scale(1, 4, down_after_s=5.0), start_up_s=0.5, decide_s=0.5)
@@ -217,7 +217,7 @@ def test_parts_hold_every_row_once_and_share_the_work() -> None:
         ({"replicas": 0}, "from 1 to 1024"),
         ({"router": "best"}, "there is no router 'best'"),
         ({"placement": "partition", "lost_at_s": (1.0,)}, "needs claims"),
-        ({"scale": Scale(2, 3)}, "cannot begin with 1"),
+        ({"scale": Scale(2, 3)}, "cannot start with 1"),
     ],
 )
 def test_a_fleet_that_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:

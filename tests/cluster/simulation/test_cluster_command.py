@@ -73,7 +73,7 @@ def test_policies_are_compared_on_a_cluster(arguments: list[str], capsys: pytest
         (["--replicas", "2", "--start-up-s", "inf"], "times of a fleet"),
         (["--autoscale", "three"], "--autoscale must be MIN:MAX replicas, such as 1:8, not 'three'"),
         (["--autoscale", "3:2"], "1 to N replicas, not 3 to 2"),
-        (["--autoscale", "2:4"], "cannot begin with 1"),
+        (["--autoscale", "2:4"], "cannot start with 1"),
         (["--replicas", "2", "--offline", "bros-be"], "replicas cannot share it"),
         (["--replicas", "2", "--explain", "3"], "use them with --replicas 1"),
         (["--deadline-s", "0"], "--deadline-s must be positive"),

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from neaptide.cli import main
+from neaptide.cluster.lease_order import LEASE_S
+from neaptide.cluster.sharing import SharedStorage, sharing_of
 from neaptide.cluster.storage.blobs import MARK_KEY, Blobs, BlobsUnavailableError, batch_key
 from neaptide.server.batches.storing.data_dir import StoreError
 from neaptide.server.batches.storing.faults import FileDamagedError, storage_faults
@@ -104,14 +106,14 @@ def test_only_its_owner_reads_a_blob(tmp_path: Path) -> None:
 )
 def test_an_address_that_is_none_is_told_at_once(url: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=message):
-        Store(tmp_path, None, url)
+        Store(tmp_path, sharing_of(None, url))
 
 
 # ---- the database and its storage ------------------------------------------------------------------------
 
 
 def opened(root: Path, name: str, blobs: str | None = "blobs") -> Store:
-    store = Store(root / name, None, None if blobs is None else f"file://{root}/{blobs}")
+    store = Store(root / name, SharedStorage(None, None if blobs is None else f"file://{root}/{blobs}", LEASE_S))
     store.open()
     return store
 

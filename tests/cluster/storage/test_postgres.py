@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from alembic import command
 
+from neaptide.cluster.sharing import sharing_of
 from neaptide.cluster.storage.postgres import PostgresDatabase, postgres_url
 from neaptide.server.batches.storing import file_rows
 from neaptide.server.batches.storing.data_dir import StoreError
@@ -28,7 +29,7 @@ def database(postgres_server: PostgresServer) -> str:
 
 @pytest.fixture
 def store(tmp_path: Path, postgres_server: PostgresServer, database: str) -> Iterator[Store]:
-    store = Store(tmp_path / "data", postgres_server.url(database))
+    store = Store(tmp_path / "data", sharing_of(postgres_server.url(database)))
     store.open()
     yield store
     store.close()
@@ -122,7 +123,7 @@ def test_a_second_server_on_one_database_is_refused(
     store: Store, postgres_server: PostgresServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("neaptide.cluster.storage.postgres.SERVER_LOCK_TIMEOUT_S", 0.1)
-    second = Store(tmp_path / "other", postgres_server.url(database))
+    second = Store(tmp_path / "other", sharing_of(postgres_server.url(database)))
     with pytest.raises(StoreError, match="another neaptide server uses it"):
         second.open()
     store.close()
@@ -137,14 +138,14 @@ def test_a_directory_with_a_database_of_its_own_is_refused(
     own.open()
     own.close()
     with pytest.raises(StoreError, match="holds an SQLite database"):
-        Store(tmp_path / "own", postgres_server.url(database)).open()
+        Store(tmp_path / "own", sharing_of(postgres_server.url(database))).open()
 
 
 def test_a_weak_default_of_the_database_is_overruled(
     postgres_server: PostgresServer, database: str, tmp_path: Path
 ) -> None:
     postgres_server.execute(f"ALTER DATABASE {database} SET synchronous_commit = off")
-    store = Store(tmp_path, postgres_server.url(database))
+    store = Store(tmp_path, sharing_of(postgres_server.url(database)))
     store.open()
     try:
         found = store.write_blocking(lambda conn: conn.exec_driver_sql("SHOW synchronous_commit").scalar_one())
@@ -197,7 +198,7 @@ def test_servers_that_start_together_on_a_blank_database_wait_for_each_other(
 
     monkeypatch.setattr(command, "upgrade", upgrade_beside_another)
     blobs = f"file://{tmp_path}/blobs"
-    stores = [Store(tmp_path / name, postgres_server.url(database), blobs) for name in "ab"]
+    stores = [Store(tmp_path / name, sharing_of(postgres_server.url(database), blobs)) for name in "ab"]
     faults: list[BaseException] = []
 
     def open_one(store: Store) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from neaptide.cluster.routing import KEY_BYTES, digest_of
+from neaptide.engine.kv.cache_digest import KEY_BYTES, digest_of
 from neaptide.engine.messages import EngineReady, FromEngine, Room, Shutdown, StepOutputs, TellRoom, ToEngine
 from neaptide.engine.process.loop import run_engine
 from neaptide.engine.scheduler.online_room import online_room

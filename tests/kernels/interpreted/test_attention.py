@@ -175,9 +175,9 @@ def test_tensors_of_another_shape_are_refused() -> None:
 
 
 def test_heads_that_no_tile_takes_are_refused() -> None:
-    with pytest.raises(ValueError, match="no tiles for heads of 512, 1 to a KV head"):
+    with pytest.raises(ValueError, match="no tiles for heads of 512 with 1 per KV head"):
         PrefixAttention(1, 1, 512, torch.bfloat16, 16, CPU)
-    with pytest.raises(ValueError, match="no tiles for heads of 64, 80 to a KV head"):
+    with pytest.raises(ValueError, match="no tiles for heads of 64 with 80 per KV head"):
         PrefixAttention(80, 1, 64, torch.bfloat16, 16, CPU)
     with pytest.raises(ValueError, match="float64"):
         PrefixAttention(1, 1, 64, torch.float64, 16, CPU)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from neaptide.cluster.lease_order import LEASE_S
+from neaptide.cluster.sharing import sharing_of
 from neaptide.engine.messages import (
     AbortRequest,
     AddBatch,
@@ -151,9 +152,7 @@ class Server:
         self.compiler = FakeCompiler(fingerprint, names, max_model_len)
         settings = BatchSettings(
             data_dir=data_dir,
-            store_url=store_url,
-            blobs_url=blobs_url,
-            lease_s=lease_s,
+            sharing=sharing_of(store_url, blobs_url, lease_s),
             completion_windows=("24h", "1h"),
             tick_s=0.02,
         )

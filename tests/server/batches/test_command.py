@@ -14,6 +14,7 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 
 from neaptide.commands import batch
 from neaptide.server.edge.auth import AuthMiddleware, KeyRing
@@ -52,7 +53,7 @@ class Running:
             server.engine.auto = True
             app = FastAPI(lifespan=self._lifespan)
             app.state.context = SimpleNamespace(bodies=BodyThreads())  # all that these routes want of it
-            install_handlers(app)
+            install_handlers(app, RequestValidationError)
             app.add_middleware(AuthMiddleware, keys=self._keys)
             app.include_router(files_router(server.service))
             app.include_router(batches_router(server.service))
@@ -124,7 +125,7 @@ def test_a_bad_file_is_one_clear_error(running: Running, tmp_path: Path, capfd: 
     err = capfd.readouterr().err
     assert "line 1: Missing required parameter: 'custom_id'. (missing_required_parameter)" in err
     assert "line 2: This line is not parseable" in err
-    assert "neaptide batch: the batch is failed: no line was run" in err
+    assert "neaptide batch: batch rejected: no line was run." in err
     (failed,) = (json.loads(entry)["id"] for entry in listed(running, capfd))
     assert run("results", failed, *url) == 0
     said = capfd.readouterr().err.splitlines()
@@ -164,9 +165,7 @@ def test_who_stops_watching_is_told_that_the_batch_goes_on_and_nobody_else(
     with pytest.raises(KeyboardInterrupt):
         run("submit", path, "--wait", *url)
     out, err = capfd.readouterr()
-    assert err.endswith(
-        f"neaptide batch: the batch continues; watch it with: neaptide batch watch {out.strip()} shows it again\n"
-    )
+    assert err.endswith(f"neaptide batch: the batch continues; watch it with: neaptide batch watch {out.strip()}\n")
     monkeypatch.setattr(batch, "_call", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run("submit", path, "--wait", *url)

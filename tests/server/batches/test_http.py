@@ -12,6 +12,7 @@ import httpx2
 import openai
 import pytest
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 
 from neaptide.server.edge.auth import AuthMiddleware, KeyRing
 from neaptide.server.edge.body_threads import BodyThreads
@@ -24,7 +25,7 @@ from tests.server.batches.fakes import CHAT, Server, jsonl, line, numbered
 def app_of(server: Server, keys: list[str] | None = None) -> FastAPI:
     app = FastAPI(redirect_slashes=False)
     app.state.context = SimpleNamespace(bodies=BodyThreads())  # all that these routes want of it
-    install_handlers(app)
+    install_handlers(app, RequestValidationError)
     app.add_middleware(AuthMiddleware, keys=KeyRing(keys or []))
     app.include_router(files_router(server.service))
     app.include_router(batches_router(server.service))

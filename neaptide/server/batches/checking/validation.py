@@ -6,11 +6,10 @@ import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 
-from neaptide.cluster.batches.lease_rows import LeaseLostError
 from neaptide.server.batches.checking.job_files import PlanLostError, remove_plan, seal_plan
 from neaptide.server.batches.checking.validate import Check, CheckerDiedError, Keep, LineFault, Report
-from neaptide.server.batches.hold import Hold
 from neaptide.server.batches.served import Abilities
+from neaptide.server.batches.sharing import Hold, LeaseLostError
 from neaptide.server.batches.storing import batch_rows, server_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk
 from neaptide.server.batches.storing.faults import FileAwayError

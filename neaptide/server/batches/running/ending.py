@@ -6,8 +6,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from neaptide.server.batches.checking.job_files import remove_plan
-from neaptide.server.batches.hold import Hold, ResultFiles
 from neaptide.server.batches.running import finalize
+from neaptide.server.batches.sharing import Hold, ResultFiles
 from neaptide.server.batches.storing import batch_rows, file_rows, server_rows
 from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, LineState
 from neaptide.server.batches.wiring import BatchPlane

@@ -1,4 +1,4 @@
-"""One running batch, or a chunk of one that this server has claimed: which rows are still to run, and the lines whose
+"""One running batch, or a chunk of one that this server has on lease: which rows are still to run, and the lines whose
 outputs are arriving."""
 
 import logging
@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from neaptide.cluster.lease_order import Claim
 from neaptide.engine.messages import AddBatch, RequestOutput
 from neaptide.engine.params import FinishReason
 from neaptide.engine.row_id import RowId
@@ -19,6 +18,7 @@ from neaptide.server.batches.checking.validate import dump_json, new_request_id,
 from neaptide.server.batches.lines import Assembler, LineCompiler
 from neaptide.server.batches.planning.request import JobRows, packed
 from neaptide.server.batches.running.suspects import LineKey, Suspects
+from neaptide.server.batches.sharing import LineLease
 from neaptide.server.batches.storing.models import BatchRecord, FileRecord, LineResult, LineState, PendingLine, Usage
 from neaptide.server.edge.auth import share_of
 from neaptide.server.edge.errors import ApiError, EngineFailedError, is_passing
@@ -81,12 +81,12 @@ class Job:
         lines: Sequence[PendingLine],
         files: JobFiles,
         compiler: LineCompiler,
-        claim: Claim | None = None,
+        lease: LineLease | None = None,
     ) -> None:
         self.batch_id = record.id
-        self.claim = claim
-        """Under which the lines were taken, where servers share batches."""
-        self.id = record.id if claim is None else f"{record.id}.{claim.key.chunk_no}.{claim.epoch}"
+        self.lease = lease
+        """On the lines, where servers share batches."""
+        self.id = record.id if lease is None else lease.job_id
         """Its name in this server and in the engine."""
         self.endpoint = record.endpoint
         self.salt = bytes.fromhex(record.salt)

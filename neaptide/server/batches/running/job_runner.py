@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from neaptide.cluster.batches import chunk_rows
 from neaptide.engine.messages import RequestOutput
 from neaptide.engine.params import FinishReason
 from neaptide.engine.row_id import RowId
@@ -341,7 +340,7 @@ class JobRunner:
 
     async def _note_attempts(self, job: Job, line_nos: list[int]) -> None:
         """Stores the attempts for the next start and for other servers; here the jobs have them."""
-        held = None if job.claim is None else chunk_rows.held_by(job.claim)
+        held = None if job.lease is None else job.lease.condition()
         try:
             await self._store.write(batch_rows.count_attempts, job.batch_id, line_nos, held)
         except StoreUnavailableError as error:
@@ -380,12 +379,12 @@ class JobRunner:
         batch_id = job.batch_id
         while True:
             try:
-                if job.claim is None:
+                if job.lease is None:
                     operation = partial(batch_rows.end_lines, batch_id=batch_id, results=results)
                     await self._store.write_grouped(operation, len(results))
                     return True
-                end_claimed = partial(batch_rows.end_claimed_lines, claim=job.claim, results=results)
-                if await self._store.write_grouped(end_claimed, len(results)):
+                end_leased = partial(batch_rows.end_leased_lines, batch_id=batch_id, lease=job.lease, results=results)
+                if await self._store.write_grouped(end_leased, len(results)):
                     return True
                 self._on_lost(job.id)
                 return False

@@ -15,7 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import ParamSpec, Protocol
+from typing import ParamSpec
 
 from neaptide.server.batches.checking.validation import Validation
 from neaptide.server.batches.hold import SoleHold
@@ -26,6 +26,7 @@ from neaptide.server.batches.running.job import Job
 from neaptide.server.batches.running.job_runner import JobRunner
 from neaptide.server.batches.running.plans import Plans, watch_tokens
 from neaptide.server.batches.running.upkeep import Upkeep, say_what_waits
+from neaptide.server.batches.sharing import JobLeft, LeaseFigures
 from neaptide.server.batches.storing import batch_rows, server_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk
 from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, LineState
@@ -41,41 +42,10 @@ FIRST_RELOAD_DELAY_S = 10.0
 LONGEST_RELOAD_DELAY_S = 600.0
 
 
-class BatchMachine(Protocol):
-    """Moves batches to their ends. Event loop only."""
-
-    async def start(self) -> None:
-        """Resumes every batch that has not ended."""
-        ...
-
-    async def stop(self) -> None:
-        """Stores the results so far and leaves the rest to the next start."""
-        ...
-
-    @property
-    def waits_for_disk(self) -> bool:
-        """Whether a step of some batch is retried because the disk refused it."""
-        ...
-
-    def begin(self, record: BatchRecord) -> None:
-        """Starts a new batch whose record is durable."""
-        ...
-
-    def end(self, batch_id: str) -> None:
-        """Carries out a durable decision (cancel, expiry) on a batch in any status before its end."""
-        ...
-
-    def suspend(self) -> None:
-        """Stops batch work on the engine."""
-        ...
-
-    async def expire_overdue(self) -> None:
-        """Ends batches whose completion window is over."""
-        ...
-
-
 class Machine:
     """State machine of a single server; owns the background tasks of all batches. Implements ``BatchMachine``."""
+
+    leases: LeaseFigures | None = None
 
     def __init__(self, plane: BatchPlane) -> None:
         self._p = plane
@@ -281,3 +251,7 @@ class Machine:
 
     async def expire_overdue(self) -> None:
         await self._upkeep.expire_overdue()
+
+    async def backlog(self) -> list[JobLeft]:
+        """As in ``BatchMachine``: a single server shares nothing."""
+        return []

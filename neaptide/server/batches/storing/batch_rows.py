@@ -11,9 +11,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from neaptide.cluster.batches import chunk_rows
-from neaptide.cluster.lease_order import Claim
 from neaptide.server.batches.served import Served
+from neaptide.server.batches.sharing import LineLease
 from neaptide.server.batches.storing import file_rows
 from neaptide.server.batches.storing.models import (
     LIVE,
@@ -28,7 +27,7 @@ from neaptide.server.batches.storing.models import (
     NewLine,
     PendingLine,
 )
-from neaptide.server.batches.storing.tables import batch_lines, batches
+from neaptide.server.batches.storing.tables import batch_chunks, batch_lines, batches
 from neaptide.server.openai.stored_replies import BatchError
 
 _COLUMNS = [column for column in batches.c if column.name not in ("seq", "lease_epoch", "leased_until_ms")]
@@ -235,11 +234,11 @@ def end_lines(
     return len(ended)
 
 
-def end_claimed_lines(conn: sa.Connection, claim: Claim, results: Sequence[LineResult]) -> bool:
+def end_leased_lines(conn: sa.Connection, batch_id: str, lease: LineLease, results: Sequence[LineResult]) -> bool:
     """``end_lines`` under a lease; returns False, with nothing done, if the lease is lost."""
     # Lines end only under a valid lease; if all ended, it was valid.
-    num_ended = end_lines(conn, claim.key.batch_id, results, chunk_rows.held_by(claim))
-    return 0 < num_ended == len(results) or chunk_rows.holds(conn, claim)
+    num_ended = end_lines(conn, batch_id, results, lease.condition())
+    return 0 < num_ended == len(results) or lease.holds(conn)
 
 
 _END_LINE = (
@@ -338,7 +337,7 @@ def begin_finalizing(conn: sa.Connection, batch_id: str, now: int) -> bool:
 
 def close_lines(conn: sa.Connection, batch_id: str, state: LineState, error: str) -> int:
     """Ends every pending line with an error. Later results are refused, and leases are void."""
-    chunk_rows.withdraw_chunks(conn, batch_id)
+    withdraw_chunks(conn, batch_id)
     t = batch_lines.c
     update = batch_lines.update().where(t.batch_id == batch_id, t.state == LineState.PENDING)
     closed = conn.execute(update.values(state=state, error=error)).rowcount
@@ -346,6 +345,11 @@ def close_lines(conn: sa.Connection, batch_id: str, state: LineState, error: str
         file_rows.name_results(conn, batch_id)
     _add_counts(conn, batch_id, {"num_failed": closed})
     return closed
+
+
+def withdraw_chunks(conn: sa.Connection, batch_id: str) -> None:
+    """Voids all leases of a batch that is cancelled or over."""
+    conn.execute(batch_chunks.delete().where(batch_chunks.c.batch_id == batch_id))
 
 
 def ended_lines(conn: sa.Connection, batch_id: str, after_line: int, limit: int) -> list[EndedLine]:
@@ -383,6 +387,6 @@ def finish_batch(
         "error_file_id": error and error.id,
         "plan_blob": None,
     }
-    chunk_rows.withdraw_chunks(conn, batch_id)
+    withdraw_chunks(conn, batch_id)
     conn.execute(batches.update().where(batches.c.id == batch_id).values(**values))
     return True

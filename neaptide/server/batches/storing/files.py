@@ -22,7 +22,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from neaptide.cluster.storage.blobs import upload_key
 from neaptide.engine.private_files import private_opener
 from neaptide.server.batches.served import named_model
 from neaptide.server.batches.storing import file_rows
@@ -188,7 +187,7 @@ class FileStore:
             sha256=digest,
             created_at=now,
             expires_at=None if expires_after_s is None else now + expires_after_s,
-            blob=None if self._blobs is None else upload_key(file_id),
+            blob=None if self._blobs is None else self._blobs.upload_key(file_id),
             model=await asyncio.to_thread(upload.named_model) if form.purpose == "batch" else None,
         )
         key = None

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from neaptide.cluster.batches.chunk_rows import database_now_ms
 from neaptide.server.batches.served import Abilities, Served
 from neaptide.server.batches.storing import batch_rows
+from neaptide.server.batches.storing.database_clock import database_now_ms
 from neaptide.server.batches.storing.models import BatchStatus
 from neaptide.server.batches.storing.tables import batch_chunks, batches, servers
 from neaptide.server.openai.stored_replies import BatchError

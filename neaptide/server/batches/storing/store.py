@@ -1,4 +1,4 @@
-"""Store of files and batches: one writer and several readers on SQLite or PostgreSQL, see ``databases/``."""
+"""Store of files and batches: one writer and several readers on SQLite, or on the database of a ``Sharing``."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -8,9 +8,8 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
-from neaptide.cluster.storage.blobs import Blobs
-from neaptide.cluster.storage.form import settle_form
 from neaptide.engine.private_files import make_private_directory
+from neaptide.server.batches.sharing import BlobStorage, Sharing
 from neaptide.server.batches.storing.data_dir import CACHE, FILES, DataDir, StoreError
 from neaptide.server.batches.storing.databases import deadline
 from neaptide.server.batches.storing.databases.deadline import DeadlineError, StuckError
@@ -40,28 +39,28 @@ class WriteUnknownError(StoreUnavailableError):
 class Store:
     """Store of one server, opened once. Every method is safe on the event loop unless it is marked as blocking.
 
-    A finished ``write`` is durable: it survives the death of the process and of the machine. ``url`` is a PostgreSQL
-    database; without it SQLite in the data directory is used. ``blobs_url`` is file storage that several servers reach;
-    with it they may share one PostgreSQL database. Each read and write ends within ``limit_s``, successful or not.
+    A finished ``write`` is durable: it survives the death of the process and of the machine. Each read and write ends
+    within ``limit_s``, successful or not.
 
-    Raises:
-        StoreError: an address is invalid.
+    Args:
+        sharing: the database and the storage of files; None for SQLite and files in the data directory.
     """
 
     def __init__(
         self,
         data_dir: Path,
-        url: str | None = None,
-        blobs_url: str | None = None,
+        sharing: Sharing | None = None,
         limit_s: float = deadline.CALL_LIMIT_S,
     ) -> None:
         self.data_dir = data_dir
-        self.blobs = None if blobs_url is None else Blobs(blobs_url)
+        self._sharing = sharing
+        self.blobs: BlobStorage | None = None if sharing is None else sharing.blobs
         self.files_dir = data_dir / (FILES if self.blobs is None else CACHE)
         """Directory of the files' bytes, or of copies of them."""
-        self._directory = DataDir(data_dir, has_database=url is None)
+        external = None if sharing is None else sharing.database(limit_s)
+        self._directory = DataDir(data_dir, has_database=external is None)
         self.limit_s = limit_s
-        self.database: Database = _database(self._directory, url, self.blobs is not None, limit_s)
+        self.database: Database = external or SqliteDatabase(self._directory.database, self._directory)
         self._writer: Writer | None = None
         self._readers: Readers | None = None
         self._failing = {"read": False, "write": False}
@@ -94,7 +93,8 @@ class Store:
     def _settle(self) -> None:
         try:
             with self.database.transaction(is_exclusive=True) as conn:
-                settle_form(conn, self.blobs)
+                if self._sharing is not None:
+                    self._sharing.settle(conn)
         except OutcomeUnknownError as error:
             raise StoreError(f"the database {self.database.name} cannot be used: {error}") from error
 
@@ -221,12 +221,3 @@ class Store:
         if self._writer is None:
             raise StoreUnavailableError("the store is closed")
         return self._writer
-
-
-def _database(directory: DataDir, url: str | None, is_shared: bool, limit_s: float) -> Database:
-    if url is None:
-        return SqliteDatabase(directory.database, directory)
-    # Imported here, because the driver takes as long to load as the rest of the store.
-    from neaptide.cluster.storage.postgres import PostgresDatabase, postgres_url
-
-    return PostgresDatabase(postgres_url(url), is_shared, limit_s)

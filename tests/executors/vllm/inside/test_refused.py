@@ -54,7 +54,7 @@ def test_kinds_that_are_not_served(architecture: str, config: PreTrainedConfig, 
 def test_a_model_that_needs_its_own_code(tmp_path: Path) -> None:
     CONFIGS["llama"].save_pretrained(tmp_path)
     bring_own_code(tmp_path, model_type="own", architectures=["OwnModel"])
-    with pytest.raises(UnsupportedModelError, match=r"this vLLM knows no such model; .* that is never run$"):
+    with pytest.raises(UnsupportedModelError, match=r"this vLLM does not know the model; .* which is never run$"):
         start(tmp_path)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from neaptide.cli import main
+from neaptide.cluster.sharing import sharing_of
 from neaptide.server.batches.mending.repair import repair
 from neaptide.server.batches.storing import offline
 from neaptide.server.batches.storing.models import BatchRecord
@@ -227,7 +228,7 @@ def blobs_of(root: Path, prefix: str) -> list[Path]:
 
 def repaired(root: Path) -> tuple[list[str], list[str]]:
     """What was done, and what is wrong afterwards."""
-    store = Store(root / "one", None, f"file://{root}/blobs")
+    store = Store(root / "one", sharing_of(None, f"file://{root}/blobs"))
     store.open(create=False)
     try:
         return list(repair(store)), offline.check(store).problems
@@ -262,7 +263,7 @@ async def test_a_result_blob_is_made_again_and_an_input_blob_is_dropped(
 
 async def test_nothing_is_dropped_while_the_shared_storage_is_away(tmp_path: Path) -> None:
     await complete_shared(tmp_path)
-    store = Store(tmp_path / "one", None, f"file://{tmp_path}/blobs")
+    store = Store(tmp_path / "one", sharing_of(None, f"file://{tmp_path}/blobs"))
     store.open(create=False)
     (tmp_path / "blobs").rename(tmp_path / "elsewhere")
     assert list(repair(store)) == []

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from neaptide.cluster.sharing import sharing_of
 from neaptide.server.batches.storing import batch_rows, file_rows
 from neaptide.server.batches.storing.models import (
     BatchStatus,
@@ -27,7 +28,7 @@ BATCH = NewBatch("batch_1", "", "", "/v1/chat/completions", "file-1", "24h", Non
 @pytest.fixture
 def store(tmp_path: Path, store_url: str | None) -> Iterator[Store]:
     """A store with one running batch of two lines."""
-    store = Store(tmp_path, store_url)
+    store = Store(tmp_path, sharing_of(store_url))
     store.open()
     store.write_blocking(batch_rows.create_batch, BATCH, ("file-o", "file-e"))
     store.write_blocking(batch_rows.insert_lines, BATCH.id, [NewLine(n, f"c{n}", 0, 1, n - 1, 1) for n in (1, 2)])

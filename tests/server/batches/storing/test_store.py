@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
+from neaptide.cluster.sharing import sharing_of
 from neaptide.server.batches.storing import batch_rows, file_rows
 from neaptide.server.batches.storing.data_dir import DATABASE_NAME, DataDirLockedError, StoreError
 from neaptide.server.batches.storing.models import FileRecord, LineResult, LineState, NewBatch, NewLine, Usage
@@ -29,7 +30,7 @@ BATCH = NewBatch("batch_1", "", "", "/v1/chat/completions", "file-1", "24h", Non
 
 @pytest.fixture
 def store(tmp_path: Path, store_url: str | None) -> Iterator[Store]:
-    store = Store(tmp_path, store_url)
+    store = Store(tmp_path, sharing_of(store_url))
     store.open()
     yield store
     store.close()
@@ -172,12 +173,12 @@ def test_durability_settings(on_sqlite: Store) -> None:
 @pytest.mark.acceptance("A11", "second server on one data directory")
 def test_a_second_server_is_refused(store: Store, store_url: str | None, tmp_path: Path) -> None:
     with pytest.raises(DataDirLockedError, match=r"another neaptide process \(\d+\)"):
-        Store(tmp_path, store_url).open()
+        Store(tmp_path, sharing_of(store_url)).open()
 
 
 def test_a_closed_store_can_be_opened_again(tmp_path: Path, store_url: str | None) -> None:
     for _ in range(2):
-        store = Store(tmp_path, store_url)
+        store = Store(tmp_path, sharing_of(store_url))
         store.open()
         store.close()
         store.close()
@@ -196,12 +197,12 @@ def test_a_damaged_database_is_one_clear_error(tmp_path: Path, damage: bytes) ->
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_a_database_of_a_newer_version_is_refused(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
     url = None if kind == "sqlite" else request.getfixturevalue("postgres_url")
-    store = Store(tmp_path, url)
+    store = Store(tmp_path, sharing_of(url))
     store.open()
     store.write_blocking(lambda conn: conn.execute(sa.text("UPDATE alembic_version SET version_num = '9999'")).close())
     store.close()
     with pytest.raises(StoreError, match="newer"):
-        Store(tmp_path, url).open()
+        Store(tmp_path, sharing_of(url)).open()
 
 
 # ---- rows -----------------------------------------------------------------------------------------------

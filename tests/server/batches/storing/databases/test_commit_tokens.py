@@ -11,6 +11,7 @@ from unittest.mock import AsyncMock
 import pytest
 import sqlalchemy as sa
 
+from neaptide.cluster.sharing import sharing_of
 from neaptide.server.batches.storing import file_rows
 from neaptide.server.batches.storing.databases.commit_tokens import FORGOTTEN_AFTER_S, CommitQuestion, CommitTokens
 from neaptide.server.batches.storing.files import UploadForm
@@ -34,7 +35,7 @@ def _no_housekeeping(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def store(tmp_path: Path, store_url: str | None) -> Iterator[Store]:
-    store = Store(tmp_path, store_url)
+    store = Store(tmp_path, sharing_of(store_url))
     store.open()
     yield store
     store.close()

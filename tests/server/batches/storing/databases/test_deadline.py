@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from neaptide.cluster.sharing import sharing_of
 from neaptide.server.batches.storing import file_rows
 from neaptide.server.batches.storing.data_dir import DATABASE_NAME
 from neaptide.server.batches.storing.models import FileRecord
@@ -38,7 +39,7 @@ def proxy(postgres_server: PostgresServer) -> Iterator[SilentProxy]:
 
 @pytest.fixture
 def store(tmp_path: Path, proxy: SilentProxy, database: str) -> Iterator[Store]:
-    with closing(Store(tmp_path / "data", proxy.url(database))) as store:
+    with closing(Store(tmp_path / "data", sharing_of(proxy.url(database)))) as store:
         store.open()
         yield store
 

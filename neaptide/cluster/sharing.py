@@ -1,0 +1,53 @@
+"""Implements the batch service's ``Sharing``: PostgreSQL, shared files and the state machine of several servers."""
+
+import sqlalchemy as sa
+
+from neaptide.cluster.batches.machine import SharedMachine
+from neaptide.cluster.lease_order import LEASE_S
+from neaptide.cluster.storage.blobs import Blobs
+from neaptide.cluster.storage.form import settle_form
+from neaptide.server.batches.sharing import Sharing
+from neaptide.server.batches.storing.databases.protocol import Database
+from neaptide.server.batches.wiring import BatchPlane
+
+
+def sharing_of(store_url: str | None, blobs_url: str | None = None, lease_s: float = LEASE_S) -> Sharing | None:
+    """Storage at these addresses. None without any: the server then has all its data in its data directory.
+
+    Raises:
+        StoreError: an address is invalid.
+    """
+    return None if store_url is None and blobs_url is None else SharedStorage(store_url, blobs_url, lease_s)
+
+
+class SharedStorage:
+    """Shared database and storage. Implements ``Sharing``.
+
+    Args:
+        store_url: address of a PostgreSQL database; None for SQLite in the data directory, for tests.
+        blobs_url: address of the storage of files; with it several servers may use the database.
+        lease_s: seconds from the last renewal of a lease to its end.
+
+    Raises:
+        StoreError: an address is invalid.
+    """
+
+    def __init__(self, store_url: str | None, blobs_url: str | None, lease_s: float) -> None:
+        self._store_url = store_url
+        self.blobs = None if blobs_url is None else Blobs(blobs_url)
+        self._lease_s = lease_s
+
+    def database(self, limit_s: float) -> Database | None:
+        """As in ``Sharing``. Raises StoreError for an invalid address."""
+        if self._store_url is None:
+            return None
+        # Imported here, because the driver takes as long to load as the rest of the store.
+        from neaptide.cluster.storage.postgres import PostgresDatabase, postgres_url
+
+        return PostgresDatabase(postgres_url(self._store_url), self.blobs is not None, limit_s)
+
+    def settle(self, conn: sa.Connection) -> None:
+        settle_form(conn, self.blobs)
+
+    def machine(self, plane: BatchPlane) -> SharedMachine | None:
+        return None if self.blobs is None else SharedMachine(plane, self.blobs, self._lease_s)

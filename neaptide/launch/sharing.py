@@ -1,0 +1,23 @@
+"""Loads the cluster's storage if the settings name any."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from neaptide.server.settings import Settings
+
+if TYPE_CHECKING:
+    from neaptide.server.batches.sharing import Sharing
+
+
+def sharing_of(settings: Settings) -> "Sharing | None":
+    """The storage; None for a server with all its data in its data directory, which does not load the cluster.
+
+    Raises:
+        StoreError: an address is invalid.
+    """
+    if settings.store is None:
+        return None
+    # By name: a static import would make the cluster part of every server.
+    module = import_module("neaptide.cluster.sharing")
+    found: Sharing | None = module.sharing_of(settings.store, settings.blobs, settings.chunk_lease_s)
+    return found
