@@ -22,7 +22,7 @@ POLICY = Path(PACKAGE, "engine", "scheduler")
 NOTEBOOK = "lab/notebook"
 PAGES = ("*.md", "docs/**/*.md", "lab/**/*.md", "vllm-plugin/**/*.md")
 ORDINARY_NUMBERS = {0, 1}
-"""Numbers that nobody chose."""
+"""Common numbers that are not tuning choices."""
 ELLIPSES = ("...", "…")
 
 
@@ -51,7 +51,7 @@ def sources(root: Path, folder: str) -> list[Source]:
 
 
 def lines_by_package(files: Sequence[Source]) -> dict[str, int]:
-    """Lines of Python by the first folder inside the top-level one; modules beside the folders count as ``.``."""
+    """Lines of Python by the first folder inside the top-level one; modules next to the folders count as ``.``."""
     lines: dict[str, int] = defaultdict(int)
     for source in files:
         parts = source.path.parts
@@ -82,8 +82,8 @@ def closure(files: Sequence[Source], first: str = SERVES) -> set[str]:
 
 
 def references(tree: ast.Module) -> Iterator[str]:
-    """Names that may be modules: those of imports, and in texts such as ``module:function``. Imports for type checkers
-    alone are left out."""
+    """Names that may be modules: those of imports, and those in texts such as ``module:function``. Imports only for
+    type checkers are left out."""
     for node in _run(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -95,7 +95,7 @@ def references(tree: ast.Module) -> Iterator[str]:
 
 
 def _run(node: ast.AST) -> Iterator[ast.AST]:
-    """A tree without what stands under ``if TYPE_CHECKING``."""
+    """Yields the nodes of a tree, except those under ``if TYPE_CHECKING``."""
     yield node
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
@@ -116,7 +116,7 @@ def classes_that_stand_twice(files: Sequence[Source]) -> dict[str, list[str]]:
 
 
 def numbers_in(source: Source) -> list[str]:
-    """The places of numeric literals that somebody has chosen."""
+    """The places of numeric literals other than the ordinary numbers."""
     return [
         f"{source.path}:{node.lineno}: {node.value}"
         for node in ast.walk(source.tree)
@@ -138,7 +138,7 @@ def docstrings(source: Source) -> Iterator[tuple[int, str]]:
 
 
 def comments(source: Source) -> Iterator[tuple[int, str]]:
-    """Line and text of every block of comments; a comment behind code is one of its own."""
+    """Line and text of every block of comments; a comment after code is a block of its own."""
     block: list[str] = []
     start = 0
     for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
@@ -159,7 +159,7 @@ def begins_with_of(source: Source) -> list[str]:
 
 
 def is_cut(text: str) -> bool:
-    """Whether a text begins or ends amid a sentence."""
+    """Whether a text begins or ends in the middle of a sentence."""
     return text.startswith(ELLIPSES) or text.endswith(ELLIPSES)
 
 
@@ -179,8 +179,8 @@ def pages(root: Path) -> dict[str, str]:
 
 
 def sentence_lengths(page: str) -> list[int]:
-    """Words in each sentence of a page. Code is left out, a cell of a table stands alone; fewer than three words are a
-    label and no sentence."""
+    """Words in each sentence of a page. Code is left out, and each cell of a table stands alone. Fewer than three words
+    are a label, not a sentence."""
     prose = re.sub(r"^```.*?^```", "\n\n", page, flags=re.MULTILINE | re.DOTALL)
     prose = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", prose)
     prose = re.sub(r"`[^`]*`", "code", prose)
@@ -199,7 +199,7 @@ def sentence_lengths(page: str) -> list[int]:
 
 
 class Report(NamedTuple):
-    """All figures, and the places behind those that should fall to none."""
+    """All figures, and the places of those that should fall to zero."""
 
     lines: Mapping[str, int]
     figures: Mapping[str, int | float]
@@ -241,7 +241,7 @@ def measure(root: Path) -> Report:
 def main() -> None:
     parser = argparse.ArgumentParser(description="How large the repository is, and how plainly it is written.")
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help="checkout to measure (this one)")
-    parser.add_argument("--list", action="store_true", help="list the places behind the last four figures")
+    parser.add_argument("--list", action="store_true", help="list the places counted by the last four figures")
     args = parser.parse_args()
     report = measure(args.root.resolve())
     for table in (report.lines, report.figures):

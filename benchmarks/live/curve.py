@@ -1,10 +1,11 @@
-"""Points of offline throughput against online latency, our curve through them, and which rivals stand above it.
+"""Points of offline throughput over online latency, our curve through them, and the rivals above it.
 
-A point is better the higher (offline tokens a second) and the further left (latency of online requests) it stands. Our
-curve runs through our points at each target and begins at online alone, where there is no offline work: it is the most
-that targets up to a latency gave, straight between two measured points and flat behind the last. A rival beyond that is
-compared with a point of ours whose target is what the rival's own streams got, and one that answers no chats with
-offline work alone: whoever need not answer can turn them away.
+A point is better if it is higher (offline tokens per second) or further left (latency of online requests). Our curve
+connects our points at each target. It begins at online work alone, where there is no offline work. At each latency it
+is the best result of any target up to it: linear between two measured points, and constant after the last one.
+
+A rival beyond the last point is compared with an extra point of ours whose target is the rival's own latency. A rival
+that answers no chats is compared with offline work alone, since a server that need not answer could refuse them.
 """
 
 import math
@@ -20,12 +21,12 @@ from neaptide.loadgen.client.recorder import attainment
 
 LATENCIES = ("tpot_p50_ms", "tpot_p99_ms", "ttft_p50_ms", "ttft_p99_ms")
 AS_SLOW = "as slow as rivals"
-"""The name of our point at the target that the slowest rival sets."""
+"""Name of our point at the target that matches the slowest rival."""
 
 
 @dataclass(slots=True, frozen=True)
 class Point:
-    """One engine in one configuration at one load. A latency is infinite where too few requests ended."""
+    """One engine in one configuration at one load. A latency is infinite if too few requests ended."""
 
     name: str
     offline_tokens_per_s: float
@@ -34,13 +35,13 @@ class Point:
     ttft_p50_ms: float
     ttft_p99_ms: float
     attainment: float
-    """Of the targets of the run."""
+    """Fraction of requests that met the run's targets."""
     over_alone: float | None = None
-    """The TPOT target in TPOT p50s of online alone; None for what is not on our curve."""
+    """The TPOT target in TPOT p50s of online work alone; None for points not on our curve."""
 
     @classmethod
     def from_json(cls, shown: Mapping[str, Any]) -> "Point":
-        """What ``to_json`` made, as precise as it is."""
+        """Restores the result of ``to_json``, as precisely as it was written."""
         known: dict[str, Any] = {name: math.inf for name in LATENCIES if shown[name] is None}
         return cls(**(dict(shown) | known))
 
@@ -49,7 +50,7 @@ class Point:
         return self.over_alone is None
 
     def to_json(self) -> dict[str, Any]:
-        """JSON has no infinity: None there."""
+        """As JSON, with None for infinity."""
         shown = {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(self).items()}
         return {k: None if isinstance(v, float) and math.isinf(v) else v for k, v in shown.items()}
 
@@ -66,7 +67,7 @@ def point_of(name: str, window: Window, targets: Targets, over_alone: float | No
 
 
 def mean_point(points: Sequence[Point]) -> Point:
-    """Of repeats of one configuration."""
+    """Mean of repeats of one configuration."""
     numbers = [f.name for f in fields(Point) if f.name not in ("name", "over_alone")]
     return replace(points[0], **{n: sum(getattr(p, n) for p in points) / len(points) for n in numbers})
 
@@ -81,12 +82,12 @@ def mean_points(repeats: Sequence[Sequence[Point]]) -> list[Point]:
 
 @dataclass(slots=True, frozen=True)
 class Curve:
-    """The most offline work that we did at a latency, by one latency measure."""
+    """The most offline work that we did up to a latency, by one latency measure."""
 
     latencies_ms: tuple[float, ...]
-    """Ascending; the first is that of online alone."""
+    """Ascending; the first is that of online work alone."""
     tokens_per_s: tuple[float, ...]
-    """Never falling: whoever accepts more latency may still take the target before."""
+    """Never decreasing, since a user who accepts more latency can still choose the tighter target."""
 
     @classmethod
     def through(cls, ours: Sequence[Point], alone: Point, latency: str) -> "Curve":
@@ -96,10 +97,10 @@ class Curve:
         return cls(tuple(x for x, _ in points), tuple(np.maximum.accumulate([y for _, y in points]).tolist()))
 
     def at(self, latency_ms: float, ceiling_tokens_per_s: float = 0.0) -> float:
-        """Offline tokens a second; 0 left of online alone, whose latency nothing of ours beats.
+        """Offline tokens per second; 0 below the latency of online work alone, which we never beat.
 
         Args:
-            ceiling_tokens_per_s: of offline work alone, for those whose chats never end.
+            ceiling_tokens_per_s: rate of offline work alone, for rivals whose chats never end.
         """
         if math.isinf(latency_ms):
             return max(self.tokens_per_s[-1], ceiling_tokens_per_s)
@@ -107,7 +108,7 @@ class Curve:
 
 
 def slower_than_ours_ms(ours: Sequence[Point], rivals: Sequence[Point]) -> float | None:
-    """The TPOT p50 of the slowest rival that answers chats at all; None if our curve reaches as far."""
+    """TPOT p50 of the slowest rival that answers chats at all; None if our curve extends that far."""
     theirs_ms = [rival.tpot_p50_ms for rival in rivals if math.isfinite(rival.tpot_p50_ms)]
     slowest_ms = max(theirs_ms, default=0.0)
     return slowest_ms if slowest_ms > max(point.tpot_p50_ms for point in ours) else None
@@ -116,10 +117,10 @@ def slower_than_ours_ms(ours: Sequence[Point], rivals: Sequence[Point]) -> float
 def standing(
     ours: Sequence[Point], rivals: Sequence[Point], alone: Point, ceiling_tokens_per_s: float | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Rival -> by each latency, what our curve does at the rival's, and whether the rival stands above it.
+    """For each rival and latency measure: our curve at the rival's latency, and whether the rival is above it.
 
     Args:
-        ceiling_tokens_per_s: of offline work alone, if it was measured.
+        ceiling_tokens_per_s: rate of offline work alone, if measured.
     """
     curves = {latency: Curve.through(ours, alone, latency) for latency in LATENCIES}
     found: dict[str, dict[str, Any]] = {}
@@ -136,8 +137,8 @@ def standing(
 
 
 def rival_ratios(headline: Point, rivals: Sequence[Point]) -> Mapping[str, float | None]:
-    """Ours over theirs, at the headline's target: TTFT p99 against the rival with the lowest; offline work against the
-    most that a rival did at an equal or better TPOT p50. None where there is none to compare with."""
+    """Our values over the rivals' at the headline's target. TTFT p99 is compared with the rival that has the lowest;
+    offline work with the best rival at an equal or better TPOT p50. None without such a rival."""
     ttfts_ms = [rival.ttft_p99_ms for rival in rivals if math.isfinite(rival.ttft_p99_ms)]
     as_good = [r.offline_tokens_per_s for r in rivals if r.tpot_p50_ms <= headline.tpot_p50_ms]
     best = max(as_good, default=0.0)

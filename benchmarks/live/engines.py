@@ -1,4 +1,4 @@
-"""Who is measured: our server under ``neaptide`` and under other policies, and vLLM's own server on vLLM's kernels."""
+"""The measured servers: ours with ``neaptide`` and with other policies, and vLLM's own server on vLLM's kernels."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class RivalRun(Protocol):
     def name(self) -> str: ...
 
     async def probe(self, plan: Plan) -> list[Window]:
-        """Online requests alone on this server, if it is another than ours."""
+        """Runs online requests alone on this server, if it is not ours."""
         ...
 
     async def run(self, plan: Plan, targets: Targets) -> Window: ...
@@ -26,18 +26,18 @@ class RivalRun(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class PolicyRival:
-    """Our server under another policy."""
+    """Our server with another policy."""
 
     name: str
     flags: tuple[str, ...]
 
     @classmethod
     def parse(cls, text: str, engine_flags: Sequence[str] = ()) -> "PolicyRival":
-        """``POLICY[@STEP_TOKENS][/SEATS]``, such as ``priority@256/16``, and any settings of the server behind it, such
+        """Parses ``POLICY[@STEP_TOKENS][/SLOTS]``, such as ``priority@256/16``, with any server settings after it, such
         as ``neaptide+give-up-steps=off``.
 
         Raises:
-            ValueError: it is none; the message is one line.
+            ValueError: the text is invalid; the message is one line.
         """
         rest, *settings = text.split("+")
         rest, _, seats = rest.partition("/")
@@ -49,12 +49,14 @@ class PolicyRival:
         flags = ["--policy", policy]
         for flag, value in (("--max-num-batched-tokens", tokens), ("--max-num-seqs", seats)):
             if value and not (value.isdecimal() and int(value) > 0):
-                raise ValueError(f"rival {text!r}: {value!r} is no positive number; write POLICY[@STEP_TOKENS][/SEATS]")
+                raise ValueError(
+                    f"rival {text!r}: {value!r} is not a positive number; use POLICY[@STEP_TOKENS][/SLOTS]"
+                )
             flags += [flag, value] if value else []
         for setting in settings:
             name, sign, value = setting.partition("=")
             if not (name and sign and value):
-                raise ValueError(f"rival {text!r}: {setting!r} is no setting; write +NAME=VALUE")
+                raise ValueError(f"rival {text!r}: {setting!r} is not a setting; use +NAME=VALUE")
             flags += [f"--{name}", value]
         return cls(text, (*engine_flags, *flags))
 
@@ -85,27 +87,27 @@ class VllmRival:
 
 @dataclass(slots=True, frozen=True)
 class Engine:
-    """Kernels, ours on them, and the rivals on the same."""
+    """Kernels, our server on them, and the rivals on the same kernels."""
 
     name: str
     flags: tuple[str, ...]
-    """Of our server."""
+    """Flags of our server."""
     rivals: tuple[RivalRun, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Of every server of this engine."""
+    """Environment of every server of this engine."""
 
 
 def ours(rivals: Sequence[str], flags: Sequence[str] = ()) -> Engine:
-    """Raises ValueError as ``PolicyRival.parse``.
+    """Our own engine. Raises ValueError as ``PolicyRival.parse`` does.
 
     Args:
-        flags: of every server.
+        flags: flags of every server.
     """
     return Engine("neaptide", tuple(flags), tuple(PolicyRival.parse(text, flags) for text in rivals))
 
 
 def over_vllm(python: Path, threads: int, dtype: str) -> Engine:
-    """Ours over vLLM's workers, and vLLM's own priority scheduling at default and at small limits."""
+    """Ours over vLLM's workers, with vLLM's own priority scheduling as rivals, at default and at small limits."""
     machine = Machine(python, threads, dtype, 128, CPU_KV_GIB, False, "cpu", MAX_MODEL_LEN)
     rivals = tuple(VllmRival(machine, rival) for rival in PRIORITY_RIVALS)
     return Engine("neaptide over vLLM", (*machine.our_flags, "--dtype", dtype), rivals, machine.environment)

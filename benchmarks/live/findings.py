@@ -1,4 +1,4 @@
-"""What the live experiment has measured so far, and the figures made of it: one that is cut short has them too."""
+"""The measurements of the live experiment so far, and its figures, which also exist if it is cut short."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from benchmarks.live.tables import summary
 from neaptide.loadgen.client.recorder import attainment
 
 ALONE, CAPPED, CEILING, BOTH = "online alone", "offline, capped", "offline", "both"
-"""The headline's runs; the others are named by `curve_name` or by their rival."""
+"""Names of the headline's runs; other runs are named by `curve_name` or by their rival."""
 RATIOS = (
     "share",
     "share_uncapped",
@@ -31,14 +31,14 @@ class CaseFindings:
     engine: str
     rate_rps: float
     targets: Targets
-    """Of the headline."""
+    """The headline's targets."""
     windows: dict[str, Window]
-    """By run."""
+    """Windows by run."""
     points: list[Point] = field(default_factory=list)
-    """Of our curve, but the headline's own."""
+    """Points of our curve, without the headline."""
     rivals: list[Point] = field(default_factory=list)
     prediction: dict[str, Any] | None = None
-    """What the simulator makes of the headline's run."""
+    """The simulator's result for the headline's run."""
 
     @property
     def headline(self) -> Point | None:
@@ -49,13 +49,13 @@ class CaseFindings:
 
     @property
     def ours(self) -> list[Point]:
-        """Those of our curve that have been measured, by target."""
+        """Measured points of our curve, by target."""
         headline = self.headline
         points = self.points if headline is None else [*self.points, headline]
         return sorted(points, key=lambda point: point.over_alone or 0.0)
 
     def to_figures(self, *, has_curve: bool) -> dict[str, Any]:
-        """Ratios that need a run which is not there are None; without a curve there are no points."""
+        """Figures of the runs. Ratios without a needed run are None; without a curve there are no points."""
         windows, targets = self.windows, self.targets
         found: dict[str, Any] = {
             "load": self.case.load,
@@ -64,7 +64,7 @@ class CaseFindings:
             "targets_ms": {"ttft": round(1e3 * targets.ttft_s, 1), "tpot": round(1e3 * targets.tpot_s, 1)},
         }
         if CAPPED in windows:
-            # A ceiling that was measured with shorter steps flatters `share`, and with longer ones it is not capped.
+            # A ceiling measured with shorter steps flatters `share`; with longer ones it is not limited.
             found["capped_step_over_cap"] = round(windows[CAPPED].mean_step_ms / (1e3 * targets.tpot_s), 3)
         if has_curve:
             found |= {"engine": self.engine, "arrivals": self.case.shape}
@@ -79,18 +79,18 @@ class CaseFindings:
 
 @dataclass(slots=True)
 class Findings:
-    """Of the whole experiment, so far."""
+    """Measurements of the whole experiment so far."""
 
     window_s: tuple[float, float]
     has_curve: bool
     checked_tokens: int = 0
     ceilings: dict[str, Window] = field(default_factory=dict)
-    """By engine: offline work alone, uncapped."""
+    """Offline work alone without a limit on steps, by engine."""
     cases: list[CaseFindings] = field(default_factory=list)
     """Those of the headline's load and engine come first, and again with every repeat."""
 
     def to_figures(self) -> dict[str, Any]:
-        """As `live_coserving` prints it; the ratios are means over the repeats of the headline."""
+        """The figures that `live_coserving` prints; the ratios are means over the headline's repeats."""
         figures = [case.to_figures(has_curve=self.has_curve) for case in self.cases]
         ratios: dict[str, float | None] = dict.fromkeys(RATIOS)
         if self.cases:
@@ -117,13 +117,13 @@ def curve_name(over_alone: float) -> str:
 
 
 def share_of(most_tokens_per_s: float, both: Window) -> float | None:
-    """Offline work, of what a ceiling leaves beside the online work; None if it leaves nothing."""
+    """Offline rate over what the ceiling leaves after online work; None if it leaves nothing."""
     left = most_tokens_per_s - both.online_tokens_per_s
     return round(both.offline_tokens_per_s / left, 4) if left > 0.0 else None
 
 
 def ratios_of(windows: Mapping[str, Window], targets: Targets) -> dict[str, float | None]:
-    """The headline's, without rivals; None for those whose runs are not there, and for a latency that is infinite."""
+    """The headline's ratios without rivals; None if a needed run is missing or a latency is infinite."""
     ratios: dict[str, float | None] = dict.fromkeys(RATIOS)
     both = windows.get(BOTH)
     if both is None:
@@ -140,14 +140,13 @@ def ratios_of(windows: Mapping[str, Window], targets: Targets) -> dict[str, floa
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
-    """None if one of them is."""
+    """Mean; None if a value is None."""
     known = [value for value in values if value is not None]
     return round(sum(known) / len(known), 4) if len(known) == len(values) else None
 
 
 def curves(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For every engine and load whose online alone is known, the means over the repeats, and how the rivals stand to
-    our curve."""
+    """Means over the repeats for every engine and load with a run of online work alone, compared with the rivals."""
     found = []
     results = [r for r in results if "alone" in r]
     keys = dict.fromkeys((r["engine"], r["load"], r["arrivals"]) for r in results)
@@ -172,13 +171,13 @@ def curves(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def offline_of(result: Mapping[str, Any], run_name: str) -> float | None:
-    """None without such a run."""
+    """The run's offline tokens/s; None without such a run."""
     figures = [float(one["offline_tokens_per_s"]) for one in result["runs"] if one["run"] == run_name]
     return figures[0] if figures else None
 
 
 def jsonable(value: Any) -> Any:
-    """Points as their JSON."""
+    """The value with points replaced by their JSON."""
     if isinstance(value, Point):
         return value.to_json()
     if isinstance(value, Mapping):
@@ -187,7 +186,7 @@ def jsonable(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """What ``jsonable`` made, with its points."""
+    """Restores the result of ``jsonable``, with its points."""
     if isinstance(value, Mapping):
         if "tpot_p50_ms" in value and "name" in value:
             return Point.from_json(value)

@@ -1,15 +1,15 @@
-"""Why chats were late: the time of each, taken apart step by step, from its run's step log.
+"""Explains late chats: divides the time of each one by cause, step by step, from its run's step log.
 
     python -m benchmarks.live.late KEPT/load-0.4-seed-0-beside [KEPT/load-0.4-seed-0-alone ...]
 
-``--keep KEPT`` of ``benchmarks.live_coserving`` and ``benchmarks.same_kernels`` writes what is read here: of runs of
-ours the step log and what the clients saw. The log is replayed; for every step the engine's cost model, as it was then,
-is asked for its online decodes alone, with the online prompts, and with everything. What each adds is its part of the
-step; what the step took beyond is the machine's, or the model's fault. The parts of a chat make up what its client saw,
-to the microsecond.
+``--keep KEPT`` of ``benchmarks.live_coserving`` and ``benchmarks.same_kernels`` writes the input: for our runs, the
+step log and the clients' records. The log is replayed. For every step, the engine's cost model as of then predicts the
+time of its online decodes alone, then with the online prompts, then with everything. Each addition is that work's part
+of the step. The rest of the step's time is due to the machine or the model. The parts of a chat sum up to the time
+that its client saw, to the microsecond.
 
-The last lines say how many of the late chats would have been in time without one of the parts: where no part alone does
-it, the load is too high for the targets, or several came together.
+The last lines say how many late chats would have been in time without each part. If no single part would do, the load
+is too high for the targets, or several parts came together.
 """
 
 import argparse
@@ -42,14 +42,14 @@ from neaptide.simulation.replay import replay
 
 LOG_SUFFIX, CHATS_SUFFIX = ".steps.jsonl", ".chats.json"
 COLUMNS = ("before", "decodes", "prompts", "offline", "beyond", "between", "way")
-"""Of the table, in the order of ``Parts``."""
+"""Columns of the table, in the order of ``Parts``."""
 
 
 class SeenChat(msgspec.Struct, frozen=True):
-    """What a client saw. Seconds on the clock of this machine, and so of the engine."""
+    """A chat as its client saw it. Seconds on the clock of this machine, which is also the engine's."""
 
     arrival_s: float
-    """From the start of the run."""
+    """Seconds from the start of the run."""
     due_s: float
     sent_s: float
     first_s: float | None
@@ -66,7 +66,7 @@ class SeenChat(msgspec.Struct, frozen=True):
 
     @property
     def record(self) -> Record:
-        """As much of it as is known here."""
+        """The client's record, as far as it is known here."""
         times_s = [at_s for at_s in (self.first_s, self.last_s)[: self.num_tokens] if at_s is not None]
         error = None if self.is_in_time else "late"
         record = Record(self.sent_s, self.arrival_s, self.due_s, times_s, error=error)
@@ -78,11 +78,11 @@ class SeenRun(msgspec.Struct, frozen=True):
     ttft_slo_s: float
     tpot_slo_s: float
     chats: list[SeenChat]
-    """Of the window of measurement."""
+    """Chats of the measurement window."""
     early: list[SeenChat] = []
-    """Of before."""
+    """Chats before the window."""
     clock_s: tuple[float, float] = (0.0, 0.0)
-    """The window's begin and end, on the engine's clock."""
+    """Begin and end of the window, on the engine's clock."""
     online_tokens_per_s: float = 0.0
     offline_tokens_per_s: float = 0.0
 
@@ -98,7 +98,7 @@ class SeenRun(msgspec.Struct, frozen=True):
 
     @property
     def window(self) -> Window:
-        """As much of it as is known here."""
+        """The window, as far as it is known here."""
         return Window(
             online_tokens_per_s=self.online_tokens_per_s,
             offline_tokens_per_s=self.offline_tokens_per_s,
@@ -109,7 +109,7 @@ class SeenRun(msgspec.Struct, frozen=True):
 
 
 async def run_kept(path: Path | None, plan: Plan, flags: list[str], targets: Targets, *, offline: bool) -> Window:
-    """A run with online work whose step log and clients are kept, if there is a ``path`` for them."""
+    """A run with online work. If there is a ``path``, its step log and its clients' records are kept there."""
     log = None if path is None else log_of(path)
     window = await run(plan, flags, online=True, offline=offline, step_log=log)
     if path is not None:
@@ -118,20 +118,21 @@ async def run_kept(path: Path | None, plan: Plan, flags: list[str], targets: Tar
 
 
 def kept_in(text: str) -> Path:
-    """The directory of ``--keep``, made where there is none; engines need not run where we do."""
+    """The directory of ``--keep``, made if necessary. The path is absolute, because engines may have another working
+    directory."""
     directory = Path(text).absolute()
     directory.mkdir(parents=True, exist_ok=True)
     return directory
 
 
 def path_of(directory: Path, case: Case, seed: int, name: str) -> Path:
-    """Without the suffixes."""
+    """Path of a run's files, without the suffixes."""
     shape = "" if case.shape == Case(case.load).shape else f"-{case.shape}"
     return directory / f"load-{case.load:g}{shape}-seed-{seed}-{name}"
 
 
 def keep(path: Path, window: Window, targets: Targets) -> None:
-    """Writes what the clients saw beside the step log of the same ``path``."""
+    """Writes the clients' records next to the step log of the same ``path``."""
     chats_of(path).write_bytes(msgspec.json.encode(SeenRun.of(window, targets)))
 
 
@@ -148,20 +149,20 @@ def seen_of(path: Path) -> SeenRun:
 
 
 class Parts(NamedTuple):
-    """Seconds, by what they went into."""
+    """Seconds by cause."""
 
     step_before: float = 0.0
-    """The rest of the step that ran when the request came."""
+    """Rest of the step that was running when the request arrived."""
     online_decodes: float = 0.0
     online_prompts: float = 0.0
-    """Its own among them."""
+    """Includes the chat's own prompt."""
     offline_work: float = 0.0
     beyond_prediction: float = 0.0
-    """Negative where steps were shorter."""
+    """Negative if steps were shorter."""
     between_steps: float = 0.0
     """Planning, committing, messages."""
     on_the_way: float = 0.0
-    """Between client and engine, both ways."""
+    """Between client and engine, in both directions."""
 
     def plus(self, other: "Parts") -> "Parts":
         return Parts(*map(sum, zip(self, other, strict=True)))
@@ -171,19 +172,19 @@ class Parts(NamedTuple):
 
 
 class StepTime(NamedTuple):
-    """Of one step; seconds."""
+    """Times of one step in seconds."""
 
     begin_s: float
-    """The engine turned to it ..."""
+    """When the engine began to plan it."""
     run_s: float
-    """... and had planned it, and the one before it was done."""
+    """When it was planned and the step before it had ended."""
     end_s: float
     decodes_s: float
-    """Predicted for its online decodes alone ..."""
+    """Predicted for its online decodes alone."""
     prompts_s: float
-    """... what its online prompts add ..."""
+    """Predicted addition of its online prompts."""
     offline_s: float
-    """... and the offline work."""
+    """Predicted addition of its offline work."""
 
     @property
     def parts(self) -> Parts:
@@ -193,7 +194,7 @@ class StepTime(NamedTuple):
 
 
 def taken_apart(steps: Sequence[StepTime], begin_s: float, end_s: float) -> Parts:
-    """What the time between the two went into; ``end_s`` is that of a step."""
+    """Divides the time between ``begin_s`` and ``end_s``, the end of a step, by cause."""
     ends_s = [step.end_s for step in steps]
     found, at_s = Parts(), begin_s
     for step in steps[bisect_right(ends_s, begin_s) : bisect_right(ends_s, end_s)]:
@@ -206,7 +207,8 @@ def taken_apart(steps: Sequence[StepTime], begin_s: float, end_s: float) -> Part
 
 
 class Predictions(EngineObserver):
-    """By step: what is predicted for its online decodes, its online prompts on top, its offline work on top of both."""
+    """Predictions by step: its online decodes, the addition of its online prompts, and the addition of its offline
+    work."""
 
     def __init__(self) -> None:
         self.of_step: dict[int, tuple[float, float, float]] = {}
@@ -218,7 +220,7 @@ class Predictions(EngineObserver):
         decodes_s, online_s = (
             predict(_shape(plan, np.flatnonzero(mask))).seconds if mask.any() else 0.0 for mask in (decodes, online)
         )
-        # Each kind of step has its own fit: one that is off may say more of less work.
+        # Each kind of step has its own fit, so an inaccurate one may predict more time for less work.
         online_s = min(online_s, plan.predicted_s)
         decodes_s = min(decodes_s, online_s)
         self.of_step[plan.step] = decodes_s, online_s - decodes_s, plan.predicted_s - online_s
@@ -233,17 +235,17 @@ def _shape(plan: StepPlan, parts: IntArray) -> BatchShape:
 
 @dataclass(slots=True)
 class Logged:
-    """What the engine did, as its log says."""
+    """The engine's work, according to its log."""
 
     steps: list[StepTime]
     chats: list[OnlineRecord]
     """By arrival."""
     difference: str | None
-    """Of the replay, which ends there."""
+    """First difference found by the replay, which ends there."""
 
 
 def read(log: Path) -> Logged:
-    """Raises ValueError if the log is damaged."""
+    """Reads and replays a log. Raises ValueError if it is damaged."""
     steps: list[StepTime] = []
     measures, predictions = Measures(), Predictions()
     for line in read_log(log):
@@ -263,12 +265,12 @@ def read(log: Path) -> Logged:
 
 
 class Half(NamedTuple):
-    """The first token of a chat, or the pace of those that follow."""
+    """Either the first token of a chat, or the pace of the tokens after it."""
 
     arrival_s: float
     what: str
     seconds: float
-    """Until the first token, or for each that follows."""
+    """Until the first token, or for each later token."""
     target_s: float
     parts: Parts
 
@@ -278,7 +280,8 @@ class Half(NamedTuple):
 
 
 def halves(seen: SeenRun, logged: Logged) -> Iterator[Half]:
-    """Of every chat that the log follows to its end; each is the first in the engine that came after it was sent."""
+    """The halves of every chat that the log covers to its end. A chat matches the first one that the engine got after
+    it was sent."""
     arrivals_s = [chat.arrival_s for chat in logged.chats]
     next_one = 0
     for chat in sorted(seen.chats, key=lambda chat: chat.sent_s):
@@ -301,7 +304,7 @@ def halves(seen: SeenRun, logged: Logged) -> Iterator[Half]:
 
 
 def in_time_without(late: Sequence[Half]) -> dict[str, int]:
-    """By part: how many late chats would have met both targets without it."""
+    """For each part, how many late chats would have met both targets without it."""
     by_chat: dict[float, list[Half]] = {}
     for half in late:
         by_chat.setdefault(half.arrival_s, []).append(half)
@@ -312,7 +315,7 @@ def in_time_without(late: Sequence[Half]) -> dict[str, int]:
 
 
 def report(path: Path) -> None:
-    """Prints why the chats of one run were late: each by when it came, and medians of those in time."""
+    """Prints why the chats of one run were late, in order of arrival, and medians of the chats in time."""
     seen, logged = seen_of(path), read(log_of(path))
     found = list(halves(seen, logged))
     late = [half for half in found if half.is_late]
@@ -327,8 +330,8 @@ def report(path: Path) -> None:
             rows.append(_row(f"{what}, {len(good)} in time", median(half.seconds for half in good), medians))
     print_table(title, columns, rows)
     explained = len({half.arrival_s for half in late})
-    print(f"replayed {len(logged.steps)} steps: {logged.difference or 'decided as then'}")
-    print(f"late and followed to the end: {explained}; of these in time without")
+    print(f"replayed {len(logged.steps)} steps: {logged.difference or 'all decisions are the same'}")
+    print(f"late, and covered to the end: {explained}; of these, in time without")
     for name, count in in_time_without(late).items():
         print(f"  {name.replace('_', ' ')}: {count}")
 
@@ -339,7 +342,9 @@ def _row(name: str, seconds: float, parts: Parts) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, nargs="+", metavar="KEPT/RUN", help="without the suffixes")
+    parser.add_argument(
+        "runs", type=Path, nargs="+", metavar="KEPT/RUN", help="path of a kept run, without the suffixes"
+    )
     for path in parser.parse_args().runs:
         report(path)
 

@@ -1,4 +1,4 @@
-"""Latencies of a window over all its online requests: whoever got no answer has waited longer than all others."""
+"""Latencies of all online requests of a window. A request without an answer counts as infinitely slow."""
 
 import math
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ def ttfts_s(records: Sequence[Record]) -> list[float]:
 
 
 def tpots_s(records: Sequence[Record]) -> list[float]:
-    """Every answer has two tokens at least."""
+    """TPOT of each request; every answer has at least two tokens."""
     return [math.inf if r.error is not None or r.tpot_s is None else r.tpot_s for r in records]
 
 
 def percentile_of_all(values: Sequence[float], q: float) -> float:
-    """Linear between the nearest ranks, and infinite where one of them is; NaN of nothing."""
+    """Percentile, linear between the nearest ranks. Infinite if one of them is; NaN without values."""
     if not values:
         return math.nan
     ordered = sorted(values)
@@ -26,6 +26,6 @@ def percentile_of_all(values: Sequence[float], q: float) -> float:
 
 
 def ttft_p99_ratio(records: Sequence[Record], others: Sequence[Record]) -> float | None:
-    """These requests' over the others'; None where one is infinite, or of nothing."""
+    """TTFT p99 of these requests over the others'; None if one is infinite or there are no requests."""
     p99_s, others_s = (percentile_of_all(ttfts_s(each), 0.99) for each in (records, others))
     return round(p99_s / others_s, 4) if math.isfinite(p99_s) and math.isfinite(others_s) else None

@@ -1,4 +1,4 @@
-"""The runs of the live experiment in their order."""
+"""The runs of the live experiment, in their order."""
 
 import contextlib
 import os
@@ -25,27 +25,27 @@ class Experiment:
     engines: tuple[Engine, ...]
     """The first is the headline."""
     over_alone: tuple[float, ...] = (TPOT_OVER_ALONE,)
-    """TPOT targets of our curve, in TPOT p50s of online alone; the headline's belongs to it in any case."""
+    """TPOT targets of our curve, in TPOT p50s of online work alone. The headline's is always added."""
     least_ttft_over_alone: float = 0.0
-    """The TTFT target is so many TTFT p50s of online alone at least; contracts know no such bound."""
+    """Least TTFT target, in TTFT p50s of online work alone; real contracts have no such bound."""
     predicts: bool = False
-    """Whether the headline's run is simulated as well."""
+    """Whether the headline's run is also simulated."""
     caps_every_engine: bool = True
-    """Or the headline's alone: no point of a curve needs the capped ceiling."""
+    """Otherwise only the headline's, since no point of a curve needs the limited ceiling."""
     kept_in: Path | None = None
-    """For the step logs of the headline's engine, alone and beside, and what its clients saw."""
+    """Directory for the step logs of the headline's engine, with and without the batch, and its clients' records."""
     check_model: Path | None = None
-    """Whose texts are checked, where ``transformers`` on a CPU would take too long over the model's own."""
+    """Model whose texts are checked, if ``transformers`` on a CPU would take too long for the measured model."""
 
     @property
     def has_curve(self) -> bool:
-        """More is measured than the headline's own runs."""
+        """Whether more is measured than the headline's own runs."""
         return set(self.over_alone) != {TPOT_OVER_ALONE} or any(engine.rivals for engine in self.engines)
 
 
 @contextlib.contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Of the servers that are started in it."""
+    """Sets environment variables for the servers that are started inside."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -59,7 +59,7 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @dataclass(slots=True, frozen=True)
 class Alone:
-    """Medians of online alone with lax targets, of the fastest server on these kernels."""
+    """Medians of online work alone without targets, of the fastest server on these kernels."""
 
     ttft_s: float
     tpot_s: float
@@ -73,7 +73,7 @@ async def probe_alone(plan: Plan, engine: Engine) -> Alone:
     for rival in engine.rivals[:1]:
         probes += await rival.probe(plan)
     if not all(any(r.tpot_s for r in probe.records) for probe in probes):
-        raise SystemExit(f"no chat was answered in the window at {plan.rate_rps:.3f} requests/s: take a longer run")
+        raise SystemExit(f"no chat was answered in the window at {plan.rate_rps:.3f} requests/s: use a longer run")
     return Alone(
         min(percentiles(r.ttft_s for r in probe.records).p50 for probe in probes),
         min(percentiles(r.tpot_s for r in probe.records).p50 for probe in probes),
@@ -81,7 +81,7 @@ async def probe_alone(plan: Plan, engine: Engine) -> Alone:
 
 
 async def measure_case(plan: Plan, case: Case, engine: Engine, experiment: Experiment, findings: Findings) -> None:
-    """All runs at one load on one engine; adds to ``findings`` as they end."""
+    """Runs everything at one load on one engine; adds to ``findings`` as the runs end."""
     ceiling = findings.ceilings[engine.name]
     plan = replace(plan.at_load(case.load, ceiling.offline_tokens_per_s), shape=case.shape)
     alone = await probe_alone(plan, engine)
@@ -125,7 +125,7 @@ async def measure_case(plan: Plan, case: Case, engine: Engine, experiment: Exper
             window = await run(plan, [*engine.flags, *other.flags], online=True, offline=True)
             found.points.append(point_of(AS_SLOW, keep(AS_SLOW, window), other, multiple))
         if path is not None and predicts:
-            # Last: it is minutes of the processor, and may be done without.
+            # Last, because it takes minutes of CPU time and is optional.
             try:
                 found.prediction = predict(late.log_of(path), both, targets)
             except ValueError as error:
@@ -133,7 +133,7 @@ async def measure_case(plan: Plan, case: Case, engine: Engine, experiment: Exper
 
 
 async def measure(plan: Plan, experiment: Experiment, findings: Findings) -> None:
-    """Adds to ``findings`` as the runs end."""
+    """Runs everything; adds to ``findings`` as the runs end."""
     for engine in experiment.engines:
         with environment(engine.environment):
             checked = replace(plan, model=experiment.check_model or plan.model)
@@ -142,7 +142,7 @@ async def measure(plan: Plan, experiment: Experiment, findings: Findings) -> Non
             lax = [*engine.flags, *slo_flags(LAX_S, LAX_S)]
             findings.ceilings[engine.name] = await run(plan, lax, online=False, offline=True)
             print(f"ceiling: {findings.ceilings[engine.name].offline_tokens_per_s:.0f} tok/s", flush=True)
-    # By turns: every repeat runs all engines at all loads, so that a machine that changes its speed favours none.
+    # In turn: every repeat runs all engines at all loads, so that drift of the machine's speed favours none.
     for repeat in range(experiment.repeats):
         for case in experiment.cases:
             for engine in experiment.engines:

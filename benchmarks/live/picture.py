@@ -1,8 +1,8 @@
-"""The headline of the live experiment in one picture, for a page that is 800 pixels wide.
+"""Draws the headline of the live experiment, for a page that is 800 pixels wide.
 
-Offline throughput over what chats feel, by the middle stream and by the slowest in a hundred; a row for each set of
-kernels. Our curve has its targets written beside it. A rival that is so slow that it would squash the rest stands at
-the right edge, with an arrow and its figure, and so does what we do at such a rival's pace.
+It shows offline throughput over chat latency, at the median and at p99, with one row for each set of kernels. Our curve
+is labelled with its targets. A rival that is too slow for the axis is drawn at the right edge, with an arrow and its
+figure. Our point at such a rival's pace is drawn in the same way.
 """
 
 import math
@@ -21,26 +21,26 @@ WIDTH_INCHES, ROW_INCHES, TITLE_INCHES, DPI = 8.0, 3.3, 0.35, 100
 OURS, REFERENCE, TEXT = "#0b7285", "#868e96", "#343a40"
 RIVALS = (("#e8590c", "s"), ("#c2255c", "D"), ("#6741d9", "^"), ("#e67700", "v"))
 SMALL = 9
-"""Points of a font."""
+"""Font size in points."""
 MOST_OF_OURS = 2.5
-"""The axis ends at so many times our slowest point, unless all rivals come before."""
+"""The axis ends at this many times our slowest point, unless all rivals are left of that."""
 FOOT = 0.08
-"""Of the height: a name below such a point would lie on the axis."""
+"""Fraction of the height; a label below a lower point would overlap the axis."""
 LEAST_APART = 0.09
-"""Names of rivals at the edge, as a share of the highest point."""
+"""Least distance between names of rivals at the edge, as a fraction of the highest point."""
 NOTE = {"textcoords": "offset points", "fontsize": SMALL}
 
 
 def draw_picture(curves: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """``curves`` as ``findings.curves`` makes them; those of another load than the first's are left out."""
-    from matplotlib.figure import Figure  # no pyplot: it wants a display and keeps global state
+    """Draws ``curves``, as made by ``findings.curves``, at the load of the first one."""
+    from matplotlib.figure import Figure  # no pyplot: it needs a display and keeps global state
 
     shown = [curve for curve in curves if curve["name"] == curves[0]["name"]]
     size = (WIDTH_INCHES, ROW_INCHES * len(shown) + TITLE_INCHES)
     figure = Figure(figsize=size, dpi=DPI, layout="constrained", facecolor="white")
     title = f"Batch speed against chat latency, chats at {curves[0]['load']:.0%} load (upper left is best)"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=TEXT)
-    # A row has its own legend: the rivals of two sets of kernels are not the same.
+    # One legend per row, because each set of kernels has other rivals.
     for row, curve in zip(figure.subfigures(len(shown), 1, squeeze=False)[:, 0], shown, strict=True):
         row.set_facecolor("white")
         panels = row.subplots(1, len(PANELS), sharey=True)
@@ -68,7 +68,7 @@ def legend_of(curve: Mapping[str, Any]) -> list[Any]:
 
 
 def rivals_of(curve: Mapping[str, Any]) -> list[tuple[Point, tuple[str, str]]]:
-    """Each with its colour and marker."""
+    """Each rival with its colour and marker."""
     rivals = [point for point in curve["points"] if point.is_rival]
     return [(rival, RIVALS[number % len(RIVALS)]) for number, rival in enumerate(rivals)]
 
@@ -105,15 +105,15 @@ def draw_panel(axes: Any, curve: Mapping[str, Any], latency: str) -> None:
 
 
 def place_of_note(height: float) -> tuple[int, int]:
-    """Points right of and above a point of ours: below the line, but not among the figures of the axis.
+    """Offset in points of a label from one of our points: below the line, but not over the axis labels.
 
-    height: of the point, as a share of the highest one.
+    height: height of the point, as a fraction of the highest one.
     """
     return (4, -12) if height > FOOT else (8, 3)
 
 
 def edge_of(curve: Mapping[str, Any], latency: str) -> float:
-    """Where the axis ends: behind the last point, or far behind our last target where rivals are much slower."""
+    """End of the axis: after the last point, or well after our last target if rivals are much slower."""
     latencies_ms: list[float] = [getattr(point, latency) for point in curve["points"]]
     finite_ms = [each for each in latencies_ms if math.isfinite(each)]
     ours_ms = [
@@ -128,7 +128,7 @@ def edge_of(curve: Mapping[str, Any], latency: str) -> float:
 
 
 def apart(heights: Sequence[float], least: float) -> list[float]:
-    """Heights for the names of points at these heights, in their order and at least so far from each other."""
+    """Heights for the labels of points at these heights, in the same order and at least ``least`` apart."""
     order = sorted(range(len(heights)), key=heights.__getitem__)
     placed = list(heights)
     for below, above in pairwise(order):
@@ -138,7 +138,7 @@ def apart(heights: Sequence[float], least: float) -> list[float]:
 
 
 def draw_beyond(axes: Any, point: Point, at_ms: float, note_at: tuple[float, float], colour: str) -> None:
-    """What is slower than the axis is long: an arrow at its height, and its figure."""
+    """Draws a point beyond the axis: an arrow at its height, and its figure."""
     axes.plot(note_at[0], point.offline_tokens_per_s, ">", color=colour, clip_on=False)
     text = "never ends" if math.isinf(at_ms) else f"{at_ms:,.0f} ms"
     box = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1}

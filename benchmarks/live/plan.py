@@ -1,4 +1,4 @@
-"""What a run of the live experiment is: its load, its window, its targets, and what was measured."""
+"""A run of the live experiment: its load, window and targets, and its measurements."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,25 +11,25 @@ from neaptide.loadgen.client.recorder import Record
 from neaptide.loadgen.workloads.made_load import Arrivals
 
 TPOT_OVER_ALONE = 2.4
-"""The headline's target, in TPOT p50s of online alone."""
+"""The headline's target, in TPOT p50s of online work alone."""
 TTFT_OVER_TPOT = 5.0
 ONLINE_IN, ONLINE_OUT = 128, 32
 OFFLINE_IN, OFFLINE_OUT = 256, 64
 CEILING_LINES = 3000
 LEAST_LINES = 400
-"""For runs whose need is known from the ceiling."""
+"""For runs whose need follows from the ceiling."""
 LAX_S = 3600.0
 START_TIMEOUT_S = 600.0
-"""An executor may compile its model first."""
+"""Long, because an executor may first compile its model."""
 PATIENCE_S = 45.0
-"""For chats behind a flood: one that has not ended so long after the last arrival counts as one that never does."""
+"""Time for late chats: one that has not ended this long after the last arrival counts as never ending."""
 EGRESS_MS = 5.0
 PHASES = ("schedule", "prepare", "model", "sample", "commit")
 
 
 @dataclass(slots=True, frozen=True)
 class Case:
-    """Online load: how much of the ceiling, and how it arrives."""
+    """Online load: its fraction of the ceiling, and the shape of its arrivals."""
 
     load: float
     shape: str = "poisson"
@@ -41,7 +41,7 @@ class Case:
 
 @dataclass(slots=True)
 class Window:
-    """Measured between two scrapes of the same server."""
+    """Measurements between two scrapes of the same server."""
 
     seconds: float = 0.0
     online_tokens_per_s: float = 0.0
@@ -52,11 +52,11 @@ class Window:
     preemptions: float = 0.0
     prediction_error: float = 0.0
     clock_s: tuple[float, float] = (0.0, 0.0)
-    """When it began and ended, on the clock of this machine and so of the engine."""
+    """Begin and end, on the clock of this machine, which is also the engine's."""
     records: list[Record] = field(default_factory=list)
-    """Of the requests that arrived in it ..."""
+    """Records of the requests that arrived in the window."""
     early: list[Record] = field(default_factory=list)
-    """... and before it."""
+    """Records of the requests that arrived before it."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -67,19 +67,20 @@ class Plan:
     seed: int
     offline_lines: int = CEILING_LINES
     rate_rps: float = 0.0
-    """Of online requests."""
+    """Rate of online requests."""
     shape: str = "poisson"
-    """Of their arrivals: one of ``made_load.SHAPES``."""
+    """Shape of their arrivals, one of ``made_load.SHAPES``."""
     patience_s: float = PATIENCE_S
 
     def arrivals_s(self) -> list[float]:
-        """When online requests come, from the start of the run."""
+        """Arrival times of online requests, from the start of the run."""
         if self.shape == "poisson":
             return poisson_arrivals(self.rate_rps, self.duration_s, self.seed)
         return Arrivals(self.rate_rps, self.duration_s, self.shape).draw(np.random.default_rng(self.seed))
 
     def at_load(self, load: float, ceiling_tokens_per_s: float) -> "Plan":
-        """With online requests that make this share of the ceiling, and twice the lines that the whole run could do."""
+        """The plan with online requests of this fraction of the ceiling, and twice the lines that the run can
+        complete."""
         rate_rps = load * ceiling_tokens_per_s / (ONLINE_IN + ONLINE_OUT)
         needed = 2 * ceiling_tokens_per_s * self.duration_s / (OFFLINE_IN + OFFLINE_OUT)
         return replace(self, rate_rps=rate_rps, offline_lines=LEAST_LINES + round(needed))
@@ -104,12 +105,12 @@ class Targets:
 
     @property
     def cap_flags(self) -> list[str]:
-        """Of a server whose steps without online work end at the TPOT target: those that would be given up may be
-        longer."""
+        """Flags of a server whose steps without online work end at the TPOT target. Abortable steps could be longer, so
+        they are off."""
         return [*self.capping.flags, "--give-up-steps", "off"]
 
     @property
     def capping(self) -> "Targets":
-        """Without online work a step may take ``IDLE_SHARE`` of the TTFT target less egress (``overlap_depth`` 0): so a
-        target can stand for a cap on steps."""
+        """Targets that limit steps without online work to the TPOT target. Such a step may take ``IDLE_SHARE`` of the
+        TTFT target less egress (``overlap_depth`` 0)."""
         return Targets(self.tpot_s / IDLE_SHARE + EGRESS_MS / 1e3, self.tpot_s)

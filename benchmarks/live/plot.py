@@ -1,4 +1,4 @@
-"""Every point of the live experiment in one picture: offline throughput against online latency, a row for each load."""
+"""Draws every point of the live experiment: offline throughput over online latency, with one row for each load."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ RIVAL_COLOURS = ("#e8590c", "#868e96", "#c2255c", "#f08c00")
 MARKERS = ("s", "D", "^", "v")
 ROW_INCHES, WIDTH_INCHES = 3.6, 11.5
 ROOM = 1.15
-"""Beyond the last point that is on the axis."""
+"""Factor between the last finite point and the end of the axis."""
 
 
 def draw(curves: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """``curves`` as ``measure.curves`` makes them."""
-    from matplotlib.figure import Figure  # no pyplot: it wants a display and keeps global state
+    """Draws ``curves``, as made by ``findings.curves``."""
+    from matplotlib.figure import Figure  # no pyplot: it needs a display and keeps global state
 
     rows = list(dict.fromkeys(curve["name"] for curve in curves))
     figure = Figure(figsize=(WIDTH_INCHES, ROW_INCHES * len(rows) + 0.9), layout="constrained")
@@ -26,7 +26,7 @@ def draw(curves: Sequence[Mapping[str, Any]], path: Path) -> None:
     for axes_row, name in zip(grid, rows, strict=True):
         of_row = [curve for curve in curves if curve["name"] == name]
         for axes, (latency, label) in zip(axes_row, PANELS, strict=True):
-            num_rivals = 0  # of the row: the rivals of two engines are not the same
+            num_rivals = 0  # per row, because each engine has other rivals
             for curve, colour in zip(of_row, OUR_COLOURS, strict=False):
                 num_rivals += draw_panel(axes, curve, latency, colour, num_rivals)
             axes.set_xlabel(label)
@@ -43,7 +43,8 @@ def draw(curves: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def draw_panel(axes: Any, curve: Mapping[str, Any], latency: str, colour: str, first_rival: int) -> int:
-    """Our curve with its targets, the rivals, and what online requests get without a batch; how many rivals."""
+    """Draws our curve with its targets, the rivals, and the latency of online work alone. Returns the number of
+    rivals."""
     ours = [point for point in curve["points"] if not point.is_rival]
     rivals = [point for point in curve["points"] if point.is_rival]
     edge = ROOM * widest(curve["points"], latency)
@@ -69,7 +70,7 @@ def draw_panel(axes: Any, curve: Mapping[str, Any], latency: str, colour: str, f
 
 
 def draw_rival(axes: Any, rival: Point, latency: str, edge: float, colour: str, marker: str) -> None:
-    """At the right edge, with an arrow, where so few requests ended that there is no latency."""
+    """Draws a rival; at the right edge, with an arrow, if too few requests ended for a latency."""
     at_ms = getattr(rival, latency)
     where, marker = (edge, ">") if math.isinf(at_ms) else (at_ms, marker)
     axes.plot(where, rival.offline_tokens_per_s, marker, color=colour, label=rival.name)

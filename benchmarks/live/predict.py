@@ -1,18 +1,18 @@
-"""What the simulator makes of a live run: the same arrivals on a virtual clock, beside what the clients saw.
+"""Simulates a live run: the same arrivals on a virtual clock, compared with the clients' measurements.
 
-Everything is taken from the run's own step log. It is replayed first: today's scheduler must decide every step as it
-was decided, and the replay gives the shapes of the steps. Then the load is simulated twice, with step times as the
-engine's cost model had learnt them when the window of measurement began, and, to tell the machine's wandering from the
-simulator's own error, as it would have learnt them from the whole run.
+Everything comes from the run's own step log. First the log is replayed. Today's scheduler must decide every step in the
+same way, and the replay gives the shapes of the steps. Then the load is simulated twice. The first simulation uses the
+step times that the engine's cost model had learned when the measurement window began. The second uses those of the
+whole run, which separates the drift of the machine from the simulator's own error.
 
-The simulator ends at the engine. What a client waits besides, until its request has been read and from the end of the
-step that made its first token until it has that, is measured on the run's own requests (their median) and added: on
-those of before the window for the first simulation, on all for the second.
+The simulation ends at the engine. A client also waits until its request has been read, and after the step that made its
+first token. Both times are measured on the run's own requests, and their medians are added. The first simulation uses
+the requests before the window, the second all of them.
 
     python -m benchmarks.live.predict KEPT/load-0.2-seed-0-beside [...]    # a run that was kept with ``--keep``
 
-A machine that changes its speed between two runs makes ``share`` what it likes, for the capped ceiling is a run of its
-own. So that ceiling is simulated, too, on the machine that this run had: what is short of it is the scheduler's doing.
+``share`` depends on the machine's speed in two runs, because the limited ceiling is a run of its own. So that ceiling
+is also simulated on the machine of this run. What is missing to it is due to the scheduler.
 """
 
 import argparse
@@ -52,15 +52,15 @@ from neaptide.simulation.measures import Copied, Measures, OnlineRecord
 from neaptide.simulation.replay import replay
 
 MAX_HOST_S = 0.05
-"""Between two steps; a longer gap means that there was nothing to do."""
+"""Longest gap between two steps that counts as host time; in a longer one there was nothing to do."""
 VOCABULARY = 1000
 GIVE_UP_PIECES = 30 * 9
-"""Of a step: the 111M model's layers are so many kernels, and it may be given up before each."""
+"""Number of pieces between which a step may be aborted: the kernels of the 111M model's layers."""
 AFTER_IDLE = "after_idle"
 CAPPED_DRAWS = 3
-"""Of a whole run's steps; nothing in it waits for a single one."""
+"""Draws of a whole run's steps; fewer, because no measure depends on a single step."""
 OF_MACHINE = ("step_error", "step_noise", "way_to_engine_ms", "way_to_client_ms")
-"""Beside the figures."""
+"""Properties of the machine, shown with the figures."""
 ERROR_OF = {
     "ttft_p50_ms": ERRORS["p50"],
     "ttft_p99_ms": ERRORS["p99"],
@@ -69,15 +69,15 @@ ERROR_OF = {
     "offline_tokens_per_s": ERRORS["tokens/s"],
     "online_tokens_per_s": ERRORS["tokens/s"],
 }
-"""What a prediction may be off, relative."""
+"""Largest relative errors of a prediction."""
 Figures = dict[str, float]
 
 
 class Way(NamedTuple):
-    """Of a request through client, network and API process; medians."""
+    """Time of a request through client, network and API process; medians."""
 
     to_engine_s: float
-    """From when it was due until the server had all of it, from when the engine counts."""
+    """From its due time until the server had received it, from when the engine counts."""
     to_client_s: float
     """From the end of the step that made the first token until the client had it."""
 
@@ -87,7 +87,7 @@ class Way(NamedTuple):
 
 
 class Host(EngineObserver):
-    """Takes its time for every plan."""
+    """Lets every plan take a fixed time."""
 
     def __init__(self, clock: VirtualClock, seconds: float) -> None:
         self._clock, self._seconds = clock, seconds
@@ -98,31 +98,32 @@ class Host(EngineObserver):
 
 @dataclass(slots=True)
 class Recorded:
-    """What the log says. Times are in seconds from when the batch came."""
+    """Content of the log. Times are in seconds from the batch's arrival."""
 
     header: HeaderLine
     begin_s: float = 0.0
-    """When that was, on the engine's clock."""
+    """Time of that arrival on the engine's clock."""
     warm_up: list[tuple[BatchShape, float]] = field(default_factory=list)
-    """Steps that the cost model was shown before the first."""
+    """Steps shown to the cost model before the first one."""
     arrivals_s: list[float] = field(default_factory=list)
     served: list[tuple[float, float]] = field(default_factory=list)
-    """Arrival and first token of online requests that had one, on the engine's clock, in the order of arrival."""
+    """Arrival and first token of online requests that got one, on the engine's clock, in the order of arrival."""
     rows: int = 0
     row_tokens: int = 0
     steps: list[Step] = field(default_factory=list)
     difference: str | None = None
-    """Of the replay."""
+    """First difference found by the replay."""
     planned_early_s: list[float] = field(default_factory=list)
-    """Of an engine one step ahead, by step: how long before the step in flight could end the next plan was begun."""
+    """By step, for an engine one step ahead: the time between the start of the next plan and the earliest end of the
+    step in flight."""
 
     @property
     def host_s(self) -> float:
-        """What planning and submitting take of the host where a step is in flight: the engine keeps both twice."""
+        """Host time of planning and submitting during a step in flight; the engine reserves both twice."""
         return median(self.planned_early_s) / 2 if self.planned_early_s else 0.0
 
     def learnt(self, until_s: float) -> tuple[OnlineCostModel, list[Step]]:
-        """The engine's cost model after the steps that had ended by then, and these steps."""
+        """The engine's cost model after the steps that had ended by ``until_s``, and these steps."""
         model = build_cost_model(self.header.recipe["cost_model"])
         assert isinstance(model, OnlineCostModel)
         known = [step for step in self.steps if step.end_s <= until_s]
@@ -131,7 +132,7 @@ class Recorded:
         return model, known
 
     def way(self, records: Sequence[Record]) -> Way:
-        """Of these requests; none of time if none had a first token."""
+        """The way of these requests; zero if none got a first token."""
         arrivals_s, ways = [arrival_s for arrival_s, _ in self.served], []
         for record in records:
             index = bisect_left(arrivals_s, record.sent_s)
@@ -142,14 +143,14 @@ class Recorded:
 
 
 def read(log: Path) -> Recorded:
-    """Raises ValueError if the log is damaged or names no batch."""
+    """Reads and replays a log. Raises ValueError if it is damaged or has no batch."""
     lines = list(read_log(log))
     header = lines[0]
     assert isinstance(header, HeaderLine)
     found = Recorded(header)
     batches = [line for line in lines if isinstance(line, BatchLine)]
     if not batches:
-        raise ValueError(f"{log} names no batch")
+        raise ValueError(f"{log} has no batch")
     found.begin_s = batches[0].now_s
     found.rows, found.row_tokens = sum(len(line.rows) for line in batches), batches[0].rows[0][1]
     found.warm_up = [(BatchShape(*one.shape), one.seconds) for one in lines if isinstance(one, ObserveLine)]
@@ -166,7 +167,7 @@ def read(log: Path) -> Recorded:
         planning_s = (planned_s or [start_s])[0] - start_s
         gap_s, begun_s = start_s - ended_s, start_s + planning_s
         host_s = planning_s + (gap_s if 0.0 <= gap_s <= MAX_HOST_S else 0.0)
-        if header.scheduler.overlap_depth:  # planned while the one before it ran
+        if header.scheduler.overlap_depth:  # planned while the step before it ran
             if start_s < ended_s:
                 found.planned_early_s.append(max(earliest_end_s - start_s, 0.0))
             begun_s, host_s = max(begun_s, ended_s), 0.0
@@ -182,7 +183,7 @@ def read(log: Path) -> Recorded:
 
 
 def predict(log: Path, real: Window, targets: Targets) -> dict[str, Any]:
-    """The real run's figures, and those of the simulations, by what is known of the step times."""
+    """Figures of the real run and of the simulations, by what they know of the step times."""
     recorded = read(log)
     window_s = tuple(at_s - recorded.begin_s for at_s in real.clock_s)
     ways = [recorded.way(records) for records in (real.early, [*real.early, *real.records])]
@@ -207,7 +208,7 @@ def predict(log: Path, real: Window, targets: Targets) -> dict[str, Any]:
 
 
 def simulated(recorded: Recorded, until_s: float, window_s: Sequence[float], targets: Targets, way: Way) -> Figures:
-    """Medians over draws of what steps scatter by."""
+    """Medians over draws of the steps' scatter."""
     model, known = recorded.learnt(until_s)
     machine = MachineModel(model.as_it_is(), known)
     with TemporaryDirectory() as name:
@@ -224,8 +225,8 @@ def simulated(recorded: Recorded, until_s: float, window_s: Sequence[float], tar
 
 
 def by_kind(machine: CostModel, steps: Sequence[Step]) -> dict[str, float]:
-    """What steps of each kind took, planning and committing included, over what was predicted for them: a kind that is
-    off by itself is the model's fault, all together are the machine's. Kinds without steps are left out."""
+    """Time of each kind of step, with planning and committing, over its prediction. If a single kind is off, the model
+    is wrong; if all are, the machine's speed changed. Kinds without steps are left out."""
     kinds: dict[str, list[Step]] = {}
     for before, step in zip((None, *steps), steps, strict=False):
         kinds.setdefault(regime_of(step.shape).value, []).append(step)
@@ -240,7 +241,7 @@ def by_kind(machine: CostModel, steps: Sequence[Step]) -> dict[str, float]:
 
 
 def load_of(recorded: Recorded, end_s: float, targets: Targets, directory: Path) -> Load:
-    """The recorded arrivals; texts of the same lengths, of which no two are alike."""
+    """A load with the recorded arrivals, and texts of the same lengths that share no prefix."""
     stem = str(directory / "offline")
     with TokenFileWriter(stem) as writer:
         for prompt in random_prompts(recorded.rows, recorded.row_tokens, FIRST_TOKEN_ID + VOCABULARY, seed=1):
@@ -250,7 +251,8 @@ def load_of(recorded: Recorded, end_s: float, targets: Targets, directory: Path)
 
 
 def capped_tokens_per_s(recorded: Recorded, window_s: Sequence[float], targets: Targets) -> float:
-    """Of offline work alone in steps capped at the TPOT target, as the machine was in this run; a median over draws."""
+    """Rate of offline work alone in steps limited to the TPOT target, on the machine of this run; a median over
+    draws."""
     model, known = recorded.learnt(window_s[1])
     machine, cap = MachineModel(model.as_it_is(), known), targets.capping
     scheduler = msgspec.structs.replace(
@@ -265,9 +267,10 @@ def capped_tokens_per_s(recorded: Recorded, window_s: Sequence[float], targets: 
 def draw(
     recorded: Recorded, load: Load, machine: MachineModel, seed: int, scheduler: SchedulerConfig | None = None
 ) -> Outcome:
-    """
+    """Simulates one draw of the load.
+
     Args:
-        scheduler: in place of the recorded one.
+        scheduler: replaces the recorded one.
     """
     header, clock = recorded.header, VirtualClock()
     executor = TraceExecutor(
@@ -306,7 +309,7 @@ def figures_of(outcome: Outcome, window_s: Sequence[float], targets: Targets, wa
 
 
 def _offline_tokens_per_s(outcome: Outcome, window_s: Sequence[float]) -> float:
-    """Without what was computed again."""
+    """Offline tokens/s without recomputed tokens."""
     begin_s, end_s = window_s
     steps = outcome.measures.steps((begin_s, end_s))
     return float(steps["computed_tokens"].sum() - steps["recomputed_tokens"].sum()) / (end_s - begin_s)
@@ -376,18 +379,19 @@ def print_prediction(found: Mapping[str, Any]) -> None:
     decided = found["decided_otherwise"] or "none"
     share = "-" if found["share_of_it"] is None else f"{found['share_of_it']:.3f}"
     print(
-        f"capped ceiling of this run's own machine, simulated: {found['capped_tokens_per_s']:,.0f} tok/s; share {share}"
+        "simulated ceiling with limited steps on this run's machine: "
+        f"{found['capped_tokens_per_s']:,.0f} tok/s; share {share}"
     )
-    print_table(f"the simulator on this run; of {found['steps']} steps decided otherwise: {decided}", columns, rows)
+    print_table(f"the simulator on this run; difference in {found['steps']} replayed steps: {decided}", columns, rows)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a path in KEPT, without its suffixes")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="path of a kept run, without the suffixes")
     for path in parser.parse_args(argv).runs:
         seen = late.seen_of(path)
         if not seen.clock_s[1]:
-            parser.error(f"{path} was kept before 2026-11-27: nothing says when its window was")
+            parser.error(f"{path} was kept before 2026-11-27, when the time of the window was not recorded")
         found = predict(late.log_of(path), seen.window, seen.targets)
         print_prediction(found)
         print(json.dumps(jsonable(found), allow_nan=False))

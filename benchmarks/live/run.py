@@ -1,4 +1,4 @@
-"""One run: a server, a batch file, online requests, and what was measured between two scrapes."""
+"""One run: a server, a batch file, online requests, and the measurements between two scrapes."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ from neaptide.loadgen.client.prometheus import Samples
 from neaptide.loadgen.client.recorder import Record
 
 MEASURED = tuple(f"neaptide_{name}" for name in ("step_", "recomputed_", "preemptions_", "requests_waiting"))
-"""Beginnings of the names of what is read while clients wait."""
+"""Prefixes of the metrics that are read while clients wait."""
 
 
 async def scrape(http: httpx.AsyncClient, only: tuple[str, ...] = ("",)) -> Samples:
@@ -43,9 +43,9 @@ def between(start: Samples, end: Samples, seconds: float, *, saturated: bool = F
 
     steps = max(delta("neaptide_step_seconds_count", phase="total"), 1.0)
     if saturated:
-        # Steps can be seconds long and the window's edges fall inside them: count the engine's own busy time.
+        # Steps can take seconds, and the window's edges lie inside them, so the engine's own busy time counts.
         seconds = sum(delta("neaptide_step_seconds_sum", phase=p) for p in ("total", "schedule", "commit"))
-    # A recomputed token is computed twice but is one token of work: only offline work is preempted here.
+    # A recomputed token is computed twice but counts once. Only offline work is preempted here.
     recomputed = delta("neaptide_recomputed_tokens_total")
     tokens = {c: delta("neaptide_step_tokens_total", **{"class": c}) for c in ("online", "offline")}
     return Window(
@@ -61,7 +61,7 @@ def between(start: Samples, end: Samples, seconds: float, *, saturated: bool = F
 
 
 async def submit_offline(http: httpx.AsyncClient, plan: Plan) -> None:
-    """The batch file; returns when its lines run."""
+    """Submits the batch file; returns when its lines run."""
     prompts = random_prompts(plan.offline_lines, OFFLINE_IN, vocab_size(plan.model), seed=1000 + plan.seed)
     lines = []
     for i, prompt in enumerate(prompts):
@@ -75,10 +75,10 @@ async def submit_offline(http: httpx.AsyncClient, plan: Plan) -> None:
 
 
 async def run(plan: Plan, flags: list[str], *, online: bool, offline: bool, step_log: Path | None = None) -> Window:
-    """One server, one run; the window's records are those of requests that arrived in it.
+    """Runs one server once. The window's records are those of requests that arrived in it.
 
     Args:
-        step_log: for the engine to write.
+        step_log: file that the engine writes.
     """
     arrivals = plan.arrivals_s() if online else []
     prompts = random_prompts(len(arrivals), ONLINE_IN, vocab_size(plan.model), seed=plan.seed)
@@ -110,7 +110,8 @@ async def run(plan: Plan, flags: list[str], *, online: bool, offline: bool, step
 def online_load(
     client: StreamClient, arrivals_s: Sequence[float], prompts: Sequence[list[int]], records: list[Record]
 ) -> asyncio.Task[None]:
-    """Sends each prompt when it is due; what has ended is in ``records``. To be cancelled by who has seen enough."""
+    """Starts sending each prompt when it is due, and collects ended requests in ``records``. The caller cancels the
+    task."""
     return asyncio.create_task(
         open_loop(
             arrivals_s,
@@ -121,7 +122,7 @@ def online_load(
 
 
 async def measured(http: httpx.AsyncClient, plan: Plan, *, online: bool, offline: bool) -> Window:
-    """What happens between the beginning and the end of the window; without records."""
+    """Measures the window; without records."""
     begin, end = plan.window_s
     began_s = asyncio.get_running_loop().time()
     await asyncio.sleep(begin)
@@ -129,7 +130,7 @@ async def measured(http: httpx.AsyncClient, plan: Plan, *, online: bool, offline
     await asyncio.sleep(end - begin)
     stop = await scrape(http, MEASURED)
     if offline and stop.sum("neaptide_requests_waiting", **{"class": "offline"}) == 0:
-        raise SystemExit("the batch ran out inside the window: the figures would be wrong")
+        raise SystemExit("the batch ran out inside the window, so the figures would be wrong")
     window = between(start, stop, end - begin, saturated=not online)
     window.clock_s = began_s + begin, began_s + end
     return window
@@ -141,23 +142,23 @@ async def give_time(
     *,
     patience_s: float = PATIENCE_S,
 ) -> None:
-    """Waits for what is in flight, as long as ``patience_s``, then gives up on it, and on ``more`` at once."""
+    """Waits for tasks in flight for up to ``patience_s``, then cancels the rest, and all of ``more``."""
     ended, pending = await asyncio.wait(load, timeout=patience_s)
     for task in (*pending, *more):
         task.cancel()
     await asyncio.gather(*pending, *more, return_exceptions=True)
     for task in ended:
-        task.result()  # a fault of the client is not an empty success
+        task.result()  # raises the client's errors
 
 
 def with_unfinished(records: Sequence[Record], arrivals_s: Sequence[float]) -> list[Record]:
-    """The records, and one that failed for every request that has none."""
+    """The records, with a failed one for every request without a record."""
     ended = {record.arrival_s for record in records}
     return [*records, *(Record(0.0, arrival_s=at_s, error="unfinished") for at_s in arrivals_s if at_s not in ended)]
 
 
 async def check(plan: Plan, more_flags: Sequence[str] = ()) -> int:
-    """Greedy text of the server against the reference; returns how many tokens were compared."""
+    """Compares greedy text of the server with the reference; returns how many tokens were compared."""
     prompts = random_prompts(3, ONLINE_IN, vocab_size(plan.model), seed=77)
     reference = Reference(plan.model)
     checked = 0

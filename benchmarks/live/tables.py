@@ -1,4 +1,4 @@
-"""What is printed of the live experiment."""
+"""Prints the tables of the live experiment."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from neaptide.loadgen.client.recorder import attainment
 
 
 def in_ms(values_s: Sequence[float]) -> list[float | None] | None:
-    """p50, p90 and p99 of all; one that is infinite is None, and so is the whole where even p50 is, or of nothing."""
+    """p50, p90 and p99 in ms. Infinite ones are None; the whole is None if p50 is infinite or there are no values."""
     found = [percentile_of_all(values_s, q) for q in (0.5, 0.9, 0.99)]
     if not math.isfinite(found[0]):
         return None
@@ -36,7 +36,7 @@ def summary(name: str, window: Window, ttft_s: float, tpot_s: float) -> dict[str
 
 
 def print_runs(title: str, runs: list[dict[str, Any]]) -> None:
-    """What online and offline requests got in each run."""
+    """Prints the results of online and offline requests in each run."""
 
     def ms(values: list[float | None] | None) -> str:
         if values is None:
@@ -75,7 +75,7 @@ def print_load(result: dict[str, Any]) -> None:
 
 
 def print_curve(curve: Mapping[str, Any]) -> None:
-    """Every point of one engine at one load, best latency first, and where the rivals stand."""
+    """Prints every point of one engine at one load, best latency first, and compares the rivals."""
 
     def ms(value: float) -> str:
         return "none" if math.isinf(value) else f"{value:.0f}"

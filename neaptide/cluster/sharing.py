@@ -1,4 +1,4 @@
-"""Implements the batch service's ``Sharing``: PostgreSQL, shared files and the state machine of several servers."""
+"""The cluster's part of the batch service: PostgreSQL, shared files and the state machine of several servers."""
 
 import sqlalchemy as sa
 
@@ -12,7 +12,7 @@ from neaptide.server.batches.wiring import BatchPlane
 
 
 def sharing_of(store_url: str | None, blobs_url: str | None = None, lease_s: float = LEASE_S) -> Sharing | None:
-    """Storage at these addresses. None without any: the server then has all its data in its data directory.
+    """Storage at these addresses; None without addresses, for a server with all data in its data directory.
 
     Raises:
         StoreError: an address is invalid.
@@ -21,12 +21,12 @@ def sharing_of(store_url: str | None, blobs_url: str | None = None, lease_s: flo
 
 
 class SharedStorage:
-    """Shared database and storage. Implements ``Sharing``.
+    """Shared storage. Implements ``Sharing``.
 
     Args:
         store_url: address of a PostgreSQL database; None for SQLite in the data directory, for tests.
         blobs_url: address of the storage of files; with it several servers may use the database.
-        lease_s: seconds from the last renewal of a lease to its end.
+        lease_s: seconds after its last renewal in which a server keeps its leases.
 
     Raises:
         StoreError: an address is invalid.
@@ -41,13 +41,15 @@ class SharedStorage:
         """As in ``Sharing``. Raises StoreError for an invalid address."""
         if self._store_url is None:
             return None
-        # Imported here, because the driver takes as long to load as the rest of the store.
+        # Imported here: the driver takes as long to load as the rest of the store.
         from neaptide.cluster.storage.postgres import PostgresDatabase, postgres_url
 
         return PostgresDatabase(postgres_url(self._store_url), self.blobs is not None, limit_s)
 
     def settle(self, conn: sa.Connection) -> None:
+        """As in ``Sharing``."""
         settle_form(conn, self.blobs)
 
     def machine(self, plane: BatchPlane) -> SharedMachine | None:
+        """As in ``Sharing``."""
         return None if self.blobs is None else SharedMachine(plane, self.blobs, self._lease_s)

@@ -1,4 +1,4 @@
-"""Loads the cluster's storage if the settings name any."""
+"""Loads the cluster's storage if the settings ask for it."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 
 def sharing_of(settings: Settings) -> "Sharing | None":
-    """The storage; None for a server with all its data in its data directory, which does not load the cluster.
+    """The shared storage; None for a server with its database and files in its data directory, which loads nothing of
+    the cluster.
 
     Raises:
         StoreError: an address is invalid.

@@ -47,7 +47,7 @@ def answer_tasks(source: BinaryIO, sink: BinaryIO) -> None:
 def _what_if(task: WhatIfTask) -> WhatIfAnswer:
     # Limits processor time; the signal's default action ends this process.
     signal.setitimer(signal.ITIMER_PROF, WHAT_IF_CPU_S)
-    # By name: an answer counts replicas, and a server that nobody asks loads nothing of the cluster.
+    # Imported by name, so that a server without such a question loads nothing of the cluster.
     capacity = import_module("neaptide.cluster.capacity.what_if")
     change = capacity.Change(
         traffic=task.traffic,

@@ -121,9 +121,9 @@ def test_without_vllm_its_stages_are_left_out_unless_they_are_asked_for(
         monkeypatch.setattr(main.Run, name, lambda run: {})
     assert main.main(["--dry"]) == 0
     assert list(read(out / "results.json")["stages"]) == [*main.OWN_STAGES, main.LIVE_STAGE]
-    assert "no interpreter has vLLM (PYTHON_VLLM names one): without vllm, vllm_w5_ceiling" in capsys.readouterr().out
+    assert "no interpreter has vLLM (set PYTHON_VLLM): without vllm, vllm_w5_ceiling" in capsys.readouterr().out
     assert main.main(["--dry", "--stages", "vllm"]) == 1
-    assert read(out / "vllm.json")["reason"] == "no interpreter has vLLM: PYTHON_VLLM names one"
+    assert read(out / "vllm.json")["reason"] == "no interpreter has vLLM: set PYTHON_VLLM"
 
 
 def test_without_the_servers_packages_w5_is_left_out_unless_it_is_asked_for(
@@ -212,7 +212,7 @@ def test_a_stage_of_w5_that_has_nothing_to_go_on_from_is_left_out(out: Path, mon
     assert w5_in_parts(monkeypatch) == []
     assert main.main(["--dry", "--stages", "vllm_w5_ours"]) == 1
     reason = read(out / "vllm_w5_ours.json")["reason"]
-    assert reason == f"vllm_w5_ceiling leaves nothing to go on from in {out}"
+    assert reason == f"vllm_w5_ceiling left no state in {out}"
 
 
 def test_a_stage_is_ended_in_under_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ def test_the_report_says_who_was_late_and_for_what(kept: Path, capsys: pytest.Ca
     (row,) = [line for line in said.splitlines() if "first token, 1.24 s" in line]
     found = [float(cell) for cell in re.findall(r"-?\d+\.\d", row)]
     assert found[1:] == pytest.approx([261.3, 100.5, 0.0, 148.8, 0.0, 0.0, 0.0, 12.0], abs=0.2)
-    assert "decided as then" in said
+    assert "all decisions are the same" in said
     assert re.findall(r"^  ([a-z ]+): 1$", said, re.MULTILINE) == ["step before", "online prompts", "on the way"]
 
 

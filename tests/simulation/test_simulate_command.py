@@ -217,7 +217,7 @@ def test_noise_and_headroom_reach_the_run(
         (["--noise", "-0.1"], "--noise must be at least 0"),
         (
             ["--headroom", "best"],
-            "there are: fixed, mu-sigma, quantile, conformal, two-speed, near, all but mu-sigma also as",
+            "there are: fixed, mu-sigma, quantile, conformal, two-speed, near; all but mu-sigma also as",
         ),
         (["--headroom", "mu-sigma@2"], "no headroom predictor 'mu-sigma@2'"),
         (["--headroom", "fixed@101"], "headroom fixed@101: the percentage must be a number from 0 to 100"),
