@@ -214,6 +214,8 @@ async def test_only_who_holds_a_batch_writes_its_end(pair: Pair) -> None:
         await woken.wait()
         return files
 
+    # The server that checked the file may not have released the batch yet.
+    await until(lambda: not machine._cares and not machine_of(other)._cares)
     machine_of(other)._ending._last_files = freeze  # type: ignore[assignment, method-assign]
     machine._ending._last_files = freeze  # type: ignore[assignment, method-assign]
     answer_all(frozen, batch.id)
