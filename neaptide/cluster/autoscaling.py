@@ -1,8 +1,8 @@
-"""Size of a cluster: the number of replicas that online work and the pool's deadlines need.
+"""Decides how many replicas a cluster should have, from the online load and from the deadlines of batches.
 
-A replica's online load is the share of its time that its targets need: its decodes within the TPOT target, and its
-prompts per second. The sum of the loads is the number of replicas that online work fills. Offline work runs in the
-rest; the most urgent deadline determines how much of it there must be. Time is an argument everywhere.
+The online load of a replica is the share of its time that its chats' targets need. It adds the time of decodes per TPOT
+target to the seconds of prompts that arrive in a second. Loads add up, so their sum is a number of replicas. Offline
+work runs in the time that is left; the most urgent deadline says how much there must be. Nothing here reads a clock.
 """
 
 import math
@@ -12,23 +12,23 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 DECIDE_S = 10.0
-"""Interval between decisions on the size."""
+"""Time between two decisions."""
 
 
 @dataclass(slots=True, frozen=True)
 class Scale:
-    """Limits and targets that an operator sets. Raises ValueError for an impossible fleet."""
+    """Limits of the fleet, as an operator sets them. Raises ValueError for limits that make no sense."""
 
     min_replicas: int = 1
     max_replicas: int = 8
     online_share: float = 0.6
-    """Share of a replica's time for online work; the rest absorbs uneven arrivals."""
+    """Share of a replica's time that online work may need. The rest is for bursts."""
     offline_efficiency: float = 0.6
-    """Least time of rows by the device's limits, divided by their real time."""
+    """Lower bound on the time of offline work, by the device's limits, over the time that it really takes."""
     deadline_share: float = 0.8
-    """Share of the time until a deadline within which its work should be done."""
+    """Share of the time left to a deadline in which the work should be done."""
     down_after_s: float = 60.0
-    """Time for which a smaller fleet must have been enough before replicas are drained."""
+    """The fleet shrinks only after a smaller one has been enough for this long."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_replicas <= self.max_replicas:
@@ -37,17 +37,17 @@ class Scale:
 
 @dataclass(slots=True, frozen=True)
 class Backlog:
-    """Unfinished rows of one job."""
+    """Unfinished work of one batch."""
 
     deadline_s: float
     work_s: float
-    """Time that one idle replica would need for them."""
+    """Time of a single replica with nothing else to do."""
 
 
 def pressure(backlog: Iterable[Backlog], now_s: float, share: float) -> float:
-    """Number of replicas that must do nothing but offline work for every job to finish within this share of its time.
+    """Replicas that offline work needs for itself, so that every batch ends within this share of its time.
 
-    Infinite if a deadline has passed. Jobs run by deadline, so each waits for all that are due before it.
+    Batches run by deadline, so each waits for all that are due before it. Infinite if one is late already.
     """
     most, work_s = 0.0, 0.0
     for job in sorted(backlog, key=lambda one: one.deadline_s):
@@ -62,8 +62,8 @@ def wanted(scale: Scale, online_loads: Iterable[float], pressed: float) -> int:
     """Number of replicas that are enough now.
 
     Args:
-        online_loads: one per replica that accepts requests.
-        pressed: ``pressure`` of the batches' deadlines.
+        online_loads: online load of each replica that takes requests.
+        pressed: the ``pressure`` of the batches' deadlines.
     """
     online = sum(online_loads)
     needed = max(online / scale.online_share, online + pressed / scale.offline_efficiency)
@@ -78,21 +78,21 @@ class Serving(NamedTuple):
     name: str
     online_load: float
     since_s: float
-    """Time when it began to accept them."""
+    """When it began to take requests."""
 
 
 class Change(NamedTuple):
-    """Replicas of a fleet to start and to drain."""
+    """Replicas to start, and names of replicas to drain."""
 
     num_to_start: int
     to_drain: list[str]
 
 
 def change_to(desired: int, serving: Sequence[Serving], num_starting: int) -> Change:
-    """The change that leads to the desired fleet.
+    """What to change for a fleet of the desired size.
 
-    Replicas with the least online work are drained, of equals the youngest. At least one stays, and starting replicas
-    are not stopped.
+    Replicas with the least online load go first; among equals, the youngest. One serving replica always stays.
+    Replicas that are starting are left alone.
     """
     surplus = len(serving) + num_starting - desired
     by_load = sorted(serving, key=lambda one: (one.online_load, -one.since_s))
@@ -104,13 +104,13 @@ class Autoscaler:
     def __init__(self, scale: Scale) -> None:
         self._scale = scale
         self._wanted: deque[tuple[float, int]] = deque()
-        """Time and wanted number of each decision in the last ``down_after_s``."""
+        """Times and wanted sizes of the last ``down_after_s``."""
 
     def desired(self, now_s: float, online_loads: Sequence[float], backlog: Iterable[Backlog]) -> int:
-        """Desired number of replicas. It rises at once, and falls to the maximum of the last ``down_after_s``.
+        """The size from now on: it grows at once, and shrinks to the largest recently wanted size.
 
         Args:
-            online_loads: one per replica that accepts requests.
+            online_loads: online load of each replica that takes requests.
         """
         scale = self._scale
         pressed = pressure(backlog, now_s, scale.deadline_share)

@@ -1,9 +1,9 @@
-"""Routing: chooses the replica for an online request from the replicas' reports.
+"""Chooses the replica for an online request, from what the replicas report.
 
-Slack comes first, prefixes second. A replica that would miss the prompt's target is never chosen if another can meet
-it. Among the replicas with nearly the most slack, the one that caches most of the prompt is chosen; of equals, the one
-with fewer requests in flight. Reports are old when they are read. A router therefore subtracts the prompts that it has
-sent since, and remembers their prefixes. Nothing here reads a clock, draws a random number of its own or does IO.
+Slack comes first, then the cached prefix. A replica that cannot compute the prompt in time is never chosen while
+another one can. Among the replicas with nearly the most slack, the one with the longest cached prefix wins; among
+equals, the one with the fewest requests in flight. Reports are out of date, so a router subtracts the prompts that it
+has sent since, and remembers their prefixes. Nothing here reads a clock, draws a random number of its own or does IO.
 """
 
 import hashlib
@@ -18,11 +18,11 @@ from neaptide.engine.kv.cache_digest import KEY_BYTES, SAMPLED_BELOW
 
 @dataclass(slots=True, frozen=True)
 class Prompt:
-    """A request as the router sees it."""
+    """A request, as far as a router knows it."""
 
     tokens: int
     keys: tuple[tuple[bytes, int], ...] = ()
-    """Keys of its prefixes that a digest would have, shortest first, with their lengths in tokens."""
+    """Keys of its prefixes that a digest would contain, and their lengths in tokens, the shortest first."""
     head: bytes = b""
     """Key of its first block, which requests of one conversation or with one system prompt share."""
 
@@ -38,38 +38,38 @@ class Prompt:
 
 @dataclass(slots=True, frozen=True)
 class Figures:
-    """A replica's report on itself."""
+    """A replica's report."""
 
     free_slack_ms: float
-    """TTFT target that is left after all waiting prompts are computed while the streams run. Negative if the last of
-    them will be late."""
+    """Part of the TTFT target that is left after its prompts are computed next to its streams; negative if the last
+    prompt will be late."""
     ttft_slo_ms: float
     prompt_token_ms: float
-    """Slack that one more prompt token takes."""
+    """Slack that a further prompt token takes."""
     digest: frozenset[bytes] | None = None
-    """``digest_of`` its cached blocks; None if unchanged since the last report."""
+    """``digest_of`` its cached blocks; None if it is as in the last report."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """A replica as the router sees it: its last report, and the requests sent since."""
+    """A replica's last report, and the requests that were sent there since."""
 
     figures: Figures
     digest: frozenset[bytes] = frozenset()
     sent_ms: float = 0.0
     in_flight: int = 0
-    """Requests sent there that have not ended; the router counts them itself."""
+    """Requests that were sent there and have not ended."""
     sent_keys: set[bytes] = field(default_factory=set)
-    """Keys of prompts sent since the last digest."""
+    """Keys of prompts that were sent since the last digest."""
     sent_keys_before: set[bytes] = field(default_factory=set)
-    """Keys of prompts sent between the last two digests: a prompt that was sent is not cached at once."""
+    """Keys of prompts that were sent between the last two digests: a prompt is not cached at once."""
 
     @property
     def slack_ms(self) -> float:
         return self.figures.free_slack_ms - self.sent_ms
 
     def cached_tokens(self, prompt: Prompt) -> int:
-        """Number of the prompt's first tokens that are known to be cached."""
+        """Length of the prompt's longest prefix that is known to be cached."""
         for key, tokens in reversed(prompt.keys):
             if key in self.digest or key in self.sent_keys or key in self.sent_keys_before:
                 return min(tokens, prompt.tokens - 1)
@@ -93,32 +93,32 @@ class _Known:
 
 
 class Router(ABC):
-    """Chooses a replica for each prompt among those that accept requests; subclasses decide which."""
+    """Keeps what is known of the replicas. Subclasses choose one of them."""
 
     reads_prompts: ClassVar[bool] = False
-    """Whether prompts are needed, and not only their lengths."""
+    """Whether the prompt's tokens matter, and not only their number."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
 
     def report(self, replica: str, figures: Figures) -> None:
-        """Takes in a replica's report. A replica gets requests from its first report on."""
+        """Takes a replica's report. From the first one on, the replica gets requests."""
         if replica in self._known:
             self._known[replica].take_report(figures)
         else:
             self._known[replica] = _Known(figures, figures.digest or frozenset())
 
     def leave(self, replica: str) -> None:
-        """Sends no more requests to a replica that drains or is lost."""
+        """Sends a replica no more requests: it drains, or it is lost."""
         self._known.pop(replica, None)
 
     def ended(self, replica: str) -> None:
-        """Notes the end of a request that was sent there."""
+        """Notes that a request has ended that was sent there."""
         if replica in self._known:
             self._known[replica].in_flight -= 1
 
     def route(self, prompt: Prompt) -> str:
-        """The replica for this prompt. Raises LookupError if there is none."""
+        """Chooses the replica for this prompt. Raises LookupError if there is none."""
         if not self._known:
             raise LookupError("no replica takes requests")
         replica = self._chosen(prompt, self._known)
@@ -133,10 +133,10 @@ class SlackRouter(Router):
     """Chooses by slack, then by cached prefix.
 
     Args:
-        conceded_share: slack that is given up for a longer cached prefix, as a share of the TTFT target. The prompt's
-            own gain already counts as slack; this is for the requests that wait after it. Measured: at half of the
-            target conversations queued up, and fewer prefixes were found than at a tenth.
-        by_prefix: whether cached prefixes count. Without them the replica with the most slack takes the prompt.
+        conceded_share: share of the TTFT target that is conceded in slack for a longer cached prefix. The time that
+            the prefix saves for the prompt itself counts as slack already; this is for the requests after it. With
+            half of the target, conversations queued behind each other, and fewer prefixes were found.
+        by_prefix: whether cached prefixes count; else the replica with the most slack gets the prompt.
     """
 
     reads_prompts = True
@@ -162,15 +162,14 @@ class SlackRouter(Router):
 
 
 class LeastLoadRouter(Router):
-    """Chooses the replica with the fewest requests in flight; of equals, the same one for prompts with the same
-    head."""
+    """Chooses the replica with the fewest requests in flight; among equals, the same one for the same first block."""
 
     def _chosen(self, prompt: Prompt, known: Mapping[str, _Known]) -> str:
         return min(known, key=lambda name: (known[name].in_flight, rendezvous(prompt.head, name)))
 
 
 class RoundRobinRouter(Router):
-    """Chooses the replicas in turn, in the order of their first reports."""
+    """Chooses the replicas in turn, in the order in which they came."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +190,10 @@ class RandomRouter(Router):
 
 
 def rendezvous(head: bytes, replica: str) -> bytes:
-    """Ranks replicas for a prompt's head, everywhere alike. A replica that comes or goes moves only its own share."""
+    """Rank of a replica for a prompt's first block, the same everywhere (rendezvous hashing).
+
+    When a replica comes or goes, only its own share of the prompts moves.
+    """
     return hashlib.blake2b(replica.encode() + b"\0" + head, digest_size=8).digest()
 
 
@@ -199,7 +201,7 @@ ROUTERS = ("slack", "slack-alone", "least-load", "round-robin", "random")
 
 
 def build_router(name: str, seed: int = 0) -> Router:
-    """Builds a router. Raises ValueError for a name that is not in ``ROUTERS``."""
+    """The router of this name. Raises ValueError for a name that is none of ``ROUTERS``."""
     if name == "slack":
         return SlackRouter()
     if name == "slack-alone":

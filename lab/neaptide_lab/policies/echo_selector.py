@@ -23,7 +23,7 @@ class OfflinePlan:
     num_tokens: int
     """Tokens that the request computes."""
     benefit_tokens: int
-    """Benefit of the whole step."""
+    """Tokens of the whole step."""
     punishment_tokens: int
     """Punishment for this request."""
     seconds: float
@@ -41,10 +41,8 @@ def best_of(plans: list[OfflinePlan]) -> OfflinePlan:
 
 
 def scores_without(draft: Draft, victims: list[Request], cost_model: CostModel) -> list[float]:
-    """Equation 4 for the step of all victims with a token each, without each victim in turn.
-
-    A victim's punishment is the KV that only it holds, which is computed again when the victim resumes.
-    """
+    """For each victim, equation 4 of the step in which all others are scheduled with one token. A victim's penalty is
+    the KV that only it holds, which is computed again when it returns."""
     contexts = [draft.kv.num_computed(victim) + 1 for victim in victims]
     num_tokens, in_all, longest = draft.budget.shape.num_tokens + len(victims) - 1, sum(contexts), sorted(contexts)
     scores = []
@@ -104,8 +102,8 @@ class EchoWithSelector(EchoBaseWithEstimator):
         return [plan for plan in plans if plan is not None]
 
     def _candidates(self, draft: Draft) -> list[tuple[Request, PrefixHit]]:
-        """The request of each length that finds most of its prompt in the cache; otherwise their plans are nearly
-        equal."""
+        """For each length, the request that finds most of its prompt in the cache; nearly the same is computed for all
+        others of it."""
         longest: dict[int, tuple[Request, PrefixHit]] = {}
         for bucket, request in draft.pool.heads():
             draft.at = request

@@ -39,7 +39,7 @@ class Prefixes:
 
     @property
     def num_levels(self) -> int:
-        """Number of levels of shared prefixes."""
+        """Number of nested shared prefixes."""
         return max(_levels(self.parent.tolist()), default=-1) + 1
 
     @property
@@ -137,8 +137,7 @@ def best_single_level(prefixes: Prefixes) -> Grouping:
     """Sum of F over the children of each prefix, for each prefix that may be the deepest open one above them. Entries:
     none, those above from the top on, itself."""
     num_opening = [0] * len(parents)
-    """Number of these entries for which opening the prefix is better; they come first, as opening pays while little is
-    open above."""
+    """Number of them for which opening the prefix is better: it pays as long as little is open above."""
     path = _Path(parents, levels, prefixes.depth_tokens)
     for prefix in range(len(parents) - 1, -1, -1):
         depths = path.to(prefix)
@@ -198,7 +197,7 @@ def _inherited(parent: IntArray, is_open: BoolArray) -> IntArray:
 
 
 def _followed(merged_into: IntArray) -> IntArray:
-    """Final prefix of each; a merged one comes after the prefix that it was merged into."""
+    """Final group of each; a merged one follows the one that absorbed it."""
     owner = list(range(len(merged_into)))
     for prefix, taker in enumerate(merged_into.tolist()):
         if taker != NO_NODE:

@@ -25,8 +25,8 @@ CLIP_MAX_NEW_TOKENS = 4096
 MAX_SORTED = 128
 """Longest queue that is sorted by prefix; matching every prefix of a longer one would take too long."""
 IN_BATCH_TOKENS = 32
-"""Limit of cached tokens up to which a request may be deferred. It is deferred if it shares at least as many tokens
-with a request ahead in the queue, until that one is computed."""
+"""A request that finds at most this much in the cache, and at least this much in one ahead of it in the queue, waits
+until that one is computed."""
 INITIAL_RATIO = 0.7
 MIN_RATIO = 0.14 * INITIAL_RATIO
 RATIO_DECAY = (INITIAL_RATIO - MIN_RATIO) / 600
@@ -59,7 +59,7 @@ class LpmState:
     """State that the policy keeps from step to step."""
 
     ratio: float = INITIAL_RATIO
-    """Share of the possible output of running requests for which room is reserved."""
+    """Fraction of the running requests' possible output for which memory is reserved."""
     full_at: int | None = None
     """Number of running requests when one had to wait for room; none is admitted until there are fewer."""
 

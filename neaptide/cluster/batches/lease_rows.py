@@ -1,7 +1,7 @@
-"""Leases of whole batches where servers share a database: the holder checks a batch's file and writes its results.
+"""Leases of whole batches: one server at a time moves a batch on (checks its file, writes its results).
 
-As for chunks (``chunk_rows.py``), a lease raises the batch's epoch, and holders of an older epoch can no longer write.
-``now_ms`` may be the database's own clock.
+As for chunks (``chunk_rows.py``), a lease counts the batch's epoch up, and a server with an older epoch writes nothing
+any more. ``now_ms`` may be the database's own clock.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 class BatchLease(NamedTuple):
-    """Right to change a batch, until another server leases it."""
+    """The right to move a batch on, until another server leases it."""
 
     batch_id: str
     epoch: int
 
 
 def _may_check(served: Served | None) -> sa.ColumnElement[bool]:
-    """Condition: the batch's file names the server's model, or its model is not known yet."""
+    """Whether the batch's file names the server's model, or it is not known yet which model it names."""
     t = batches.c
     if served is None:
         return sa.true()
@@ -36,9 +36,9 @@ def _may_check(served: Served | None) -> sa.ColumnElement[bool]:
 
 
 def _needs_care(now_ms: Milliseconds, served: Served | None) -> sa.ColumnElement[bool]:
-    """Condition: a batch needs work other than its lines, and has no holder.
+    """Whether a batch has something to do beside its lines, and no server does it.
 
-    The work is to check the file, or to end a batch that is complete, cancelled or overdue.
+    That is to check the file, or to end a batch: its lines have ended, it was cancelled, or it is overdue.
     """
     t = batches.c
     no_chunks = ~sa.exists().where(batch_chunks.c.batch_id == t.id)
@@ -51,28 +51,29 @@ def _needs_care(now_ms: Milliseconds, served: Served | None) -> sa.ColumnElement
 
 
 def needs_care(conn: sa.Connection, served: Served | None = None) -> bool:
-    """Whether ``claim_batch`` would find a batch; this costs less than a write."""
+    """Whether ``lease_batch`` would find anything; a write would cost more."""
     return bool(conn.execute(sa.select(sa.exists().where(_needs_care(database_now_ms(conn), served)))).scalar_one())
 
 
-def claim_batch(
+def lease_batch(
     conn: sa.Connection,
     lease_ms: int,
     now_ms: Milliseconds | None = None,
-    besides: Collection[str] = (),
+    excluded: Collection[str] = (),
     served: Served | None = None,
 ) -> BatchLease | None:
-    """Leases the oldest batch that needs work, skipping one that another server leases at the same time.
+    """Leases the oldest batch that has something to do. It skips batches that another server is leasing now.
 
-    ``besides``: batches that this server works on, perhaps under an expired lease; it must not work on them twice.
-    ``served``: the server checks only files of that model, and from then on no server of another model of that name
-    does.
+    Args:
+        excluded: batches that the server is working on, perhaps under a lease that is over.
+        served: the server's model. It checks files of that model alone, and marks them as its own: from then on no
+            other model of the same name answers them.
     """
     t = batches.c
     now_ms = database_now_ms(conn) if now_ms is None else now_ms
-    free = sa.select(t.id).where(_needs_care(now_ms, served), t.id.not_in(besides)).order_by(t.seq).limit(1)
+    free = sa.select(t.id).where(_needs_care(now_ms, served), t.id.not_in(excluded)).order_by(t.seq).limit(1)
     chosen = free.with_for_update(skip_locked=True).cte("chosen")
-    claimed = (
+    leased = (
         batches.update()
         .where(t.id.in_(sa.select(chosen.c.id)))
         .values(lease_epoch=t.lease_epoch + 1, leased_until_ms=now_ms + lease_ms)
@@ -80,15 +81,15 @@ def claim_batch(
     )
     if served is not None:
         is_named = sa.and_(t.model_fingerprint.is_(None), t.model.in_(served.names))
-        claimed = claimed.values(model_fingerprint=sa.case((is_named, served.fingerprint), else_=t.model_fingerprint))
-    row = conn.execute(claimed).one_or_none()
+        leased = leased.values(model_fingerprint=sa.case((is_named, served.fingerprint), else_=t.model_fingerprint))
+    row = conn.execute(leased).one_or_none()
     return None if row is None else BatchLease(*row)
 
 
 def renew_batches(
     conn: sa.Connection, leases: Iterable[BatchLease], lease_ms: int, now_ms: Milliseconds | None = None
 ) -> dict[BatchLease, bool]:
-    """Renews leases. Returns those that still hold, and whether the batch's end has been decided."""
+    """Begins leases anew. Returns those that still hold, and for each whether the batch's end has been decided."""
     t = batches.c
     now_ms = database_now_ms(conn) if now_ms is None else now_ms
     wanted = sorted(leases)
@@ -102,6 +103,7 @@ def renew_batches(
 
 
 def release_batch(conn: sa.Connection, lease: BatchLease) -> None:
+    """Ends a lease before its time."""
     t = batches.c
     update = batches.update().where(t.id == lease.batch_id, t.lease_epoch == lease.epoch)
     conn.execute(update.values(leased_until_ms=0))
@@ -110,7 +112,7 @@ def release_batch(conn: sa.Connection, lease: BatchLease) -> None:
 def guarded(
     lease: BatchLease, operation: Callable[Concatenate[sa.Connection, P], T]
 ) -> Callable[Concatenate[sa.Connection, P], T]:
-    """Restricts the operation to the lease's holder: no other lease begins before its transaction ends.
+    """The operation, run only while the lease holds: no other lease begins before its transaction ends.
 
     Raises:
         LeaseLostError: another server has leased the batch.

@@ -1,4 +1,4 @@
-"""Hold on a batch that this server checks or ends under a lease, while other servers do the same with other batches."""
+"""Moves a batch on under a lease, while other servers do the same with other batches."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def device_of(engine: EngineClient) -> DensityModel:
-    """Device model that the engine has reported; ``SOME_DEVICE`` before that."""
+    """Times of the engine's device; ``SOME_DEVICE`` until the engine has told them."""
     try:
         info = engine.info
     except EngineUnavailableError:
@@ -49,18 +49,18 @@ def begin_shared(
     plan_blob: str,
     chunks: dict[Chunk, list[int]],
 ) -> bool:
-    """``batch_rows.begin_batch`` that also names the plan and offers the lines to all servers."""
+    """Does as ``batch_rows.begin_batch``, names the plan, and offers the lines to all servers."""
     if not batch_rows.begin_batch(conn, record.id, model, fingerprint, now):
         return False
     unnamed = batches.update().where(batches.c.id == record.id, batches.c.plan_blob.is_(None))
     if conn.execute(unnamed.values(plan_blob=plan_blob)).rowcount:
         chunk_rows.add_chunks(conn, chunks)
-    # Otherwise a commit whose answer was lost has begun it already, with the plan uploaded then.
+    # Otherwise a commit whose answer was lost has begun it, with the plan of that time.
     return True
 
 
 class LeasedHold:
-    """Implements ``Hold``. Methods raise LeaseLostError once another server has leased the batch."""
+    """Implements ``Hold``. Every write raises LeaseLostError once another server has leased the batch."""
 
     def __init__(self, plane: BatchPlane, blobs: Blobs, lease: BatchLease) -> None:
         self._p = plane
@@ -101,5 +101,5 @@ class LeasedHold:
         try:
             await self._blobs.in_thread(remove_plan_blobs, self._blobs, record.plan_blob)
         except BlobsUnavailableError as error:
-            # ``neaptide data prune`` finds the plan left there.
+            # ``neaptide data prune`` finds such leftovers.
             logger.warning("batch %s: its plan is left on the shared storage: %s", record.id, error)

@@ -1,10 +1,10 @@
-"""The state machine of batches that several servers share. Any server may do any step of any batch.
+"""The state machine for several servers that share their batches: any server may take any step of any batch.
 
-    lines            chunks, leased by servers with capacity for more (``leased_chunks.py``)
-    everything else  a lease of the whole batch: to check its file, to write its results
+    lines            chunks, leased by a server whose engine has room (``leased_chunks.py``)
+    everything else  a lease of the batch: to check its file, to write its results
 
-The state changes are those of ``running/machine.py``, compare-and-set operations in the database, as are the leases.
-When a server dies, its leases expire, and other servers find the work that remains.
+The arrows are those of ``running/machine.py``. Each is a compare-and-set in the database, and so is each lease. When a
+server dies, its leases end, and other servers take its work over.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from neaptide.cluster.batches import chunk_rows, lease_rows
 from neaptide.cluster.batches.lease_rows import BatchLease
 from neaptide.cluster.batches.leased_batch import LeasedHold
-from neaptide.cluster.batches.leased_chunks import RENEWALS_A_LEASE, Claimer
+from neaptide.cluster.batches.leased_chunks import RENEWALS_A_LEASE, LeasedChunks
 from neaptide.cluster.storage.blobs import Blobs
 from neaptide.server.batches.checking.validation import Validation
 from neaptide.server.batches.running import finalize
@@ -34,14 +34,14 @@ from neaptide.server.batches.wiring import BatchPlane
 logger = logging.getLogger(__name__)
 
 MAX_CARES = 4
-"""Maximum number of batches that this server checks or ends at once; files are checked one at a time anyway."""
+"""Batches that this server checks or ends at once. It checks files one at a time anyway."""
 
 
 @dataclass(slots=True)
 class _Care:
     lease: BatchLease
     stop: asyncio.Event
-    """Set when the batch's validation must stop: it is no longer needed, or another server has leased the batch."""
+    """Set when the batch needs no validation any more, or another server has taken it over."""
     is_validating: bool = False
 
 
@@ -57,7 +57,7 @@ class SharedMachine:
         self._validation = Validation(plane, self._disk)
         self._ending = Ending(plane, self._stopping)
         self._upkeep = Upkeep(plane, self._disk, self.end, self._sweep)
-        self.claimer = Claimer(
+        self.chunks = LeasedChunks(
             plane, blobs, lease_s, self._disk, self._validation, lambda _: self._wake.set(), self._is_validating
         )
         self._cares: dict[str, _Care] = {}
@@ -67,30 +67,31 @@ class SharedMachine:
     # ---- start and stop ----
 
     async def start(self) -> None:
-        """Resumes all unfinished work."""
+        """As in ``BatchMachine``."""
         await self._enrol()
         say_what_waits(await self._p.store.read(server_rows.waiting))
-        self.claimer.start()
+        self.chunks.start()
         for work in (self._care_on(), self._renew_on(), self._upkeep.run(self._stopping.is_set)):
             self._background.spawn(work)
 
     async def stop(self) -> None:
-        """Keeps the results so far. Other servers or the next start do the rest."""
+        """Keeps computed results and leaves the rest to other servers, or to the next start."""
         self._stopping.set()
         self._background.close()
         self._disk.stop()
         self._wake.set()
         for care in self._cares.values():
             care.stop.set()
-        await self.claimer.stop()
+        await self.chunks.stop()
         await self._background.drain()
         await self._p.checker.close()
         with suppress(StoreUnavailableError):
-            await self._p.store.write_beside(server_rows.leave, self.claimer.claimant.name)
+            await self._p.store.write_beside(server_rows.leave, self.chunks.server.name)
 
     @property
     def leases(self) -> LeaseFigures:
-        return self.claimer
+        """As in ``BatchMachine``."""
+        return self.chunks
 
     async def backlog(self) -> list[JobLeft]:
         return await self._p.store.read(chunk_rows.backlog, self._p.compiler.served.fingerprint)
@@ -111,12 +112,13 @@ class SharedMachine:
         self._background.spawn(self._close(batch_id))
 
     async def _close(self, batch_id: str) -> None:
-        # Lines that have arrived here still count, as do other servers' until the lines are closed.
-        await self.claimer.close_batch(batch_id)
+        # Results that have arrived here still count; those of other servers do until the lines are closed.
+        await self.chunks.close_batch(batch_id)
         self._wake.set()
 
     def suspend(self) -> None:
-        self.claimer.suspend()
+        """As in ``BatchMachine``."""
+        self.chunks.suspend()
 
     # ---- batches ----
 
@@ -124,7 +126,7 @@ class SharedMachine:
         while not self._stopping.is_set():
             self._wake.clear()
             try:
-                while len(self._cares) < MAX_CARES and (lease := await self._claim_batch()) is not None:
+                while len(self._cares) < MAX_CARES and (lease := await self._lease_batch()) is not None:
                     care = self._cares[lease.batch_id] = _Care(lease, asyncio.Event())
                     self._background.spawn(self._care(care))
             except (OSError, StoreUnavailableError) as error:
@@ -135,18 +137,18 @@ class SharedMachine:
             except TimeoutError:
                 continue
 
-    async def _claim_batch(self) -> BatchLease | None:
+    async def _lease_batch(self) -> BatchLease | None:
         served = self._p.compiler.served
         if self._stopping.is_set() or not await self._p.store.read(lease_rows.needs_care, served):
             return None
-        besides = list(self._cares)
-        return await self._p.store.write_beside(lease_rows.claim_batch, self._lease_ms, besides=besides, served=served)
+        excluded = list(self._cares)
+        return await self._p.store.write_beside(
+            lease_rows.lease_batch, self._lease_ms, excluded=excluded, served=served
+        )
 
     async def _care(self, care: _Care) -> None:
-        """Does what a batch needs apart from its lines.
-
-        After an unexpected failure the lease expires; then this server or another one tries again.
-        """
+        """Moves a batch on as far as it goes without its lines. After a failure, some server tries again when the lease
+        ends."""
         lease = care.lease
         try:
             await self._move_on(care)
@@ -173,11 +175,11 @@ class SharedMachine:
             if not await self._validation.run(record, care.stop, hold) and self._stopping.is_set():
                 raise ServerStoppingError
             care.is_validating = False
-            self.claimer.wake()
+            self.chunks.wake()
             record = await store.read(batch_rows.require_batch, batch_id)
         if record.outcome is None:
             begin_finalizing = hold.guarded(batch_rows.begin_finalizing)
-            # Refused while lines remain; the batch is then finalized later.
+            # Refused while lines are left to run; then the batch ends another time.
             if not await self._disk.retry(
                 batch_id, lambda: store.write(begin_finalizing, batch_id, self._p.now(record))
             ):
@@ -202,7 +204,7 @@ class SharedMachine:
             await self._disk.sleep(self._lease_s / RENEWALS_A_LEASE)
 
     async def _enrol(self) -> None:
-        name, served = self.claimer.claimant.name, self._p.compiler.served
+        name, served = self.chunks.server.name, self._p.compiler.served
         await self._p.store.write_beside(server_rows.enrol, name, served, self._lease_ms)
 
     async def _renew(self) -> None:
@@ -211,7 +213,7 @@ class SharedMachine:
             return
         kept = await self._p.store.write_beside(lease_rows.renew_batches, list(cares), self._lease_ms)
         for lease, care in cares.items():
-            # Lost, or cancelled through another server.
+            # The lease is lost, or another server has cancelled the batch.
             if kept.get(lease, True):
                 care.stop.set()
 

@@ -58,7 +58,7 @@ class Overview:
     first_expires_at: int | None = None
     files_bytes: int = 0
     free_chunks: int = 0
-    claimed_chunks: int = 0
+    leased_chunks: int = 0
     waiting: dict[str, int] = field(default_factory=dict)
     """Number of live batches that no present server can begin or complete, by what is missing."""
 
@@ -95,7 +95,7 @@ def read_overview(conn: sa.Connection) -> Overview:
         first_created_at=first_created_at,
         first_expires_at=first_expires_at,
         free_chunks=free_chunks,
-        claimed_chunks=num_chunks - free_chunks,
+        leased_chunks=num_chunks - free_chunks,
         waiting=Counter(one.reason for one in server_rows.waiting(conn)),
         files_bytes=int(conn.execute(sa.select(sa.func.coalesce(sa.func.sum(files.c.num_bytes), 0))).scalar_one()),
     )
@@ -170,7 +170,9 @@ class BatchMetrics(Collector):
         slack = GaugeMetricFamily("neaptide_batch_deadline_slack_seconds", "Time until the first live batch expires.")
         age = GaugeMetricFamily("neaptide_batch_oldest_age_seconds", "Time since the oldest live batch was created.")
         chunks = GaugeMetricFamily(
-            "neaptide_batch_chunks", "Number of unfinished chunks of batches, of all servers.", labels=["state"]
+            "neaptide_batch_chunks",
+            "Number of unfinished chunks of shared batches: free, or claimed (leased).",
+            labels=["state"],
         )
         waiting = GaugeMetricFamily(
             "neaptide_batches_waiting",
@@ -190,7 +192,7 @@ class BatchMetrics(Collector):
             age_s = 0.0 if found.first_created_at is None else max(0.0, self._wall() - found.first_created_at)
             age.add_metric([], age_s)
             chunks.add_metric(["free"], found.free_chunks)
-            chunks.add_metric(["claimed"], found.claimed_chunks)
+            chunks.add_metric(["claimed"], found.leased_chunks)
             for reason in ("model", "context"):
                 waiting.add_metric([reason], found.waiting.get(reason, 0))
             size.add_metric([], found.files_bytes)

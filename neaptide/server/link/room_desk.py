@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from neaptide.engine.messages import Room
 from neaptide.server.link.engine_client import EngineClient, EngineUnavailableError
+from neaptide.server.link.events import EngineLost
 
 EVERY_S, CACHED_EVERY_S = 0.02, 0.5
 """Least time between two queries to the engine, without and with its cached blocks, whose list takes it a
@@ -23,7 +24,7 @@ class Seen(NamedTuple):
 
 
 class RoomDesk:
-    """Queries the engine's capacity. Implements ``RoomListener``. Event loop only."""
+    """Queries the engine's capacity. Event loop only."""
 
     def __init__(self, client: EngineClient, clock: Callable[[], float]) -> None:
         self._client = client
@@ -31,7 +32,8 @@ class RoomDesk:
         self._seen: dict[bool, Seen] = {}
         """Last answers, by whether they include the cached blocks."""
         self._waiting: dict[bool, set[asyncio.Future[Seen]]] = {False: set(), True: set()}
-        client.add_room_listener(self)
+        client.subscribe(Room, self._on_room)
+        client.subscribe(EngineLost, self._on_engine_lost)
 
     async def ask(self, with_cached: bool) -> Seen:
         """The engine's capacity.
@@ -56,7 +58,7 @@ class RoomDesk:
         finally:
             self._waiting[with_cached].discard(answer)
 
-    def on_room(self, room: Room) -> None:
+    def _on_room(self, room: Room) -> None:
         seen = Seen(room, self._clock())
         for kind in {False, room.cached is not None}:
             self._seen[kind] = seen
@@ -64,7 +66,7 @@ class RoomDesk:
                 with contextlib.suppress(asyncio.InvalidStateError):
                     answer.set_result(seen)
 
-    def on_engine_lost(self) -> None:
+    def _on_engine_lost(self, _: EngineLost) -> None:
         self._seen.clear()
         for answers in self._waiting.values():
             for answer in answers:

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from neaptide.engine.messages import StepStats
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, OUT_OF_MEMORY, RequestClass, Tier, request_class
+from neaptide.server.link.events import RequestFailed
 from neaptide.server.observe.exposition import Scrapes
 from neaptide.server.observe.metrics_http import E2E_BUCKETS_S, HttpMetrics
 from neaptide.server.observe.request_log import RequestRecord, log_request
@@ -73,7 +74,7 @@ class MetricsSource(Protocol):
 
 
 class ServerMetrics:
-    """Metrics of requests, from the HTTP handlers, and of steps, from the engine (as a ``StatsListener``)."""
+    """Metrics of requests, from the HTTP handlers, and of steps, from the engine."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.scrapes = Scrapes(registry, self._refresh)
@@ -171,9 +172,9 @@ class ServerMetrics:
         for sink in self._sinks:
             sink.on_gap(tier, gap_s)
 
-    def on_engine_error(self, reason: str) -> None:
+    def on_request_failed(self, failed: RequestFailed) -> None:
         """Notes an engine error of a request or a batch line."""
-        self.engine_errors.labels(reason if reason in ENGINE_ERRORS else "other").inc()
+        self.engine_errors.labels(failed.code if failed.code in ENGINE_ERRORS else "other").inc()
 
     def on_refused(self, record: RequestRecord) -> None:
         """Notes a request that was refused before the engine got it."""

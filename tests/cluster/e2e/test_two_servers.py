@@ -22,7 +22,7 @@ def switch(server: RunningServer, state: str) -> None:
 
 
 def at_work_in_second(shared: SharedServers) -> str:
-    """A batch that the second server has in hand, for the first one has let it: who of two claims when, machines
+    """A batch that the second server has in hand, for the first one has let it: which of two leases when, machines
     decide."""
     first = shared.servers[0]
     switch(first, "paused")

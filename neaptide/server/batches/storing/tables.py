@@ -112,7 +112,7 @@ batch_lines = sa.Table(
     sa.Column("first_row", sa.Integer, nullable=False),
     sa.Column("num_rows", sa.Integer, nullable=False),
     sa.Column("state", sa.String(16), nullable=False),
-    # Chunk of ``batch_chunks``; null for lines that are not leased.
+    # Chunk of ``batch_chunks``; null for lines that no server may lease.
     sa.Column("chunk_no", sa.Integer),
     # Engine deaths while the line ran.
     sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
@@ -159,7 +159,7 @@ batch_chunks = sa.Table(
     sa.Index("batch_chunks_in_order", "deadline_class", "density"),
 )
 
-# Servers that have recently used the database; see ``shared/server_rows.py``.
+# Servers that have recently used the database; see ``server_rows.py``.
 servers = sa.Table(
     "servers",
     metadata,
@@ -174,7 +174,7 @@ servers = sa.Table(
     sa.Column("there_until_ms", sa.BigInteger, nullable=False),
 )
 
-# Facts about the database as a whole; see ``shared/form.py``.
+# Facts about the database as a whole; see ``neaptide/cluster/storage/form.py``.
 facts = sa.Table(
     "facts",
     metadata,
