@@ -1,9 +1,8 @@
-"""How many replicas a cluster should have: by what online work needs, and by what the pool's deadlines ask for.
+"""Decides how many replicas a cluster should have, from the online load and from the deadlines of batches.
 
-A replica's online load is the share of its time that its chats' targets need: what their decodes take of every TPOT
-target, and the seconds of prompts that come in a second. Loads add up, so their sum says how many replicas they would
-fill. Offline work runs in what is left; the deadline that presses most says how much of that must be there. Nothing
-here reads a clock.
+The online load of a replica is the share of its time that its chats' targets need. It adds the time of decodes per TPOT
+target to the seconds of prompts that arrive in a second. Loads add up, so their sum is a number of replicas. Offline
+work runs in the time that is left; the most urgent deadline says how much there must be. Nothing here reads a clock.
 """
 
 import math
@@ -13,23 +12,23 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 DECIDE_S = 10.0
-"""Between two decisions on the size."""
+"""Time between two decisions."""
 
 
 @dataclass(slots=True, frozen=True)
 class Scale:
-    """What an operator sets. Raises ValueError for a fleet that cannot be."""
+    """Limits of the fleet, as an operator sets them. Raises ValueError for limits that make no sense."""
 
     min_replicas: int = 1
     max_replicas: int = 8
     online_share: float = 0.6
-    """Of a replica's time that online work may need: the rest is for what comes unevenly."""
+    """Share of a replica's time that online work may need. The rest is for bursts."""
     offline_efficiency: float = 0.6
-    """Of the least time that rows take by a device's limits, over what they really take."""
+    """Lower bound on the time of offline work, by the device's limits, over the time that it really takes."""
     deadline_share: float = 0.8
-    """Of the time that is left to a deadline, in which its work should be done."""
+    """Share of the time left to a deadline in which the work should be done."""
     down_after_s: float = 60.0
-    """A smaller fleet must have been enough for so long."""
+    """The fleet shrinks only after a smaller one has been enough for this long."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_replicas <= self.max_replicas:
@@ -38,16 +37,18 @@ class Scale:
 
 @dataclass(slots=True, frozen=True)
 class Backlog:
-    """Rows of one job that are not done."""
+    """Unfinished work of one batch."""
 
     deadline_s: float
     work_s: float
-    """Of one replica with nothing else to do."""
+    """Time of a single replica with nothing else to do."""
 
 
 def pressure(backlog: Iterable[Backlog], now_s: float, share: float) -> float:
-    """Replicas that must do nothing else from now on for every job to be done within this share of its time; infinite
-    if one is late already. Jobs are done by deadline, so each waits for all that are due before it."""
+    """Replicas that offline work needs for itself, so that every batch ends within this share of its time.
+
+    Batches run by deadline, so each waits for all that are due before it. Infinite if one is late already.
+    """
     most, work_s = 0.0, 0.0
     for job in sorted(backlog, key=lambda one: one.deadline_s):
         work_s += job.work_s
@@ -61,7 +62,7 @@ def wanted(scale: Scale, online_loads: Iterable[float], pressed: float) -> int:
     """Replicas that are enough at this moment.
 
     Args:
-        online_loads: of each replica that takes requests.
+        online_loads: online load of each replica that takes requests.
         pressed: the ``pressure`` of the batches' deadlines.
     """
     online = sum(online_loads)
@@ -77,19 +78,22 @@ class Serving(NamedTuple):
     name: str
     online_load: float
     since_s: float
-    """When it began to."""
+    """When it began to take requests."""
 
 
 class Change(NamedTuple):
-    """Of a fleet."""
+    """Replicas to start, and names of replicas to drain."""
 
     num_to_start: int
     to_drain: list[str]
 
 
 def change_to(desired: int, serving: Sequence[Serving], num_starting: int) -> Change:
-    """What makes a fleet the desired one. Those with the least online work go, of equals the youngest; one that serves
-    stays in any case, and replicas that start are let."""
+    """What to change for a fleet of the desired size.
+
+    Replicas with the least online load go first; among equals, the youngest. One serving replica always stays.
+    Replicas that are starting are left alone.
+    """
     surplus = len(serving) + num_starting - desired
     by_load = sorted(serving, key=lambda one: (one.online_load, -one.since_s))
     going = by_load[: max(min(surplus, len(serving) - 1), 0)]
@@ -100,13 +104,13 @@ class Autoscaler:
     def __init__(self, scale: Scale) -> None:
         self._scale = scale
         self._wanted: deque[tuple[float, int]] = deque()
-        """When how many were wanted, since the smaller fleet has to have been enough."""
+        """Times and wanted sizes of the last ``down_after_s``."""
 
     def desired(self, now_s: float, online_loads: Sequence[float], backlog: Iterable[Backlog]) -> int:
-        """Replicas from now on: up at once, down to the most that was wanted of late.
+        """The size from now on: it grows at once, and shrinks to the largest recently wanted size.
 
         Args:
-            online_loads: of each replica that takes requests.
+            online_loads: online load of each replica that takes requests.
         """
         scale = self._scale
         pressed = pressure(backlog, now_s, scale.deadline_share)

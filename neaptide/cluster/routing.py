@@ -1,10 +1,9 @@
-"""Which replica an online request goes to, by what the replicas say of themselves.
+"""Chooses the replica for an online request, from what the replicas report.
 
-Slack first, prefix second. A replica that could not compute the prompt in time is never chosen while another one could;
-among those that have next to the most slack, the one that has most of the prompt in its cache is. A replica's figures
-are as old as its last report, so a router takes off what it has sent there since, and remembers which prefixes that
-will bring; of equals the one with fewer requests in flight is chosen. Nothing here reads a clock, draws a number of its
-own or does IO.
+Slack comes first, then the cached prefix. A replica that cannot compute the prompt in time is never chosen while
+another one can. Among the replicas with nearly the most slack, the one with the longest cached prefix wins; among
+equals, the one with the fewest requests in flight. Reports are out of date, so a router subtracts the prompts that it
+has sent since, and remembers their prefixes. Nothing here reads a clock, draws a random number of its own or does IO.
 """
 
 import hashlib
@@ -19,13 +18,13 @@ from neaptide.engine.kv.cache_digest import KEY_BYTES, SAMPLED_BELOW
 
 @dataclass(slots=True, frozen=True)
 class Prompt:
-    """What a router knows of a request."""
+    """A request, as far as a router knows it."""
 
     tokens: int
     keys: tuple[tuple[bytes, int], ...] = ()
-    """Names of its beginnings that a digest would have, the shortest first, and their tokens."""
+    """Keys of its prefixes that a digest would contain, and their lengths in tokens, the shortest first."""
     head: bytes = b""
-    """Its first block: requests of one conversation, or with one system prompt, have it in common."""
+    """Key of its first block, which requests of one conversation or with one system prompt share."""
 
     @classmethod
     def of(cls, tokens: int, block_hashes: Sequence[bytes], block_size: int) -> "Prompt":
@@ -39,45 +38,45 @@ class Prompt:
 
 @dataclass(slots=True, frozen=True)
 class Figures:
-    """What a replica says of itself."""
+    """A replica's report."""
 
     free_slack_ms: float
-    """Of the TTFT target, what is left when the prompts that it has are computed beside its streams; negative if the
-    last of them will be late."""
+    """Part of the TTFT target that is left after its prompts are computed next to its streams; negative if the last
+    prompt will be late."""
     ttft_slo_ms: float
     prompt_token_ms: float
-    """What a further token of a prompt takes from the slack."""
+    """Slack that a further prompt token takes."""
     digest: frozenset[bytes] | None = None
-    """``digest_of`` its cached blocks; None: as in the report before."""
+    """``digest_of`` its cached blocks; None if it is as in the last report."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """A replica as the router sees it: its last report, and what was sent there since."""
+    """A replica's last report, and the requests that were sent there since."""
 
     figures: Figures
     digest: frozenset[bytes] = frozenset()
     sent_ms: float = 0.0
     in_flight: int = 0
-    """Requests that were sent there and have not ended; no report is needed for that."""
+    """Requests that were sent there and have not ended."""
     sent_keys: set[bytes] = field(default_factory=set)
-    """Of prompts that were sent since the digest was taken ..."""
+    """Keys of prompts that were sent since the last digest."""
     sent_keys_before: set[bytes] = field(default_factory=set)
-    """... and since the one before, for what is sent is not cached at once."""
+    """Keys of prompts that were sent between the last two digests: a prompt is not cached at once."""
 
     @property
     def slack_ms(self) -> float:
         return self.figures.free_slack_ms - self.sent_ms
 
     def cached_tokens(self, prompt: Prompt) -> int:
-        """Of the prompt, from its beginning, as far as it is known."""
+        """Length of the prompt's longest prefix that is known to be cached."""
         for key, tokens in reversed(prompt.keys):
             if key in self.digest or key in self.sent_keys or key in self.sent_keys_before:
                 return min(tokens, prompt.tokens - 1)
         return 0
 
     def own_ms(self, prompt: Prompt) -> float:
-        """What the prompt would take from the slack."""
+        """Slack that the prompt would take."""
         return (prompt.tokens - self.cached_tokens(prompt)) * self.figures.prompt_token_ms
 
     def take_report(self, figures: Figures) -> None:
@@ -94,32 +93,32 @@ class _Known:
 
 
 class Router(ABC):
-    """Subclasses say which of the replicas that take requests."""
+    """Keeps what is known of the replicas. Subclasses choose one of them."""
 
     reads_prompts: ClassVar[bool] = False
-    """Whether what a prompt says matters, beside its length."""
+    """Whether the prompt's tokens matter, and not only their number."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
 
     def report(self, replica: str, figures: Figures) -> None:
-        """From its first report on a replica gets requests."""
+        """Takes a replica's report. From the first one on, the replica gets requests."""
         if replica in self._known:
             self._known[replica].take_report(figures)
         else:
             self._known[replica] = _Known(figures, figures.digest or frozenset())
 
     def leave(self, replica: str) -> None:
-        """It gets none from now on: it drains, or it is lost."""
+        """Sends a replica no more requests: it drains, or it is lost."""
         self._known.pop(replica, None)
 
     def ended(self, replica: str) -> None:
-        """One of the requests that were sent there."""
+        """Notes that a request has ended that was sent there."""
         if replica in self._known:
             self._known[replica].in_flight -= 1
 
     def route(self, prompt: Prompt) -> str:
-        """The replica for this prompt. Raises LookupError if there is none."""
+        """Chooses the replica for this prompt. Raises LookupError if there is none."""
         if not self._known:
             raise LookupError("no replica takes requests")
         replica = self._chosen(prompt, self._known)
@@ -133,10 +132,10 @@ class Router(ABC):
 class SlackRouter(Router):
     """
     Args:
-        conceded_share: of the TTFT target, so much slack is given up for a longer cached prefix. What the prefix saves
-            of the prompt itself is slack already; this is for the requests behind it. Where half of the target was
-            left to prefixes, conversations queued behind each other, and fewer prefixes were found than by this.
-        by_prefix: without it, the replica with the most slack takes the prompt, whatever is cached where.
+        conceded_share: share of the TTFT target that is conceded in slack for a longer cached prefix. The time that
+            the prefix saves for the prompt itself counts as slack already; this is for the requests after it. With
+            half of the target, conversations queued behind each other, and fewer prefixes were found.
+        by_prefix: whether cached prefixes count; else the replica with the most slack gets the prompt.
     """
 
     reads_prompts = True
@@ -162,14 +161,14 @@ class SlackRouter(Router):
 
 
 class LeastLoadRouter(Router):
-    """To the replica with the fewest requests in flight; of equals the same one for the same head of a prompt."""
+    """Chooses the replica with the fewest requests in flight; among equals, the same one for the same first block."""
 
     def _chosen(self, prompt: Prompt, known: Mapping[str, _Known]) -> str:
         return min(known, key=lambda name: (known[name].in_flight, rendezvous(prompt.head, name)))
 
 
 class RoundRobinRouter(Router):
-    """To each in turn, in the order in which they came."""
+    """Chooses the replicas in turn, in the order in which they came."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,7 +189,10 @@ class RandomRouter(Router):
 
 
 def rendezvous(head: bytes, replica: str) -> bytes:
-    """Ranks replicas for a prompt's head the same everywhere; one that comes or goes moves only its own share."""
+    """Rank of a replica for a prompt's first block, the same everywhere (rendezvous hashing).
+
+    When a replica comes or goes, only its own share of the prompts moves.
+    """
     return hashlib.blake2b(replica.encode() + b"\0" + head, digest_size=8).digest()
 
 
@@ -198,7 +200,7 @@ ROUTERS = ("slack", "slack-alone", "least-load", "round-robin", "random")
 
 
 def build_router(name: str, seed: int = 0) -> Router:
-    """Raises ValueError for a name that is none of ``ROUTERS``."""
+    """The router of this name. Raises ValueError for a name that is none of ``ROUTERS``."""
     if name == "slack":
         return SlackRouter()
     if name == "slack-alone":

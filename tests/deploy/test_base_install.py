@@ -95,7 +95,7 @@ def test_it_loads_a_server_and_sends_batches(base: Path, tmp_path: Path) -> None
 
 
 def test_the_gateway_is_there(base: Path, tmp_path: Path) -> None:
-    succeeds(base, "python", "-c", "import neaptide.launch.cluster.gateway", cwd=tmp_path)
+    succeeds(base, "python", "-c", "import neaptide.cluster.launch.gateway", cwd=tmp_path)
 
 
 @pytest.mark.parametrize(

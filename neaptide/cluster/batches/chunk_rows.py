@@ -1,7 +1,7 @@
-"""Operations on the ``batch_chunks`` table: which server may end which lines; each runs inside a transaction.
+"""Leases of chunks in the ``batch_chunks`` table: which server may end which lines. Each runs inside a transaction.
 
-The same board as ``neaptide/cluster/lease_order.py`` keeps in memory, in the same order. ``now_ms`` may be a number or
-the database's own clock, so that servers need not agree on the time.
+Chunks are leased in the order of ``lease_order.sort_key``. ``now_ms`` may be a number or the database's own clock, so
+that servers need not agree on the time.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,17 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from neaptide.cluster.lease_order import LEASE_S, MAX_CHUNK_LINES, Chunk, ChunkKey, Claim, End, Free, lines_to_claim
+from neaptide.cluster.lease_order import (
+    LEASE_S,
+    MAX_CHUNK_LINES,
+    Chunk,
+    ChunkKey,
+    ChunkLease,
+    Free,
+    Side,
+    lines_to_lease,
+    sort_key,
+)
 from neaptide.server.batches.served import NO_LIMIT
 from neaptide.server.batches.sharing import JobLeft
 from neaptide.server.batches.storing.database_clock import Milliseconds, database_now_ms
@@ -23,73 +33,74 @@ _KEY = sa.tuple_(batch_chunks.c.batch_id, batch_chunks.c.chunk_no)
 
 
 @dataclass(frozen=True, slots=True)
-class Claimant:
-    """A server, as the board knows it."""
+class LeasingServer:
+    """What a server says of itself when it leases chunks."""
 
     name: str
     fingerprint: str
-    """Of its model and tokenizer: it takes no chunk that was made for others."""
+    """Names its model and tokenizer: it leases no chunk that was made for others."""
     lease_ms: int = _LEASE_MS
     max_model_len: int = NO_LIMIT
-    """It takes no chunk with a line that needs more."""
+    """Longest context, prompt and answer. It leases no chunk with a line that needs more."""
 
 
-class Besides(NamedTuple):
-    """What a server does not claim."""
+class Excluded(NamedTuple):
+    """What a server does not lease."""
 
     chunks: Sequence[ChunkKey] = ()
-    """That it has, perhaps under a lease that is over, and need not have twice; or that it cannot run ..."""
+    """Chunks that it has, perhaps under a lease that is over, and chunks that it cannot run."""
     batches: Sequence[str] = ()
-    """... and those of which it runs none."""
+    """Batches of which it runs no chunk."""
 
 
-NOTHING = Besides()
+NOTHING = Excluded()
 
 
-class BoardFigures(NamedTuple):
-    """What a server may claim now."""
+class FreeChunks(NamedTuple):
+    """What a server may lease now."""
 
     free: Sequence[Free]
     mean_density: float
     num_others: int
-    """Servers that hold chunks, beside this one."""
+    """Other servers that have chunks on lease."""
 
     @property
     def num_free(self) -> int:
         return sum(one.num_chunks for one in self.free)
 
     @property
-    def chunks_to_claim(self) -> int:
-        num_lines = lines_to_claim(self.num_free * MAX_CHUNK_LINES, 1 + self.num_others)
+    def chunks_to_lease(self) -> int:
+        """How many chunks to lease at once."""
+        num_lines = lines_to_lease(self.num_free * MAX_CHUNK_LINES, 1 + self.num_others)
         return num_lines // MAX_CHUNK_LINES
 
 
-def board_figures(conn: sa.Connection, claimant: Claimant, besides: Besides = NOTHING) -> BoardFigures:
-    """By the database's clock."""
+def free_chunks(conn: sa.Connection, server: LeasingServer, excluded: Excluded = NOTHING) -> FreeChunks:
+    """What the server may lease now, by the database's clock."""
     t, now_ms = batch_chunks.c, database_now_ms(conn)
     sums = sa.func.count(), sa.func.sum(t.density)
     by_owner = sa.select(batches.c.owner, t.deadline_class, *sums).join_from(
         batch_chunks, batches, t.batch_id == batches.c.id
     )
-    by_owner = by_owner.where(t.leased_until_ms <= now_ms, _for(claimant, besides))
+    by_owner = by_owner.where(t.leased_until_ms <= now_ms, _for(server, excluded))
     by_owner = by_owner.group_by(batches.c.owner, t.deadline_class)
     rows = conn.execute(by_owner.order_by(t.deadline_class, batches.c.owner)).all()
     free = [Free(owner, deadline_class, num_chunks) for owner, deadline_class, num_chunks, _ in rows]
     density = sum(row[3] for row in rows) / max(sum(one.num_chunks for one in free), 1)
-    others = sa.select(sa.func.count(t.holder.distinct())).where(t.leased_until_ms > now_ms, t.holder != claimant.name)
-    return BoardFigures(free, float(density), conn.execute(others).scalar_one())
+    others = sa.select(sa.func.count(t.holder.distinct())).where(t.leased_until_ms > now_ms, t.holder != server.name)
+    return FreeChunks(free, float(density), conn.execute(others).scalar_one())
 
 
-def _for(claimant: Claimant, besides: Besides) -> sa.ColumnElement[bool]:
+def _for(server: LeasingServer, excluded: Excluded) -> sa.ColumnElement[bool]:
     running = (batches.c.status == BatchStatus.IN_PROGRESS, batches.c.outcome.is_(None))
-    of_model = sa.select(batches.c.id).where(*running, batches.c.model_fingerprint == claimant.fingerprint)
-    of_model = of_model.where(batches.c.id.not_in(besides.batches))
-    fits = batch_chunks.c.needs_tokens <= claimant.max_model_len
-    return fits & batch_chunks.c.batch_id.in_(of_model) & _KEY.not_in([tuple(key) for key in besides.chunks])
+    of_model = sa.select(batches.c.id).where(*running, batches.c.model_fingerprint == server.fingerprint)
+    of_model = of_model.where(batches.c.id.not_in(excluded.batches))
+    fits = batch_chunks.c.needs_tokens <= server.max_model_len
+    return fits & batch_chunks.c.batch_id.in_(of_model) & _KEY.not_in([tuple(key) for key in excluded.chunks])
 
 
 def add_chunks(conn: sa.Connection, chunks: Mapping[Chunk, Sequence[int]]) -> None:
-    """Offers lines of a batch for claims; with each chunk its line numbers."""
+    """Offers lines of a batch for leases, given the line numbers of each chunk."""
     rows = [
         {
             "batch_id": chunk.key.batch_id,
@@ -115,8 +126,10 @@ def add_chunks(conn: sa.Connection, chunks: Mapping[Chunk, Sequence[int]]) -> No
 
 
 def _placing(chunks: Mapping[Chunk, Sequence[int]]) -> sa.Update:
-    """One join for all lines: for a statement for each chunk PostgreSQL, which has no statistics of a new batch, would
-    read the whole batch each time."""
+    """Sets the chunk of every line by one join.
+
+    With a statement for each chunk PostgreSQL would read the whole batch each time: it has no statistics of a new one.
+    """
     placed = [(*chunk.key, line_no) for chunk, line_nos in chunks.items() for line_no in line_nos]
     types = (sa.String, sa.Integer, sa.Integer)
     arrays: list[sa.ColumnElement[Any]] = [
@@ -129,8 +142,7 @@ def _placing(chunks: Mapping[Chunk, Sequence[int]]) -> sa.Update:
 
 
 def backlog(conn: sa.Connection, fingerprint: str) -> list[JobLeft]:
-    """Of all batches whose lines are on the board and may be claimed by servers of this model: no others would end
-    those of another one sooner."""
+    """Work that is left of each batch of this model: more servers of another model would not end it sooner."""
     t, b = batch_chunks.c, batches.c
     sums = sa.func.sum(t.compute_s), sa.func.sum(t.memory_s)
     running = (b.status == BatchStatus.IN_PROGRESS, b.outcome.is_(None), b.model_fingerprint == fingerprint)
@@ -139,79 +151,83 @@ def backlog(conn: sa.Connection, fingerprint: str) -> list[JobLeft]:
     return [JobLeft(expires_at, max(compute_s, memory_s)) for expires_at, compute_s, memory_s in found]
 
 
-def claim_chunks(
+def lease_chunks(
     conn: sa.Connection,
-    end: End,
+    side: Side,
     now_ms: Milliseconds,
     limit: int = 1,
-    claimant: Claimant | None = None,
-    besides: Besides = NOTHING,
+    server: LeasingServer | None = None,
+    excluded: Excluded = NOTHING,
     owner: str | None = None,
-) -> list[Claim]:
-    """Lends the next chunks that nobody holds, or whose lease is over. What another server claims now is passed by.
+) -> list[ChunkLease]:
+    """Leases the next chunks that no server holds, or whose lease is over.
 
-    ``claimant``: only what that server may run, for its lease and in its name; none of ``besides``. ``owner``: of his
-    batches only.
+    It skips chunks that another server is leasing in a transaction of its own.
+
+    Args:
+        server: only chunks that it may run, for its lease and in its name; None for any chunk.
+        owner: only chunks of this owner's batches.
     """
     t = batch_chunks.c
-    density = t.density.desc() if end is End.DENSE else t.density.asc()
+    density = t.density.desc() if side is Side.COMPUTE_BOUND else t.density.asc()
     free = sa.select(t.batch_id, t.chunk_no).where(t.leased_until_ms <= now_ms)
-    if claimant is not None:
-        free = free.where(_for(claimant, besides))
+    if server is not None:
+        free = free.where(_for(server, excluded))
     if owner is not None:
         free = free.where(t.batch_id.in_(sa.select(batches.c.id).where(batches.c.owner == owner)))
+    # As ``sort_key``.
     free = free.order_by(t.deadline_class, density, t.batch_id, t.chunk_no).limit(limit)
     # In a CTE, which is evaluated once: in a subquery PostgreSQL may lock more rows than the limit says.
     chosen = free.with_for_update(skip_locked=True).cte("chosen")
-    claimed = (
+    leased = (
         batch_chunks.update()
         .where(_KEY.in_(sa.select(chosen.c.batch_id, chosen.c.chunk_no)))
         .values(
             epoch=t.epoch + 1,
-            leased_until_ms=now_ms + (_LEASE_MS if claimant is None else claimant.lease_ms),
-            holder=None if claimant is None else claimant.name,
+            leased_until_ms=now_ms + (_LEASE_MS if server is None else server.lease_ms),
+            holder=None if server is None else server.name,
         )
         .returning(t.deadline_class, t.density, t.batch_id, t.chunk_no, t.epoch)
     )
-    sign = -1 if end is End.DENSE else 1
-    rows = sorted(conn.execute(claimed), key=lambda row: (row[0], sign * row[1], row[2], row[3]))
-    return [Claim(ChunkKey(batch_id, chunk_no), epoch) for _, _, batch_id, chunk_no, epoch in rows]
+    found = [(row[0], row[1], ChunkLease(ChunkKey(row[2], row[3]), row[4])) for row in conn.execute(leased)]
+    found.sort(key=lambda row: sort_key(row[0], row[1], row[2].key, side))
+    return [lease for _, _, lease in found]
 
 
-def renew_claims(
-    conn: sa.Connection, claims: Iterable[Claim], now_ms: Milliseconds, lease_ms: int = _LEASE_MS
-) -> set[Claim]:
-    """Begins their leases anew; returns those that still hold."""
-    return _change(conn, claims, now_ms + lease_ms)
+def renew_leases(
+    conn: sa.Connection, leases: Iterable[ChunkLease], now_ms: Milliseconds, lease_ms: int = _LEASE_MS
+) -> set[ChunkLease]:
+    """Begins leases anew; returns those that still hold."""
+    return _change(conn, leases, now_ms + lease_ms)
 
 
-def release_claims(conn: sa.Connection, claims: Iterable[Claim]) -> set[Claim]:
+def release_leases(conn: sa.Connection, leases: Iterable[ChunkLease]) -> set[ChunkLease]:
     """Gives chunks back before their time; returns those that still held."""
-    return _change(conn, claims, 0)
+    return _change(conn, leases, 0)
 
 
-def _change(conn: sa.Connection, claims: Iterable[Claim], leased_until_ms: Milliseconds) -> set[Claim]:
+def _change(conn: sa.Connection, leases: Iterable[ChunkLease], leased_until_ms: Milliseconds) -> set[ChunkLease]:
     t = batch_chunks.c
-    wanted = sorted((claim.key.batch_id, claim.key.chunk_no, claim.epoch) for claim in claims)
+    wanted = sorted((lease.key.batch_id, lease.key.chunk_no, lease.epoch) for lease in leases)
     if not wanted:
         return set()
     update = batch_chunks.update().where(sa.tuple_(t.batch_id, t.chunk_no, t.epoch).in_(wanted))
     changed = conn.execute(update.values(leased_until_ms=leased_until_ms).returning(t.batch_id, t.chunk_no, t.epoch))
-    return {Claim(ChunkKey(batch_id, chunk_no), epoch) for batch_id, chunk_no, epoch in changed}
+    return {ChunkLease(ChunkKey(batch_id, chunk_no), epoch) for batch_id, chunk_no, epoch in changed}
 
 
-def complete_chunk(conn: sa.Connection, claim: Claim) -> bool:
-    """Takes a chunk off the board if the claim holds and none of its lines is left; its epochs end with it."""
+def complete_chunk(conn: sa.Connection, lease: ChunkLease) -> bool:
+    """Removes a chunk if the lease holds and none of its lines is left; its epochs end with it."""
     t, lines = batch_chunks.c, batch_lines.c
     left = sa.exists().where(
-        lines.batch_id == claim.key.batch_id, lines.chunk_no == claim.key.chunk_no, lines.state == LineState.PENDING
+        lines.batch_id == lease.key.batch_id, lines.chunk_no == lease.key.chunk_no, lines.state == LineState.PENDING
     )
-    where = (t.batch_id == claim.key.batch_id, t.chunk_no == claim.key.chunk_no, t.epoch == claim.epoch, ~left)
+    where = (t.batch_id == lease.key.batch_id, t.chunk_no == lease.key.chunk_no, t.epoch == lease.epoch, ~left)
     return conn.execute(batch_chunks.delete().where(*where)).rowcount == 1
 
 
 def num_chunks(conn: sa.Connection, batch_id: str) -> int:
-    """Of a batch, on the board."""
+    """Chunks of a batch that have lines left."""
     query = sa.select(sa.func.count()).select_from(batch_chunks).where(batch_chunks.c.batch_id == batch_id)
     return int(conn.execute(query).scalar_one())
 
@@ -219,14 +235,14 @@ def num_chunks(conn: sa.Connection, batch_id: str) -> int:
 class LeasedLines:
     """The lines of a chunk that this server has on lease. Implements ``LineLease``."""
 
-    def __init__(self, claim: Claim) -> None:
-        self._claim = claim
+    def __init__(self, lease: ChunkLease) -> None:
+        self._lease = lease
 
     @property
     def job_id(self) -> str:
         """As in ``LineLease``."""
-        batch_id, chunk_no = self._claim.key
-        return f"{batch_id}.{chunk_no}.{self._claim.epoch}"
+        batch_id, chunk_no = self._lease.key
+        return f"{batch_id}.{chunk_no}.{self._lease.epoch}"
 
     def condition(self) -> sa.ColumnElement[bool]:
         """As in ``LineLease``: no other lease of the chunk begins before the results under this one are durable."""
@@ -238,5 +254,5 @@ class LeasedLines:
         return bool(conn.execute(sa.select(sa.exists().where(*self._where()))).scalar_one())
 
     def _where(self) -> tuple[sa.ColumnElement[bool], ...]:
-        t, (batch_id, chunk_no) = batch_chunks.c, self._claim.key
-        return t.batch_id == batch_id, t.chunk_no == chunk_no, t.epoch == self._claim.epoch
+        t, (batch_id, chunk_no) = batch_chunks.c, self._lease.key
+        return t.batch_id == batch_id, t.chunk_no == chunk_no, t.epoch == self._lease.epoch

@@ -1,4 +1,4 @@
-"""A batch's lines in chunks that servers claim: what shares a prefix stays together. Blocking; for a thread."""
+"""Cuts a batch's lines into chunks for leases: lines that share a prefix stay together. Blocking; for a thread."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,13 +16,13 @@ from neaptide.server.batches.checking.needs import needed_tokens, row_lengths
 from neaptide.server.batches.storing.models import BatchRecord, PendingLine
 
 EXPECTED_OUTPUT_TOKENS = 256
-"""Of an answer, before any has ended; at most what its line allows."""
+"""Expected length of an answer before any has ended; at most what its line allows."""
 SOME_DEVICE = DensityModel.in_seconds(1.0, 1e-3)
-"""Where none is known yet. Only the order of densities counts, and which chunk is denser hardly depends on it."""
+"""Stands in until the device is known. Only the order of densities counts, which hardly depends on the device."""
 
 
 class Work(NamedTuple):
-    """What lines ask of the device, by expected answers."""
+    """Time that lines take on the device, with expected answers."""
 
     compute_s: float
     memory_s: float
@@ -33,7 +33,7 @@ class Work(NamedTuple):
 
 
 def work_of(lines: Sequence[PendingLine], plan: JobPlan, tokens: TokenFile, device: DensityModel) -> Work:
-    """Each prompt counted in whole."""
+    """Work of these lines; each prompt counts in full, whatever is cached."""
     prompts, limits = (one.astype(np.float64) for one in row_lengths(lines, plan, tokens))
     outputs = np.minimum(limits, EXPECTED_OUTPUT_TOKENS)
     return Work(float(device.compute_s(prompts, outputs).sum()), float(device.memory_s(prompts, outputs).sum()))
@@ -47,9 +47,11 @@ def cut(
     device: DensityModel,
     contexts: Sequence[int] = (),
 ) -> dict[Chunk, list[int]]:
-    """Chunks of the lines, with each its line numbers.
+    """Cuts lines into chunks; returns the line numbers of each.
 
-    ``contexts``: of all servers. What a shorter one holds stands in no chunk with what only a longer one does.
+    Args:
+        contexts: context lengths of all servers. No chunk has lines that fit into a short context together with lines
+            that need a longer one.
     """
     if not lines:
         return {}
@@ -72,6 +74,6 @@ def cut(
 
 
 def _parts(ordered: IntArray, classes: IntArray) -> Iterator[IntArray]:
-    """The lines of each chunk: runs of one class."""
+    """Yields the lines of each chunk: consecutive lines of one context class."""
     for of_class in np.split(ordered, np.flatnonzero(np.diff(classes[ordered])) + 1):
         yield from np.split(of_class, np.cumsum(chunk_sizes(len(of_class)))[:-1])

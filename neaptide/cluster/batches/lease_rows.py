@@ -1,7 +1,7 @@
-"""Who moves a batch itself on (checks its file, writes its results) where servers share: one at a time, for a lease.
+"""Leases of whole batches: one server at a time moves a batch on (checks its file, writes its results).
 
-As for chunks (``chunk_rows.py``): a claim counts the batch's epoch up, and whoever has an older one writes nothing any
-more. ``now_ms`` may be the database's own clock.
+As for chunks (``chunk_rows.py``), a lease counts the batch's epoch up, and a server with an older epoch writes nothing
+any more. ``now_ms`` may be the database's own clock.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 class BatchLease(NamedTuple):
-    """The right to move a batch on, as long as nobody else has claimed it."""
+    """The right to move a batch on, until another server leases it."""
 
     batch_id: str
     epoch: int
 
 
 def _may_check(served: Served | None) -> sa.ColumnElement[bool]:
-    """The batch's file names the server's model, or nobody knows yet what it names."""
+    """Whether the batch's file names the server's model, or it is not known yet which model it names."""
     t = batches.c
     if served is None:
         return sa.true()
@@ -36,8 +36,10 @@ def _may_check(served: Served | None) -> sa.ColumnElement[bool]:
 
 
 def _needs_care(now_ms: Milliseconds, served: Served | None) -> sa.ColumnElement[bool]:
-    """There is something to do that is not a line: to check the file, to end a batch whose lines have ended, or one
-    that was cancelled or is overdue; and nobody does it."""
+    """Whether a batch has something to do beside its lines, and no server does it.
+
+    That is to check the file, or to end a batch: its lines have ended, it was cancelled, or it is overdue.
+    """
     t = batches.c
     no_chunks = ~sa.exists().where(batch_chunks.c.batch_id == t.id)
     is_due = sa.or_(
@@ -49,27 +51,29 @@ def _needs_care(now_ms: Milliseconds, served: Served | None) -> sa.ColumnElement
 
 
 def needs_care(conn: sa.Connection, served: Served | None = None) -> bool:
-    """Whether ``claim_batch`` would find anything; a write would cost more."""
+    """Whether ``lease_batch`` would find anything; a write would cost more."""
     return bool(conn.execute(sa.select(sa.exists().where(_needs_care(database_now_ms(conn), served)))).scalar_one())
 
 
-def claim_batch(
+def lease_batch(
     conn: sa.Connection,
     lease_ms: int,
     now_ms: Milliseconds | None = None,
-    besides: Collection[str] = (),
+    excluded: Collection[str] = (),
     served: Served | None = None,
 ) -> BatchLease | None:
-    """The oldest batch that has to be moved on; what another server claims now is passed by.
+    """Leases the oldest batch that has something to do. It skips batches that another server is leasing now.
 
-    ``besides``: batches that the server is at, perhaps under a lease that is over: it must not be at them twice.
-    ``served``: it checks files of that model alone, and from then on nobody of another model of the name does.
+    Args:
+        excluded: batches that the server is working on, perhaps under a lease that is over.
+        served: the server's model. It checks files of that model alone, and marks them as its own: from then on no
+            other model of the same name answers them.
     """
     t = batches.c
     now_ms = database_now_ms(conn) if now_ms is None else now_ms
-    free = sa.select(t.id).where(_needs_care(now_ms, served), t.id.not_in(besides)).order_by(t.seq).limit(1)
+    free = sa.select(t.id).where(_needs_care(now_ms, served), t.id.not_in(excluded)).order_by(t.seq).limit(1)
     chosen = free.with_for_update(skip_locked=True).cte("chosen")
-    claimed = (
+    leased = (
         batches.update()
         .where(t.id.in_(sa.select(chosen.c.id)))
         .values(lease_epoch=t.lease_epoch + 1, leased_until_ms=now_ms + lease_ms)
@@ -77,15 +81,15 @@ def claim_batch(
     )
     if served is not None:
         is_named = sa.and_(t.model_fingerprint.is_(None), t.model.in_(served.names))
-        claimed = claimed.values(model_fingerprint=sa.case((is_named, served.fingerprint), else_=t.model_fingerprint))
-    row = conn.execute(claimed).one_or_none()
+        leased = leased.values(model_fingerprint=sa.case((is_named, served.fingerprint), else_=t.model_fingerprint))
+    row = conn.execute(leased).one_or_none()
     return None if row is None else BatchLease(*row)
 
 
 def renew_batches(
     conn: sa.Connection, leases: Iterable[BatchLease], lease_ms: int, now_ms: Milliseconds | None = None
 ) -> dict[BatchLease, bool]:
-    """Begins leases anew. Those that still hold, and whether the batch's end has been decided."""
+    """Begins leases anew. Returns those that still hold, and for each whether the batch's end has been decided."""
     t = batches.c
     now_ms = database_now_ms(conn) if now_ms is None else now_ms
     wanted = sorted(leases)
@@ -99,6 +103,7 @@ def renew_batches(
 
 
 def release_batch(conn: sa.Connection, lease: BatchLease) -> None:
+    """Ends a lease before its time."""
     t = batches.c
     update = batches.update().where(t.id == lease.batch_id, t.lease_epoch == lease.epoch)
     conn.execute(update.values(leased_until_ms=0))
@@ -107,10 +112,10 @@ def release_batch(conn: sa.Connection, lease: BatchLease) -> None:
 def guarded(
     lease: BatchLease, operation: Callable[Concatenate[sa.Connection, P], T]
 ) -> Callable[Concatenate[sa.Connection, P], T]:
-    """The operation, for the lease's holder only: no other claim begins before its transaction ends.
+    """The operation, run only while the lease holds: no other lease begins before its transaction ends.
 
     Raises:
-        LeaseLostError: there has been another claim.
+        LeaseLostError: another server has leased the batch.
     """
 
     def run(conn: sa.Connection, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,4 +1,4 @@
-"""A batch that this server moves on under a lease, while others may do the same with other batches."""
+"""Moves a batch on under a lease, while other servers do the same with other batches."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def device_of(engine: EngineClient) -> DensityModel:
-    """What the engine has said of its device, once it has."""
+    """Times of the engine's device; ``SOME_DEVICE`` until the engine has told them."""
     try:
         info = engine.info
     except EngineUnavailableError:
@@ -49,18 +49,18 @@ def begin_shared(
     plan_blob: str,
     chunks: dict[Chunk, list[int]],
 ) -> bool:
-    """``batch_rows.begin_batch``, its plan named and its lines offered to all servers."""
+    """Does as ``batch_rows.begin_batch``, names the plan, and offers the lines to all servers."""
     if not batch_rows.begin_batch(conn, record.id, model, fingerprint, now):
         return False
     unnamed = batches.update().where(batches.c.id == record.id, batches.c.plan_blob.is_(None))
     if conn.execute(unnamed.values(plan_blob=plan_blob)).rowcount:
         chunk_rows.add_chunks(conn, chunks)
-    # Else it was begun before, by a commit whose answer was lost, with the plan that was put then.
+    # Otherwise a commit whose answer was lost has begun it, with the plan of that time.
     return True
 
 
 class LeasedHold:
-    """Implements ``Hold``. Everything raises LeaseLostError once another server has claimed the batch."""
+    """Implements ``Hold``. Every write raises LeaseLostError once another server has leased the batch."""
 
     def __init__(self, plane: BatchPlane, blobs: Blobs, lease: BatchLease) -> None:
         self._p = plane
@@ -105,5 +105,5 @@ class LeasedHold:
         try:
             await self._blobs.in_thread(remove_plan_blobs, self._blobs, record.plan_blob)
         except BlobsUnavailableError as error:
-            # Leftovers, which ``neaptide data prune`` finds.
+            # ``neaptide data prune`` finds such leftovers.
             logger.warning("batch %s: its plan is left on the shared storage: %s", record.id, error)

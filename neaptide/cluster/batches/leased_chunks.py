@@ -1,7 +1,7 @@
-"""The chunks that this server's engine works on: claimed when it has use for more, their leases kept, given back.
+"""Leases chunks when the engine has use for more lines, renews their leases, and gives them back.
 
-A claim that is lost (this server was frozen or cut off for longer than the lease) is noticed at the next renewal or by
-the next result; its lines leave the engine, and what they still say is not taken.
+A server loses a lease when it is frozen or cut off for longer than the lease. It notices at the next renewal, or by the
+next result. Then the lines leave the engine, and what the engine still says of them is not taken.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from neaptide.cluster.batches import chunk_rows
-from neaptide.cluster.batches.chunk_rows import Besides, BoardFigures, Claimant, LeasedLines
+from neaptide.cluster.batches.chunk_rows import Excluded, FreeChunks, LeasedLines, LeasingServer
 from neaptide.cluster.batches.cutting import Work, work_of
 from neaptide.cluster.batches.leased_batch import device_of
 from neaptide.cluster.batches.passed_by import PassedBy
 from neaptide.cluster.batches.plans import PlanCopies
-from neaptide.cluster.lease_order import CLAIM_BELOW_LINES, Claim, End, end_to_take, owners_in_turn
+from neaptide.cluster.lease_order import LEASE_BELOW_LINES, ChunkLease, Side, owners_in_turn, side_to_lease
 from neaptide.cluster.storage.blobs import Blobs
-from neaptide.engine.messages import Occupancy, StepStats
+from neaptide.engine.messages import EngineReady, Occupancy, StepStats
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.server.batches.checking.job_files import SealedPlan
 from neaptide.server.batches.checking.needs import lacks
@@ -40,28 +40,36 @@ from neaptide.server.batches.storing.models import BatchRecord, FileRecord, Line
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.batches.wiring import BatchPlane
 from neaptide.server.edge.errors import NotFoundError
+from neaptide.server.link.events import EngineLost
 
 logger = logging.getLogger(__name__)
 
 RENEWALS_A_LEASE = 3
+"""How often a lease is renewed while it lasts."""
 
 
 class UnableError(Exception):
-    """This server cannot run each of a chunk's rows; one that was known when they were checked can."""
+    """This server cannot run every row of a chunk; a server that was known at the check can."""
 
 
 @dataclass(slots=True)
 class _Held:
-    claim: Claim
+    lease: ChunkLease
     job: Job
     work: Work
     is_over: bool = False
-    """All lines have ended, or it is being given back: no renewal is due."""
+    """All lines have ended, or the lease is being given back: it needs no renewal."""
 
 
-class Claimer:
-    """Event loop only. ``on_batch_done`` is called with the id of a batch of which no chunk is left. A batch for which
-    ``is_validating`` is true has a plan in the making where its copy would lie: another server has taken it over."""
+class LeasedChunks:
+    """The chunks that this server's engine works on. Implements ``LeaseFigures``. Event loop only.
+
+    Args:
+        lease_s: length of a lease in seconds.
+        on_batch_done: called with the id of a batch of which no chunk is left.
+        is_validating: whether this server is making a batch's plan anew. Another server has then taken the batch over,
+            and this server's copy of the plan cannot be read.
+    """
 
     def __init__(
         self,
@@ -80,81 +88,76 @@ class Claimer:
         self._is_validating = is_validating
         served, lease_ms = plane.compiler.served, int(lease_s * 1000)
         self._lease_s = lease_s
-        self.claimant = Claimant(secrets.token_hex(8), served.fingerprint, lease_ms, served.abilities.max_model_len)
+        self.server = LeasingServer(secrets.token_hex(8), served.fingerprint, lease_ms, served.abilities.max_model_len)
         self._runner = JobRunner(
             plane.store, plane.engine, self._describe, self._on_done, self._on_lost, plane.files.verify, plane.planner
         )
         self._held: dict[str, _Held] = {}
-        self._loading: set[Claim] = set()
-        """Claims whose lines the engine has not got yet: a plan may take longer to fetch than a lease."""
+        self._loading: set[ChunkLease] = set()
+        """Leases whose lines the engine has not got yet: to fetch a plan may take longer than a lease."""
         self._passed_by = PassedBy()
         self._plans = PlanCopies(plane, blobs, validation)
         self._background = Background("a chunk is left to the end of its lease")
-        self._claiming: asyncio.Task[None] | None = None
+        self._leasing: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._running_rows = 0
-        """In the engine, as it said last."""
+        """Offline rows that run in the engine, as it last said."""
         self._silent_s = 0.0
-        """Since when there is no engine, as far as renewals noticed."""
+        """How long there has been no engine, as counted at renewals."""
         self._is_suspended = False
         self._is_stopping = False
         self.num_lost = 0
-        """Claims that others have taken over."""
+        """Leases that other servers have taken over."""
 
     # ---- start and stop ----
 
     def start(self) -> None:
-        self._p.engine.add_stats_listener(self)
-        self._p.engine.add_engine_listener(self)
+        self._p.engine.subscribe(StepStats, self._on_stats)
+        self._p.engine.subscribe(Occupancy, self._on_occupancy)
+        self._p.engine.subscribe(EngineReady, lambda _: self.wake())
+        self._p.engine.subscribe(EngineLost, self._on_engine_lost)
         self._runner.start()
-        self._claiming = self._background.spawn(self._claim_on())
+        self._leasing = self._background.spawn(self._lease_on())
         self._background.spawn(self._renew_on())
         self._background.spawn(watch_tokens(self._runner, self._on_tokens_lost, self._disk))
 
     async def stop(self) -> None:
-        """Makes durable what has arrived, and gives back the rest."""
+        """Makes results durable that have arrived, and gives back the rest."""
         self._is_stopping = True
         self._wake.set()
-        if self._claiming is not None:
-            # What has just been claimed is given back, too.
-            await self._claiming
+        if self._leasing is not None:
+            # Chunks that have just been leased are given back, too.
+            await self._leasing
         await self._runner.stop()
-        await self._release([held.claim for held in self._held.values()])
+        await self._release([held.lease for held in self._held.values()])
         self._held.clear()
         await self._background.drain()
 
     def suspend(self) -> None:
-        """Claims no more, and gives back what the engine has not done: others go on with it at once."""
+        """Leases no more chunks, and gives back what the engine has not done: other servers go on with it at once."""
         self._is_suspended = True
         self._runner.suspend()
         self._background.spawn(self.give_back())
 
-    # ---- what is asked ----
+    # ---- figures and events ----
 
     @property
     def num_chunks(self) -> int:
         return len(self._held)
 
     def wake(self) -> None:
-        """There may be something to claim."""
+        """There may be something to lease."""
         self._wake.set()
 
-    def on_stats(self, stats: StepStats) -> None:
-        """As in ``StatsListener``."""
+    def _on_stats(self, stats: StepStats) -> None:
         self._running_rows = stats.running_offline
         if self._has_use_for_more:
             self._wake.set()
 
-    def on_occupancy(self, occupancy: Occupancy) -> None:
-        """As in ``EngineListener``."""
+    def _on_occupancy(self, occupancy: Occupancy) -> None:
         self._running_rows = occupancy.running_offline
 
-    def on_engine_ready(self) -> None:
-        """As in ``EngineListener``."""
-        self._wake.set()
-
-    def on_engine_lost(self) -> None:
-        """As in ``EngineListener``."""
+    def _on_engine_lost(self, _: EngineLost) -> None:
         self._running_rows = 0
 
     def _leaves(self) -> bool:
@@ -162,27 +165,27 @@ class Claimer:
 
     @property
     def _has_use_for_more(self) -> bool:
-        """Fewer lines wait in the engine than it would soon start."""
+        """Whether fewer lines wait in the engine than it would soon start."""
         engine = self._p.engine
         if self._leaves() or not engine.is_ready or engine.offline_paused:
             return False
         waiting = self._runner.num_open - self._running_rows
-        return not self._runner.is_behind and waiting < max(CLAIM_BELOW_LINES, self._running_rows)
+        return not self._runner.is_behind and waiting < max(LEASE_BELOW_LINES, self._running_rows)
 
-    # ---- claiming ----
+    # ---- leasing ----
 
-    async def _claim_on(self) -> None:
+    async def _lease_on(self) -> None:
         while not self._is_stopping:
             self._wake.clear()
             try:
-                if self._has_use_for_more and await self._claim_some():
+                if self._has_use_for_more and await self._lease_some():
                     continue
             except (OSError, StoreUnavailableError) as error:
-                logger.error("no chunk is claimed: %s", error)
+                logger.error("no chunk is leased: %s", error)
             except Exception:
-                # A server that claims nothing any more looks as if it had nothing to do.
-                logger.exception("no chunk is claimed")
-            # What another server offers is found by looking.
+                # Without this, a server that leases nothing would look idle.
+                logger.exception("no chunk is leased")
+            # Other servers send no notice of new chunks.
             await self._rest()
 
     async def _rest(self) -> None:
@@ -192,23 +195,23 @@ class Claimer:
         except TimeoutError:
             return
 
-    async def _claim_some(self) -> bool:
-        """Whether there was something to claim, and all of it could be loaded."""
-        besides = self._passed_by.beside([one.claim.key for one in self._held.values()])
-        figures = await self._p.store.read(chunk_rows.board_figures, self.claimant, besides)
+    async def _lease_some(self) -> bool:
+        """Leases chunks. False if there were none, or not all could be loaded."""
+        excluded = self._passed_by.excluded([one.lease.key for one in self._held.values()])
+        figures = await self._p.store.read(chunk_rows.free_chunks, self.server, excluded)
         if not figures.num_free:
             await self._disk.sleep(self._p.settings.tick_s)
             return False
-        end = self._end_to_take(figures)
+        side = self._side_to_lease(figures)
         owners = Counter(held.job.owner for held in self._held.values())
-        turns = owners_in_turn(figures.free, owners, figures.chunks_to_claim)
-        claims = await self._p.store.write_beside(_claim, end, turns, self.claimant, besides)
-        self._loading = set(claims)
-        for claim in claims:
+        turns = owners_in_turn(figures.free, owners, figures.chunks_to_lease)
+        leases = await self._p.store.write_beside(_lease_chunks, side, turns, self.server, excluded)
+        self._loading = set(leases)
+        for lease in leases:
             try:
-                await self._take_up(claim)
+                await self._take_up(lease)
             except (OSError, StoreUnavailableError) as error:
-                logger.error("batch %s: a chunk is given back: %s", claim.key.batch_id, error)
+                logger.error("batch %s: a chunk is given back: %s", lease.key.batch_id, error)
                 if isinstance(error, OSError) and not isinstance(error, FileAwayError):
                     self._p.files.health.note(error)
                 rest = list(self._loading)
@@ -217,65 +220,65 @@ class Claimer:
                 await self._disk.sleep(self._p.settings.tick_s)
                 return False
             except UnableError as error:
-                logger.warning("batch %s: a chunk is left to others: %s", claim.key.batch_id, error)
-                await self._pass_by(claim)
+                logger.warning("batch %s: a chunk is left to others: %s", lease.key.batch_id, error)
+                await self._pass_by(lease)
             except Exception:
-                logger.exception("batch %s: a chunk is left to others", claim.key.batch_id)
-                await self._pass_by(claim)
-            self._loading.discard(claim)
-        return bool(claims)
+                logger.exception("batch %s: a chunk is left to others", lease.key.batch_id)
+                await self._pass_by(lease)
+            self._loading.discard(lease)
+        return bool(leases)
 
-    async def _pass_by(self, claim: Claim) -> None:
-        """Gives back for good what this server cannot run."""
-        self._passed_by.add(claim.key)
-        self._loading.discard(claim)
-        await self._release([claim])
+    async def _pass_by(self, lease: ChunkLease) -> None:
+        """Gives a chunk back that this server cannot run, and does not lease it again."""
+        self._passed_by.add(lease.key)
+        self._loading.discard(lease)
+        await self._release([lease])
 
-    def _end_to_take(self, figures: BoardFigures) -> End:
+    def _side_to_lease(self, figures: FreeChunks) -> Side:
         held = [one.work for one in self._held.values()]
         compute_s, memory_s = sum(work.compute_s for work in held), sum(work.memory_s for work in held)
-        return end_to_take(compute_s, memory_s, figures.mean_density)
+        return side_to_lease(compute_s, memory_s, figures.mean_density)
 
-    async def _take_up(self, claim: Claim) -> None:
-        """Hands a claimed chunk's lines to the engine.
+    async def _take_up(self, lease: ChunkLease) -> None:
+        """Hands a leased chunk's lines to the engine.
 
         Raises:
             OSError, StoreUnavailableError: not now.
             UnableError: not here.
         """
-        store, batch_id = self._p.store, claim.key.batch_id
+        store, batch_id = self._p.store, lease.key.batch_id
         record = await store.read(batch_rows.require_batch, batch_id)
-        lines = await store.read(batch_rows.pending_lines, batch_id, claim.key.chunk_no)
+        lines = await store.read(batch_rows.pending_lines, batch_id, lease.key.chunk_no)
         if record.outcome is not None or self._leaves() or self._is_validating(batch_id):
-            self._loading.discard(claim)
-            await self._release([claim])
+            self._loading.discard(lease)
+            await self._release([lease])
             return
         if not lines:
-            self._background.spawn(self._complete(claim))
+            self._background.spawn(self._complete(lease))
             return
         try:
             file = await self._p.verify_input(record)
         except NotFoundError:
             logger.error("batch %s: its input file has been dropped", batch_id)
-            await store.write(_give_up, claim)
+            await store.write(_give_up, lease)
             self._on_batch_done(batch_id)
             return
-        job, work = await self._load(record, file, lines, claim)
-        if claim not in self._loading:
+        job, work = await self._load(record, file, lines, lease)
+        if lease not in self._loading:
             return  # lost meanwhile
-        self._held[job.id] = _Held(claim, job, work)
+        self._held[job.id] = _Held(lease, job, work)
         self._runner.add_job(job)
         if self._leaves():
             await self.give_back()
 
     async def _load(
-        self, record: BatchRecord, file: FileRecord, lines: list[PendingLine], claim: Claim
+        self, record: BatchRecord, file: FileRecord, lines: list[PendingLine], lease: ChunkLease
     ) -> tuple[Job, Work]:
         plan = await self._plans.get(record, file)
-        return await asyncio.to_thread(self._read_job, record, file, plan, lines, claim)
+        return await asyncio.to_thread(self._read_job, record, file, plan, lines, lease)
 
     def _read_job(
-        self, record: BatchRecord, file: FileRecord, sealed: SealedPlan, lines: list[PendingLine], claim: Claim
+        self, record: BatchRecord, file: FileRecord, sealed: SealedPlan, lines: list[PendingLine], lease: ChunkLease
     ) -> tuple[Job, Work]:
         stem = self._p.stem(record.id)
         plan, version = sealed
@@ -284,7 +287,7 @@ class Claimer:
             raise UnableError(lacking)
         work = work_of(lines, plan, tokens, device_of(self._p.engine))
         files = JobFiles(file, self._p.files.open_here, stem, version)
-        return Job(record, plan, lines, files, self._p.compiler, LeasedLines(claim)), work
+        return Job(record, plan, lines, files, self._p.compiler, LeasedLines(lease)), work
 
     def _describe(self, job: Job) -> tuple[Path, float]:
         return self._p.describe(job.batch_id, job.expires_at)
@@ -294,12 +297,12 @@ class Claimer:
     def _on_done(self, job_id: str) -> None:
         held = self._held.pop(job_id, None)
         if held is not None:
-            self._background.spawn(self._complete(held.claim))
+            self._background.spawn(self._complete(held.lease))
         self._wake.set()
 
-    async def _complete(self, claim: Claim) -> None:
-        batch_id = claim.key.batch_id
-        if await self._disk.retry(batch_id, lambda: self._p.store.write_beside(_complete, claim)):
+    async def _complete(self, lease: ChunkLease) -> None:
+        batch_id = lease.key.batch_id
+        if await self._disk.retry(batch_id, lambda: self._p.store.write_beside(_complete, lease)):
             self._on_batch_done(batch_id)
 
     def _on_lost(self, job_id: str) -> None:
@@ -307,15 +310,13 @@ class Claimer:
         if held is None:
             return
         self.num_lost += not held.is_over
-        logger.warning(
-            "batch %s: a claim is lost: others have taken the lines over or will do so, or the batch has ended", job_id
-        )
-        self._plans.forget(held.claim.key.batch_id)
+        logger.warning("batch %s: a lease is lost: other servers take the lines over, or the batch has ended", job_id)
+        self._plans.forget(held.lease.key.batch_id)
         self._background.spawn(self._runner.close_job(job_id))
 
     async def close_batch(self, batch_id: str) -> None:
-        """Takes a batch from the engine; returns when everything that arrived for it here is durable."""
-        mine = [held for held in self._held.values() if held.claim.key.batch_id == batch_id]
+        """Takes a batch from the engine. Returns when all results that arrived here are durable."""
+        mine = [held for held in self._held.values() if held.lease.key.batch_id == batch_id]
         await self._close(mine)
 
     def _on_tokens_lost(self, job_id: str) -> None:
@@ -324,10 +325,10 @@ class Claimer:
             self._background.spawn(self.give_back([held]))
 
     async def give_back(self, held: list[_Held] | None = None) -> None:
-        """All, or some of it, that the engine has not done."""
+        """Gives back unfinished chunks: these, or all of them."""
         held = list(self._held.values()) if held is None else held
         await self._close(held)
-        await self._release([one.claim for one in held])
+        await self._release([one.lease for one in held])
 
     async def _close(self, held: list[_Held]) -> None:
         for one in held:
@@ -336,13 +337,13 @@ class Claimer:
         for one in held:
             self._held.pop(one.job.id, None)
 
-    async def _release(self, claims: list[Claim]) -> None:
-        if not claims:
+    async def _release(self, leases: list[ChunkLease]) -> None:
+        if not leases:
             return
         try:
-            await self._p.store.write_beside(chunk_rows.release_claims, claims)
+            await self._p.store.write_beside(chunk_rows.release_leases, leases)
         except StoreUnavailableError as error:
-            logger.error("%d chunks are free only when their leases end: %s", len(claims), error)
+            logger.error("%d chunks are free only when their leases end: %s", len(leases), error)
 
     # ---- leases ----
 
@@ -359,42 +360,42 @@ class Claimer:
             await self._disk.sleep(period_s)
 
     async def _renew(self) -> None:
-        claims = {job_id: held.claim for job_id, held in self._held.items() if not held.is_over}
-        loading = self._loading.difference(claims.values())
-        if not claims and not loading:
+        leases = {job_id: held.lease for job_id, held in self._held.items() if not held.is_over}
+        loading = self._loading.difference(leases.values())
+        if not leases and not loading:
             return
-        kept = await self._p.store.write_beside(_renew, [*claims.values(), *loading], self.claimant.lease_ms)
-        for job_id, claim in claims.items():
-            if claim not in kept:
+        kept = await self._p.store.write_beside(_renew, [*leases.values(), *loading], self.server.lease_ms)
+        for job_id, lease in leases.items():
+            if lease not in kept:
                 self._on_lost(job_id)
-        for claim in loading & self._loading - kept:
+        for lease in loading & self._loading - kept:
             self.num_lost += 1
-            self._loading.discard(claim)
-            logger.warning("batch %s: a claim is lost before its lines were loaded", claim.key.batch_id)
+            self._loading.discard(lease)
+            logger.warning("batch %s: a lease is lost before its lines were loaded", lease.key.batch_id)
 
 
-def _claim(
-    conn: sa.Connection, end: End, turns: Mapping[str, int], claimant: Claimant, besides: Besides
-) -> list[Claim]:
+def _lease_chunks(
+    conn: sa.Connection, side: Side, turns: Mapping[str, int], server: LeasingServer, excluded: Excluded
+) -> list[ChunkLease]:
     now_ms = database_now_ms(conn)
-    claimed = (
-        chunk_rows.claim_chunks(conn, end, now_ms, limit, claimant, besides, owner) for owner, limit in turns.items()
+    leased = (
+        chunk_rows.lease_chunks(conn, side, now_ms, limit, server, excluded, owner) for owner, limit in turns.items()
     )
-    return [claim for claims in claimed for claim in claims]
+    return [lease for leases in leased for lease in leases]
 
 
-def _renew(conn: sa.Connection, claims: list[Claim], lease_ms: int) -> set[Claim]:
-    return chunk_rows.renew_claims(conn, claims, database_now_ms(conn), lease_ms)
+def _renew(conn: sa.Connection, leases: list[ChunkLease], lease_ms: int) -> set[ChunkLease]:
+    return chunk_rows.renew_leases(conn, leases, database_now_ms(conn), lease_ms)
 
 
-def _complete(conn: sa.Connection, claim: Claim) -> bool:
-    """Whether the batch has no chunk left."""
-    chunk_rows.complete_chunk(conn, claim)
-    return chunk_rows.num_chunks(conn, claim.key.batch_id) == 0
+def _complete(conn: sa.Connection, lease: ChunkLease) -> bool:
+    """Removes a chunk whose lines have ended. Returns whether the batch has no chunk left."""
+    chunk_rows.complete_chunk(conn, lease)
+    return chunk_rows.num_chunks(conn, lease.key.batch_id) == 0
 
 
-def _give_up(conn: sa.Connection, claim: Claim) -> None:
-    """Fails what is left of a batch that cannot be run by anybody; only for who holds a chunk of it."""
-    record = batch_rows.require_batch(conn, claim.key.batch_id)
-    if record.outcome is None and LeasedLines(claim).holds(conn):
+def _give_up(conn: sa.Connection, lease: ChunkLease) -> None:
+    """Fails the remaining lines of a batch that no server can run; only under a lease of one of its chunks."""
+    record = batch_rows.require_batch(conn, lease.key.batch_id)
+    if record.outcome is None and LeasedLines(lease).holds(conn):
         batch_rows.close_lines(conn, record.id, LineState.FAILED, finalize.LOST_ERROR)

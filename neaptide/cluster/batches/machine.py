@@ -1,10 +1,10 @@
-"""The state machine where several servers share the batches: every step of every batch may be any server's.
+"""The state machine for several servers that share their batches: any server may take any step of any batch.
 
-    lines            chunks, claimed by whoever has use for more (``claimer.py``)
+    lines            chunks, leased by a server whose engine has room (``leased_chunks.py``)
     everything else  a lease of the batch: to check its file, to write its results
 
-The arrows are those of ``running/machine.py``, compare-and-sets in the database, and so is who may draw them. A server
-that dies leaves leases behind; when they end, others look for what is to be done and do it.
+The arrows are those of ``running/machine.py``. Each is a compare-and-set in the database, and so is each lease. When a
+server dies, its leases end, and other servers take its work over.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from neaptide.cluster.batches import chunk_rows, lease_rows
 from neaptide.cluster.batches.lease_rows import BatchLease
 from neaptide.cluster.batches.leased_batch import LeasedHold
-from neaptide.cluster.batches.leased_chunks import RENEWALS_A_LEASE, Claimer
+from neaptide.cluster.batches.leased_chunks import RENEWALS_A_LEASE, LeasedChunks
 from neaptide.cluster.storage.blobs import Blobs
 from neaptide.server.batches.checking.validation import Validation
 from neaptide.server.batches.running import finalize
@@ -34,14 +34,14 @@ from neaptide.server.batches.wiring import BatchPlane
 logger = logging.getLogger(__name__)
 
 MAX_CARES = 4
-"""Batches that this server checks or ends at once; files are checked one at a time anyway."""
+"""Batches that this server checks or ends at once. It checks files one at a time anyway."""
 
 
 @dataclass(slots=True)
 class _Care:
     lease: BatchLease
     stop: asyncio.Event
-    """Set when the batch's validation is not wanted any more, or not this server's."""
+    """Set when the batch needs no validation any more, or another server has taken it over."""
     is_validating: bool = False
 
 
@@ -57,7 +57,7 @@ class SharedMachine:
         self._validation = Validation(plane, self._disk)
         self._ending = Ending(plane, self._stopping)
         self._upkeep = Upkeep(plane, self._disk, self.end, self._sweep)
-        self.claimer = Claimer(
+        self.chunks = LeasedChunks(
             plane, blobs, lease_s, self._disk, self._validation, lambda _: self._wake.set(), self._is_validating
         )
         self._cares: dict[str, _Care] = {}
@@ -67,31 +67,31 @@ class SharedMachine:
     # ---- start and stop ----
 
     async def start(self) -> None:
-        """Takes up whatever there is to do."""
+        """As in ``BatchMachine``."""
         await self._enrol()
         say_what_waits(await self._p.store.read(server_rows.waiting))
-        self.claimer.start()
+        self.chunks.start()
         for work in (self._care_on(), self._renew_on(), self._upkeep.run(self._stopping.is_set)):
             self._background.spawn(work)
 
     async def stop(self) -> None:
-        """Keeps what has been computed and leaves the rest to other servers, or to the next start."""
+        """Keeps computed results and leaves the rest to other servers, or to the next start."""
         self._stopping.set()
         self._background.close()
         self._disk.stop()
         self._wake.set()
         for care in self._cares.values():
             care.stop.set()
-        await self.claimer.stop()
+        await self.chunks.stop()
         await self._background.drain()
         await self._p.checker.close()
         with suppress(StoreUnavailableError):
-            await self._p.store.write_beside(server_rows.leave, self.claimer.claimant.name)
+            await self._p.store.write_beside(server_rows.leave, self.chunks.server.name)
 
     @property
     def leases(self) -> LeaseFigures:
         """As in ``BatchMachine``."""
-        return self.claimer
+        return self.chunks
 
     async def backlog(self) -> list[JobLeft]:
         """As in ``BatchMachine``."""
@@ -116,13 +116,13 @@ class SharedMachine:
         self._background.spawn(self._close(batch_id))
 
     async def _close(self, batch_id: str) -> None:
-        # What has arrived here still counts; other servers' results do until their lines are closed.
-        await self.claimer.close_batch(batch_id)
+        # Results that have arrived here still count; those of other servers do until the lines are closed.
+        await self.chunks.close_batch(batch_id)
         self._wake.set()
 
     def suspend(self) -> None:
         """As in ``BatchMachine``."""
-        self.claimer.suspend()
+        self.chunks.suspend()
 
     # ---- batches ----
 
@@ -130,7 +130,7 @@ class SharedMachine:
         while not self._stopping.is_set():
             self._wake.clear()
             try:
-                while len(self._cares) < MAX_CARES and (lease := await self._claim_batch()) is not None:
+                while len(self._cares) < MAX_CARES and (lease := await self._lease_batch()) is not None:
                     care = self._cares[lease.batch_id] = _Care(lease, asyncio.Event())
                     self._background.spawn(self._care(care))
             except (OSError, StoreUnavailableError) as error:
@@ -141,16 +141,18 @@ class SharedMachine:
             except TimeoutError:
                 continue
 
-    async def _claim_batch(self) -> BatchLease | None:
+    async def _lease_batch(self) -> BatchLease | None:
         served = self._p.compiler.served
         if self._stopping.is_set() or not await self._p.store.read(lease_rows.needs_care, served):
             return None
-        besides = list(self._cares)
-        return await self._p.store.write_beside(lease_rows.claim_batch, self._lease_ms, besides=besides, served=served)
+        excluded = list(self._cares)
+        return await self._p.store.write_beside(
+            lease_rows.lease_batch, self._lease_ms, excluded=excluded, served=served
+        )
 
     async def _care(self, care: _Care) -> None:
-        """Moves a batch on as far as it goes without its lines. What fails for no good reason is tried again, here or
-        elsewhere, when the lease is over."""
+        """Moves a batch on as far as it goes without its lines. After a failure, some server tries again when the lease
+        ends."""
         lease = care.lease
         try:
             await self._move_on(care)
@@ -177,11 +179,11 @@ class SharedMachine:
             if not await self._validation.run(record, care.stop, hold) and self._stopping.is_set():
                 raise ServerStoppingError
             care.is_validating = False
-            self.claimer.wake()
+            self.chunks.wake()
             record = await store.read(batch_rows.require_batch, batch_id)
         if record.outcome is None:
             begin_finalizing = hold.guarded(batch_rows.begin_finalizing)
-            # Not taken while there are lines to run; then it ends another time.
+            # Refused while lines are left to run; then the batch ends another time.
             if not await self._disk.retry(
                 batch_id, lambda: store.write(begin_finalizing, batch_id, self._p.now(record))
             ):
@@ -206,7 +208,7 @@ class SharedMachine:
             await self._disk.sleep(self._lease_s / RENEWALS_A_LEASE)
 
     async def _enrol(self) -> None:
-        name, served = self.claimer.claimant.name, self._p.compiler.served
+        name, served = self.chunks.server.name, self._p.compiler.served
         await self._p.store.write_beside(server_rows.enrol, name, served, self._lease_ms)
 
     async def _renew(self) -> None:
@@ -215,7 +217,7 @@ class SharedMachine:
             return
         kept = await self._p.store.write_beside(lease_rows.renew_batches, list(cares), self._lease_ms)
         for lease, care in cares.items():
-            # Lost, or cancelled by way of another server.
+            # The lease is lost, or another server has cancelled the batch.
             if kept.get(lease, True):
                 care.stop.set()
 
@@ -227,7 +229,7 @@ class SharedMachine:
         await asyncio.to_thread(self._drop_stale_plans)
 
     def _drop_stale_plans(self) -> None:
-        """Copies of plans of batches that ended on other servers."""
+        """Removes copies of plans of batches that ended on other servers."""
         verdict = judge_jobs(self._p.store)
         for path in self._p.jobs_dir.iterdir():
             if verdict(path.name) is False:

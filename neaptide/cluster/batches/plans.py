@@ -1,4 +1,4 @@
-"""The plans of running batches on shared storage, and this server's copies of them. Functions are blocking."""
+"""Plans of running batches on shared storage, and this server's copies of them. The functions block."""
 
 import asyncio
 import logging
@@ -7,8 +7,8 @@ from pathlib import Path
 from neaptide.cluster.storage.blobs import Blobs
 from neaptide.server.batches.checking.job_files import (
     PLAN_SUFFIXES,
-    PREFIXES,
     SEAL_SUFFIX,
+    SPARE_SUFFIXES,
     PlanLostError,
     SealedPlan,
     plan_faults,
@@ -25,35 +25,37 @@ from neaptide.server.batches.wiring import BatchPlane
 logger = logging.getLogger(__name__)
 
 KNOWN_PLANS = 8
-"""Of batches of late; a batch's chunks come one after another."""
+"""Plans that are kept in memory: a batch's chunks come one after another."""
 
 
 def put_plan(blobs: Blobs, stem: Path, key: str) -> None:
-    """A sealed plan, file by file, under one key.
+    """Writes a sealed plan to the storage, file by file, under one key.
 
     Raises:
-        BlobsUnavailableError: not all of it is there.
+        BlobsUnavailableError: some of it is not written.
         FileNotFoundError: a file of the plan is missing here.
     """
     for suffix in PLAN_SUFFIXES:
         path = plan_file(stem, suffix)
-        if suffix != PREFIXES or path.exists():
+        if suffix not in SPARE_SUFFIXES or path.exists():
             blobs.put(path, f"{key}{suffix}")
 
 
 def remove_plan_blobs(blobs: Blobs, key: str) -> None:
-    """Raises BlobsUnavailableError."""
+    """Removes a plan from the storage. Raises BlobsUnavailableError."""
     for suffix in PLAN_SUFFIXES:
         blobs.remove(f"{key}{suffix}")
 
 
 def copy_of_plan(blobs: Blobs, stem: Path, key: str, scratch: Path) -> SealedPlan:
-    """The plan at ``stem``, fetched unless a sound copy of the same lies there. What lies there may be of a check that
-    another server's has overtaken: the same prompts perhaps, under other numbers. So the seal is the storage's.
+    """Reads the plan at ``stem``; fetches it unless an intact copy of the same plan is there.
+
+    A copy may come from a check that another server's check has overtaken: perhaps the same prompts, under other
+    numbers. So the storage's seal decides.
 
     Raises:
-        PlanLostError: the storage has not got it, or has a damaged one.
-        OSError: not now.
+        PlanLostError: the storage has no such plan, or a damaged one.
+        OSError: the same may succeed later.
     """
     with plan_faults(stem):
         try:
@@ -65,8 +67,7 @@ def copy_of_plan(blobs: Blobs, stem: Path, key: str, scratch: Path) -> SealedPla
             try:
                 blobs.fetch(f"{key}{suffix}", plan_file(stem, suffix), scratch)
             except FileNotFoundError:
-                # Only this one may be missing: a plan whose prompts share nothing works as well without it.
-                if suffix != PREFIXES:
+                if suffix not in SPARE_SUFFIXES:
                     raise
         return read_sealed_plan(stem)
 
@@ -84,11 +85,11 @@ class PlanCopies:
         self._known.pop(batch_id, None)
 
     async def get(self, record: BatchRecord, file: FileRecord) -> SealedPlan:
-        """From this server's copy, from a new one, or made again from the input.
+        """The plan: this server's copy, a new copy, or one made again from the input.
 
         Raises:
-            OSError: not now.
-            PlanLostError: not here; other servers may have it.
+            OSError: the same may succeed later.
+            PlanLostError: this server cannot have it; others may.
         """
         stem = self._p.stem(record.id)
         plan = self._known.get(record.id)
@@ -112,7 +113,12 @@ class PlanCopies:
         return await self._blobs.in_thread(copy_of_plan, self._blobs, stem, record.plan_blob, scratch)
 
     async def _make_again(self, record: BatchRecord, file: FileRecord) -> SealedPlan:
-        """Only one that is as it was for every line: other servers may run lines of it that this one refuses."""
+        """Makes the plan again from the input. It must be the same for every line, for other servers run its lines.
+
+        Raises:
+            OSError: the same may succeed later.
+            PlanLostError: the check gives another plan here.
+        """
         stem = self._p.stem(record.id)
         found = {line.line_no: line for line in await self._validation.make_plan_again(record, file)}
         for line in await self._p.store.read(batch_rows.pending_lines, record.id):

@@ -19,7 +19,7 @@ from neaptide.cluster.routing import Prompt, build_router
 from neaptide.cluster.simulation.fleet import Fleet, parted
 from neaptide.cluster.simulation.member import Member, State
 from neaptide.cluster.simulation.result import ClusterResult, ClusterRun, ReplicaResult, RowsResult
-from neaptide.cluster.simulation.shared_rows import ClaimedRows, SharedRows
+from neaptide.cluster.simulation.shared_rows import LeasedRows, SharedRows
 from neaptide.engine.kv.prefix_index import extend_block_hashes
 from neaptide.executors.simulated.trace_executor import PROMPT_VOCABULARY
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
@@ -112,9 +112,9 @@ class _Cluster:
         scenario = replace(self._scenario, seed=self._scenario.seed + number)
         directory = self._directory / str(number)
         directory.mkdir()
-        rows: OfflineFeed | ClaimedRows
+        rows: OfflineFeed | LeasedRows
         if self._shared is not None:
-            rows = ClaimedRows(self._shared, scenario, directory)
+            rows = LeasedRows(self._shared, scenario, directory)
         else:
             scenario = replace(scenario, offline=self._parts[number])
             rows = offline_feed(scenario, directory)
@@ -157,7 +157,7 @@ class _Cluster:
             return
         lost = serving[0]
         lost.state, lost.ended_s = State.LOST, now_s
-        assert isinstance(lost.rows, ClaimedRows)
+        assert isinstance(lost.rows, LeasedRows)
         lost.rows.close()
         lost.replica.lose()
         self._router.leave(lost.name)
@@ -170,7 +170,7 @@ class _Cluster:
 
     def _drain(self, member: Member, now_s: float) -> None:
         """Drains a replica: it finishes the rows that it has started, and returns the others."""
-        assert isinstance(member.rows, ClaimedRows)
+        assert isinstance(member.rows, LeasedRows)
         member.state = State.DRAINING
         self._router.leave(member.name)
         member.rows.close()
@@ -217,7 +217,7 @@ class _Cluster:
             self._lose(self._losses.popleft())
         while self._leases and self._leases[0][0] <= now_s:
             lost = self._leases.popleft()[1]
-            assert isinstance(lost.rows, ClaimedRows)
+            assert isinstance(lost.rows, LeasedRows)
             lost.rows.give_back_all(lost.replica.reached_tokens)
         if self._shared is not None:
             self._shared.arrive(now_s)

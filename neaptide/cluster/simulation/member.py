@@ -4,7 +4,7 @@ from collections import deque
 from enum import StrEnum
 
 from neaptide.cluster.routing import Figures
-from neaptide.cluster.simulation.shared_rows import ClaimedRows
+from neaptide.cluster.simulation.shared_rows import LeasedRows
 from neaptide.engine.kv.cache_digest import digest_of
 from neaptide.engine.scheduler.online_load import LoadMeter
 from neaptide.engine.scheduler.online_room import online_room
@@ -33,7 +33,7 @@ class Member:
         begins_s: time of its start; it serves from ``replica.now_s`` on.
     """
 
-    def __init__(self, name: str, replica: Replica, rows: OfflineFeed | ClaimedRows, begins_s: float) -> None:
+    def __init__(self, name: str, replica: Replica, rows: OfflineFeed | LeasedRows, begins_s: float) -> None:
         self.name = name
         self.replica = replica
         self.rows = rows

@@ -1,7 +1,6 @@
-"""The order in which replicas take chunks of the jobs' rows: by deadline first, then from either end of the density
-order.
+"""The order in which simulated replicas lease rows: the most urgent job first, then from either side of its order.
 
-It is kept in memory and has no leases: a store's guarantees across processes are not simulated.
+Rows are leased in memory, and no lease ends: a store's guarantees across processes are not simulated.
 """
 
 from collections import deque
@@ -9,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from neaptide.cluster.lease_order import Side
 
-class Claim(NamedTuple):
+
+class RowLease(NamedTuple):
     job: int
     rows: tuple[int, ...]
     """In the job's order."""
@@ -23,16 +24,16 @@ class _Job:
     """Runs of consecutive rows, none empty. Returned rows are a run of their own at the front."""
 
 
-class ClaimOrder:
+class RowOrder:
     def __init__(self) -> None:
         self._jobs: dict[int, _Job] = {}
         self.num_rows = 0
         """Rows that no replica holds."""
 
     def add(self, job: int, deadline_s: float, rows: Sequence[int]) -> None:
-        """Adds a job with its rows in density order."""
+        """Adds a job with its rows by falling compute density."""
         self._jobs[job] = _Job(deadline_s)
-        self.give_back(Claim(job, tuple(rows)))
+        self.give_back(RowLease(job, tuple(rows)))
 
     @property
     def first(self) -> int | None:
@@ -40,12 +41,12 @@ class ClaimOrder:
         waiting = [(one.deadline_s, job) for job, one in self._jobs.items() if one.runs]
         return min(waiting)[1] if waiting else None
 
-    def claim(self, from_front: bool, num_rows: int) -> Claim | None:
-        """Takes at most ``num_rows`` rows from this end of the most urgent job; None if nothing is left."""
+    def lease(self, side: Side, num_rows: int) -> RowLease | None:
+        """Takes at most ``num_rows`` rows from this side of the most urgent job; None if nothing is left."""
         job = self.first
         if job is None:
             return None
-        runs = self._jobs[job].runs
+        runs, from_front = self._jobs[job].runs, side is Side.COMPUTE_BOUND
         run = runs.popleft() if from_front else runs.pop()
         if from_front:
             rows, rest = run[:num_rows], run[num_rows:]
@@ -55,10 +56,10 @@ class ClaimOrder:
         if rest:
             (runs.appendleft if from_front else runs.append)(rest)
         self.num_rows -= len(rows)
-        return Claim(job, rows)
+        return RowLease(job, rows)
 
-    def give_back(self, claim: Claim) -> None:
+    def give_back(self, lease: RowLease) -> None:
         """Returns rows that their replica will not do; they go first."""
-        if claim.rows:
-            self._jobs[claim.job].runs.appendleft(claim.rows)
-            self.num_rows += len(claim.rows)
+        if lease.rows:
+            self._jobs[lease.job].runs.appendleft(lease.rows)
+            self.num_rows += len(lease.rows)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from neaptide.cluster.autoscaling import Backlog
-from neaptide.cluster.lease_order import CLAIM_BELOW_LINES, lines_to_claim
-from neaptide.cluster.simulation.row_order import Claim, ClaimOrder
+from neaptide.cluster.lease_order import LEASE_BELOW_LINES, lines_to_lease, side_to_lease
+from neaptide.cluster.simulation.row_order import RowLease, RowOrder
 from neaptide.engine.arrays import FloatArray
 from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.planning.blend import Ranked, rank
@@ -50,7 +50,7 @@ class SharedRows:
             raise ValueError("a set that is submitted in batches keeps one engine busy: replicas cannot share it")
         if any(one.is_job for one in sets):
             raise ValueError(
-                "placement claims does not support jobs with shares and submissions yet: use placement partition"
+                "placement leases does not support jobs with shares and submissions yet: use placement partition"
             )
         rows = self._fitting(0)
         if sets and not rows:
@@ -63,13 +63,13 @@ class SharedRows:
             for one in sets:
                 one.check_refill()
         self._low_water = max(low_water, len(rows) // 2)
-        self._order = ClaimOrder()
+        self._order = RowOrder()
         self._jobs: list[_Job] = []
         self._coming = sorted({row.arrival_s for row in rows}, reverse=True)
         self._rows_at = {at_s: [row for row in rows if row.arrival_s == at_s] for at_s in self._coming}
         self._generation = 0
         self.first_generation_size = self._first_open = len(rows)
-        self.num_claimants = 0
+        self.num_servers = 0
         """Replicas that take rows."""
         self.num_done = 0
         self.num_given_back = 0
@@ -114,7 +114,7 @@ class SharedRows:
     # ---- state ----
 
     @property
-    def num_unclaimed(self) -> int:
+    def num_unleased(self) -> int:
         return self._order.num_rows
 
     @property
@@ -147,13 +147,13 @@ class SharedRows:
 
     # ---- for replicas ----
 
-    def claim(self, compute_s: float, memory_s: float) -> Claim | None:
+    def lease(self, compute_s: float, memory_s: float) -> RowLease | None:
         """Rows for a replica that holds this much work, from the end that moves it towards the job's density."""
         number = self._order.first
         if number is None:
             return None
-        from_front = compute_s <= self._jobs[number].ranked.root_density * memory_s
-        return self._order.claim(from_front, lines_to_claim(self._order.num_rows, self.num_claimants))
+        side = side_to_lease(compute_s, memory_s, self._jobs[number].ranked.root_density)
+        return self._order.lease(side, lines_to_lease(self._order.num_rows, self.num_servers))
 
     def work_s(self, job: int, row: int) -> tuple[float, float]:
         """Compute and memory time of a row."""
@@ -184,24 +184,24 @@ class SharedRows:
     def reached_tokens(self, job: int, row: int) -> int:
         return self._jobs[job].reached_tokens.get(row, 0)
 
-    def give_back(self, claim: Claim) -> None:
-        """Returns the unfinished rows of a claim that its replica will not do."""
-        left = Claim(claim.job, tuple(row for row in claim.rows if not self._jobs[claim.job].is_done[row]))
+    def give_back(self, lease: RowLease) -> None:
+        """Returns the unfinished rows of a lease that its replica will not do."""
+        left = RowLease(lease.job, tuple(row for row in lease.rows if not self._jobs[lease.job].is_done[row]))
         self.num_given_back += len(left.rows)
         self._order.give_back(left)
 
 
-class ClaimedRows:
+class LeasedRows:
     """The rows that one replica holds. Implements ``RowSource``."""
 
     def __init__(self, shared: SharedRows, scenario: Scenario, directory: Path) -> None:
         self._shared = shared
-        shared.num_claimants += 1
+        shared.num_servers += 1
         self._scenario = scenario
         self._directory = directory
-        self._claims: dict[int, Claim] = {}
+        self._leases: dict[int, RowLease] = {}
         """Claims by the number in the job's id; returned ones are removed."""
-        self._num_claims = 0
+        self._num_leases = 0
         self._held_s = [0.0, 0.0]
         """Compute and memory time of rows held and not done."""
         self._is_closed = False
@@ -209,7 +209,7 @@ class ClaimedRows:
 
     @property
     def may_be_empty(self) -> bool:
-        return self._is_closed or self._shared.arrives or self._shared.num_unclaimed > 0
+        return self._is_closed or self._shared.arrives or self._shared.num_unleased > 0
 
     @property
     def next_arrival_s(self) -> float:
@@ -221,15 +221,15 @@ class ClaimedRows:
 
     def messages(self, waiting: int, now_s: float) -> Iterator[AddBatch]:
         self._shared.arrive(now_s)
-        while not self._is_closed and waiting < CLAIM_BELOW_LINES:
-            claim = self._shared.claim(*self._held_s)
-            if claim is None:
+        while not self._is_closed and waiting < LEASE_BELOW_LINES:
+            lease = self._shared.lease(*self._held_s)
+            if lease is None:
                 return
-            waiting += len(claim.rows)
-            yield from self._submit(claim)
+            waiting += len(lease.rows)
+            yield from self._submit(lease)
 
     def waits_since_s(self, batch_id: str, now_s: float) -> float:
-        return self._shared.times_s(self._claims[_number(batch_id)].job)[0]
+        return self._shared.times_s(self._leases[_number(batch_id)].job)[0]
 
     def row_ended(self, request_id: str, now_s: float) -> None:
         job, row = self._row(request_id)
@@ -246,27 +246,27 @@ class ClaimedRows:
     def close(self) -> None:
         """Stops taking rows; the rows it holds will still be done."""
         self._is_closed = True
-        self._shared.num_claimants -= 1
+        self._shared.num_servers -= 1
 
     def give_back(self, batch_ids: Sequence[str]) -> None:
         for batch_id in batch_ids:
-            self._shared.give_back(self._claims.pop(_number(batch_id)))
+            self._shared.give_back(self._leases.pop(_number(batch_id)))
 
     def give_back_all(self, reached_tokens: Callable[[str], int]) -> None:
         """Returns all rows of a lost replica, and records how far each had come."""
-        for number, claim in self._claims.items():
-            for place, row in enumerate(claim.rows):
+        for number, lease in self._leases.items():
+            for place, row in enumerate(lease.rows):
                 if reached := reached_tokens(f"{OFFLINE_PREFIX}{number}:{place}"):
-                    self._shared.lost(claim.job, row, reached)
-        self.give_back([f"{OFFLINE_PREFIX}{number}" for number in list(self._claims)])
+                    self._shared.lost(lease.job, row, reached)
+        self.give_back([f"{OFFLINE_PREFIX}{number}" for number in list(self._leases)])
 
-    def _submit(self, claim: Claim) -> Iterator[AddBatch]:
-        number, self._num_claims = self._num_claims, self._num_claims + 1
-        self._claims[number] = claim
-        for row in claim.rows:
-            self._hold(claim.job, row, 1.0)
-        requests = [self._shared.request(claim.job, row) for row in claim.rows]
-        deadline_s = self._shared.times_s(claim.job)[1]
+    def _submit(self, lease: RowLease) -> Iterator[AddBatch]:
+        number, self._num_leases = self._num_leases, self._num_leases + 1
+        self._leases[number] = lease
+        for row in lease.rows:
+            self._hold(lease.job, row, 1.0)
+        requests = [self._shared.request(lease.job, row) for row in lease.rows]
+        deadline_s = self._shared.times_s(lease.job)[1]
         limit = self._scenario.output_limit
         yield from as_job(f"{OFFLINE_PREFIX}{number}", requests, self._directory, limit, deadline_s)
 
@@ -276,8 +276,8 @@ class ClaimedRows:
 
     def _row(self, request_id: str) -> tuple[int, int]:
         batch_id, _, row = request_id.partition(":")
-        claim = self._claims[_number(batch_id)]
-        return claim.job, claim.rows[int(row)]
+        lease = self._leases[_number(batch_id)]
+        return lease.job, lease.rows[int(row)]
 
 
 def _number(batch_id: str) -> int:

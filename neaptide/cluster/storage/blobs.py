@@ -1,7 +1,7 @@
 """Bytes on storage that several servers reach: a directory that all of them mount, or a bucket.
 
-A key is written once and never again, and nobody reads it before a row of the database names it. So a blob needs no
-lock and no rename: what was cut off is a blob that no row names.
+A key is written once, and read only after a row of the database names it. So a blob needs no lock and no rename: an
+interrupted write leaves a blob that no row names.
 """
 
 import asyncio
@@ -21,23 +21,23 @@ from neaptide.server.batches.sharing import BlobInfo
 from neaptide.server.batches.storing.data_dir import MOVED_ASIDE, StoreError, sync_directory
 
 MARK_KEY = "neaptide-blobs"
-"""Names the storage; the database knows the same name."""
+"""Key of the blob that holds the storage's name, which the database knows too."""
 UPLOADS = "files"
 NUM_THREADS = 16
 """More than the ten connections that a client of S3 opens."""
 PUT_S, SLOWEST_BYTES_PER_S = 60.0, 1_000_000
-"""What a bucket is given to take a blob: its library waits without end for leave to send one."""
+"""Time limit of an upload to a bucket, and the slowest rate that extends it. The library itself has no limit."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class BlobsUnavailableError(OSError):
-    """The storage did not do what it was asked; the same may succeed later."""
+    """The storage failed to do what was asked; the same may succeed later."""
 
 
 def batch_key(batch_id: str, epoch: int) -> str:
-    """A new key for what a batch's holder writes under its epoch."""
+    """A new key for a file that a server writes under its lease of a batch."""
     return f"{batch_id}/{epoch}-{uuid.uuid4().hex}"
 
 
@@ -49,7 +49,7 @@ class Blobs:
     """
 
     def __init__(self, url: str) -> None:
-        # Imported where it is asked for: the embedded default does without.
+        # Imported here: a single server does without.
         import fsspec
         from fsspec.implementations.local import LocalFileSystem
 
@@ -61,8 +61,8 @@ class Blobs:
         except (ImportError, ValueError, OSError) as error:
             raise StoreError(f"there are no blobs at {url.partition('://')[0]}://: {error}") from error
         if url.startswith("s3://"):
-            # Its library tries what a network refuses five times, and each of these tries is several of botocore's.
-            # Botocore's remain, as AWS_MAX_ATTEMPTS says.
+            # The library retries five times when a network refuses, on top of botocore's own retries. Only botocore's
+            # remain, as AWS_MAX_ATTEMPTS says.
             self._fs.retries = 1
         self._threads = ThreadPoolExecutor(NUM_THREADS, "blobs")
         self._root = str(root).rstrip("/")
@@ -71,8 +71,8 @@ class Blobs:
         self.name = f"{url.partition('://')[0]}://{self._root.rpartition('@')[2]}"
 
     async def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs what asks the storage in a thread that nothing else needs: a storage that is silent holds up whoever
-        waits for it, not the database's readers."""
+        """Runs a call of the storage in a thread that nothing else needs. So a silent storage does not hold up the
+        database's readers."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args, **kwargs))
 
     def upload_key(self, file_id: str) -> str:
@@ -90,7 +90,7 @@ class Blobs:
                 return None
 
     def set_mark(self, name: str) -> None:
-        """Takes the storage: a directory is made if there is none."""
+        """Names the storage; makes the directory if there is none."""
         with self._faults():
             if self._is_local:
                 os.makedirs(self._root, mode=DIRECTORY_MODE, exist_ok=True)
@@ -98,7 +98,7 @@ class Blobs:
             self._make_durable(MARK_KEY)
 
     def find(self) -> Iterator[BlobInfo]:
-        """All blobs, without the mark."""
+        """All blobs, except the mark."""
         with self._faults():
             self._fs.invalidate_cache()
             found = self._fs.find(self._root, detail=True)
@@ -112,7 +112,7 @@ class Blobs:
     def put(self, source: Path, key: str) -> None:
         with self._faults():
             if self._is_local:
-                # A directory that is not mounted any more looks like a blank one.
+                # A directory that is no longer mounted looks like an empty one.
                 self._require_mark()
                 self._fs.makedirs(self._fs._parent(self._path(key)), exist_ok=True)
             if self._fs.async_impl:
@@ -125,7 +125,7 @@ class Blobs:
             self._make_durable(key)
 
     def fetch(self, key: str, target: Path, scratch: Path) -> None:
-        """Copies a blob to ``target``, by way of a file in ``scratch`` on the same disk.
+        """Copies a blob to ``target``, through a file in ``scratch`` on the same disk.
 
         Raises:
             FileNotFoundError: the storage is there, and has no such blob.
@@ -166,7 +166,7 @@ class Blobs:
                 self._fs.makedirs(self._fs._parent(self._path(target)), exist_ok=True)
             self._fs.mv(self._path(key), self._path(target))
             self._make_durable(target)
-        # A directory that is empty now goes; in a bucket there is nothing left to remove.
+        # Removes the directory if it is empty now; in a bucket nothing is left to remove.
         self.remove(key)
 
     # ---- inside ----
@@ -179,7 +179,7 @@ class Blobs:
             raise BlobsUnavailableError(f"{self.name} is not there: its mark {MARK_KEY} is missing")
 
     def _make_durable(self, key: str) -> None:
-        """A bucket is durable when it answers; a directory has to be asked."""
+        """Syncs a directory to disk. A bucket is durable when it has answered."""
         if not self._is_local:
             return
         path = Path(self._path(key))
@@ -198,7 +198,7 @@ class Blobs:
         except (FileNotFoundError, BlobsUnavailableError):
             raise
         except Exception as error:
-            # Each storage has errors of its own, not all of them OSError.
+            # Each kind of storage has its own errors, and not all are OSErrors.
             raise BlobsUnavailableError(f"{self.name}: {type(error).__name__}: {error}") from error
 
 

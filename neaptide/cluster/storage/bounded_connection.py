@@ -13,7 +13,7 @@ T = TypeVar("T")
 class BoundedConnection(psycopg.Connection[Any]):
     """PostgreSQL connection that closes its socket at the deadline, and then fails the call.
 
-    No request to cancel is sent: it would end a COMMIT's wait for a standby, and the COMMIT would be a success.
+    It sends no cancel request. That would end the wait of a COMMIT for a standby, and the COMMIT would succeed.
     """
 
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
@@ -30,17 +30,17 @@ class BoundedConnection(psycopg.Connection[Any]):
 
 
 class _NoAnswerError(psycopg.OperationalError):
-    """The deadline has come."""
+    """The deadline passed before an answer came."""
 
 
 def _bounded(gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
-    """Passes on what a wait yields and is sent. The driver resumes it ten times a second at least."""
+    """Runs a wait of the driver and checks the deadline at each of its steps, at least ten times a second."""
     try:
         _check()
         wanted = next(gen)
         while True:
             ready = yield wanted
-            # What has come already is taken, even at the last moment: it may be the answer to a COMMIT.
+            # An answer that has come is taken even at the last moment: it may be that of a COMMIT.
             wanted = gen.send(ready)
             _check()
     except StopIteration as end:

@@ -1,7 +1,7 @@
-"""Whether a database belongs to one server, with its bytes in that server's directory, or to several that share blobs.
+"""Decides whether a database belongs to one server, with files in its directory, or to several that share blobs.
 
-The first start decides, and the database and the storage keep each other's name: a server with another address, or in
-front of a directory that is not mounted, would take every file for lost.
+The first start decides. From then on the database and the storage know each other's name. Without that, a server with
+a wrong address, or with a directory that is not mounted, would take every file for lost.
 """
 
 import secrets
@@ -20,7 +20,7 @@ def settle_form(conn: sa.Connection, blobs: Blobs | None) -> None:
     """Checks that the database is used in its form, or gives a new one its form.
 
     Raises:
-        StoreError: it is of the other form, the storage is not its own, or does not answer.
+        StoreError: it has the other form, the storage belongs to another database, or it does not answer.
     """
     name = conn.execute(sa.select(facts.c.value).where(facts.c.name == _BLOBS)).scalar_one_or_none()
     if blobs is None:

@@ -1,8 +1,8 @@
 """PostgreSQL: the database that several servers share.
 
-What SQLite gives for nothing is asked for here: writes that look before they leap (a batch that is created, a file
-that is deleted while a batch may want it) run one at a time over all servers, by a lock that ends with their
-transaction. Results of lines and what else is guarded by row locks run beside each other.
+Some writes depend on what they read: to create a batch, or to delete a file that a batch may need. SQLite runs all
+writes one at a time. Here a lock does that for those writes, over all servers, until their transaction ends. Row locks
+guard the other writes, results of lines among them, and these run concurrently.
 """
 
 import math
@@ -21,26 +21,29 @@ from neaptide.server.batches.storing.databases.migrate import migrate
 from neaptide.server.batches.storing.tables import metadata
 
 MIN_VERSION = 13
-"""What older releases lack is not known; the tests run on 15."""
+"""Oldest supported release; the tests run on 15."""
 CONNECT_TIMEOUT_S = 3
 LOCK_TIMEOUT_S = 8
-"""Within the deadline of a call, so that the connection outlives it; what was given up waits no longer, either."""
+"""Less than the deadline of a call: the connection outlives a wait, and an abandoned call does not wait on."""
 SERVER_LOCK_TIMEOUT_S = 3
 FROZEN_TRANSACTION_S = 5
-"""A transaction whose server says nothing for so long is undone: what it has locked is free again."""
+"""The database rolls back a transaction whose client is silent for this long, which frees its locks."""
 POOLER_ROUNDS = 4
 _SHOWN_PARTS = ("host", "port", "user", "dbname")
-"""Of the query of an address; any other may be a password, or a misspelled one."""
+"""Query parameters of an address that messages show; any other may be a password, or a misspelled one."""
 ASK_PATIENCE_S = 10.0
-"""For a database that comes back, before a write whose COMMIT was cut off is called unknown."""
+"""How long to wait for the database before a write whose COMMIT was cut off counts as unknown."""
 _WRITE_LOCK, _SERVER_LOCK, _MIGRATION_LOCK = 0x6E65_6170_0001, 0x6E65_6170_0002, 0x6E65_6170_0003
 _SOCKET_OPTIONS = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
 _SCHEMES = ("postgresql", "postgresql+psycopg", "postgres")
 
 
 def postgres_url(text: str) -> sa.URL:
-    """Raises StoreError for what is no address of a PostgreSQL database. The message does not repeat it: it may hold a
-    password."""
+    """Parses the address of a PostgreSQL database.
+
+    Raises:
+        StoreError: it is not one. The message does not repeat the address, which may hold a password.
+    """
     try:
         url = sa.make_url(text)
     except (sa.exc.ArgumentError, ValueError):
@@ -54,8 +57,11 @@ class PostgresDatabase(TwoEngines):
     """One database of a PostgreSQL server; its schema ``public``, or what the user's search path says."""
 
     def __init__(self, url: sa.URL, is_shared: bool = False, limit_s: float = math.inf) -> None:
-        """``is_shared``: with other servers, each of which says so. ``limit_s``: the most that a query takes, should
-        nobody wait for it any more."""
+        """
+        Args:
+            is_shared: whether other servers use the database too; each of them must say so.
+            limit_s: the database ends a query after this time, in case its caller waits no longer.
+        """
         super().__init__()
         self._url = url
         self._is_shared = is_shared
@@ -68,13 +74,17 @@ class PostgresDatabase(TwoEngines):
         return shown.replace("%2A%2A%2A", "***")
 
     def open(self) -> None:
-        """Raises StoreError: the database does not answer, is too old, or a newer version's."""
+        """Connects, and makes or migrates the tables.
+
+        Raises:
+            StoreError: the database does not answer, is too old, or was migrated by a newer version.
+        """
         waits_ms = {"idle_in_transaction_session_timeout": FROZEN_TRANSACTION_S * 1000}
         waits_ms["lock_timeout"] = LOCK_TIMEOUT_S * 1000
         self._write_engine = self._engine(1)
         _on_connect(self._write_engine, lambda connection: _limit_waits(connection, waits_ms))
         _on_connect(self._write_engine, _join_others if self._is_shared else _keep_others_out)
-        # Not for the writer: nothing promises that a COMMIT's wait for a standby is no part of its statement.
+        # Not for the writer: the wait of a COMMIT for a standby may be part of its statement.
         query_ms = 0 if self._limit_s == math.inf else int(self._limit_s * 1000)
         readers = self._engine(NUM_READERS)
         _on_connect(readers, lambda connection: _limit_waits(connection, {**waits_ms, "statement_timeout": query_ms}))
@@ -100,46 +110,46 @@ class PostgresDatabase(TwoEngines):
             self._commit(conn, transaction, ASK_PATIENCE_S)
 
     def checkpoint(self) -> None:
-        """PostgreSQL makes its own."""
+        """Does nothing: PostgreSQL makes its own checkpoints."""
 
     @property
     def num_missing_commits(self) -> int:
-        """Nothing in a server's directory says."""
+        """As in ``Database``: always 0, since no file tells."""
         return 0
 
     def accept_as_it_is(self) -> None:
-        """Nothing was found missing."""
+        """Does nothing: no commit was found missing."""
 
     def is_fault(self, error: BaseException) -> bool:
-        """The server is away, shuts down, is full, or has undone a transaction that took too long."""
+        """Whether the server is away, shuts down, is full, or has rolled back a transaction that took too long."""
         kinds = sa.exc.OperationalError | sa.exc.InterfaceError | sa.exc.InternalError | sa.exc.TimeoutError
         return isinstance(error, kinds) or (isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated)
 
     def is_conflict(self, error: BaseException) -> bool:
-        """A deadlock: each of two transactions waited for rows of the other."""
+        """Whether it is a deadlock: each of two transactions waited for rows of the other."""
         kinds = psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure
         return isinstance(error, sa.exc.DBAPIError) and isinstance(error.orig, kinds)
 
     def missing(self) -> str | None:
-        """What it writes is its own matter."""
+        """As in ``Database``: always None, since the files are the database's own."""
         return None
 
     def stored_bytes(self, conn: sa.Connection) -> int:
-        """Of our tables with their indexes."""
+        """Size of our tables with their indexes."""
         return sum(
             conn.execute(sa.select(sa.func.pg_total_relation_size(name))).scalar_one() for name in metadata.tables
         )
 
     def reusable_bytes(self, conn: sa.Connection) -> int:
-        """PostgreSQL does not say."""
+        """As in ``Database``: always 0, since PostgreSQL does not tell."""
         return 0
 
     def problems(self, conn: sa.Connection) -> list[str]:
-        """PostgreSQL checks its pages itself when it reads them (``initdb --data-checksums``)."""
+        """As in ``Database``: none. PostgreSQL checks pages when it reads them (``initdb --data-checksums``)."""
         return []
 
     def compact(self) -> None:
-        """Marks the space of deleted rows as free; the files shrink only where their ends are free."""
+        """Marks the space of deleted rows as free. Files shrink only if the free space is at their end."""
         with self._writing().execution_options(isolation_level="AUTOCOMMIT").connect() as conn:
             for name in metadata.tables:
                 conn.exec_driver_sql(f"VACUUM {name}")
@@ -152,7 +162,7 @@ class PostgresDatabase(TwoEngines):
             "connect_timeout": CONNECT_TIMEOUT_S,
             **_SOCKET_OPTIONS,
         }
-        # What the operator's address says of these wins.
+        # Values in the operator's address win.
         arguments = {name: value for name, value in known.items() if name not in self._url.query}
         engine = sa.create_engine(
             self._url, pool_size=pool_size, max_overflow=0, pool_pre_ping=True, connect_args=arguments
@@ -161,14 +171,19 @@ class PostgresDatabase(TwoEngines):
         return engine
 
     def _refuse_a_pooler(self) -> None:
-        """Raises StoreError where sessions share one connection, as behind PgBouncer in its transaction mode: there the
-        locks that keep servers apart hold nothing, and what is set for one session holds for strangers' as well."""
+        """Detects sessions that share one connection, as behind PgBouncer in its transaction mode.
+
+        There the locks that keep servers apart have no effect, and the settings of one session reach other clients.
+
+        Raises:
+            StoreError: sessions share a connection.
+        """
         engine = self._engine(2)
         try:
             with engine.connect() as one, engine.connect() as other:
                 if _told_pid(one) == _pid(one):
                     return
-                # A pooler gives a transaction the connection that was free last, or each in turn.
+                # A pooler gives a transaction the connection that was freed last, or each connection in turn.
                 seen = [{_pid(one), _pid(other)} for _ in range(POOLER_ROUNDS)]
         finally:
             engine.dispose()
@@ -188,7 +203,7 @@ class PostgresDatabase(TwoEngines):
             raise StoreError(f"the database {self.name} has the encoding {encoding}; make one with UTF8")
 
     def _says_no(self, error: sa.exc.DBAPIError) -> bool:
-        """An error of the server's, which goes on serving this connection."""
+        """Whether the server reported the error and still serves this connection."""
         return not error.connection_invalidated and getattr(error.orig, "sqlstate", None) is not None
 
 
@@ -201,22 +216,23 @@ def _on_connect(engine: sa.Engine, set_up: Callable[[Any], None]) -> None:
 
 
 def _told_pid(conn: sa.Connection) -> int:
-    """The backend's process, as the start of the session told it. A pooler makes one up."""
+    """The backend's process id, as reported when the session began. A pooler makes one up."""
     connection: Any = conn.connection.driver_connection
     return int(connection.info.backend_pid)
 
 
 def _pid(conn: sa.Connection) -> int:
-    """The process of the backend that this transaction has."""
+    """The process id of the backend that runs this transaction."""
     pid = conn.execute(sa.select(sa.func.pg_backend_pid())).scalar_one()
     conn.rollback()
     return int(pid)
 
 
 def _limit_waits(dbapi_connection: Any, waits_ms: Mapping[str, int]) -> None:
-    """Set in the session, not in its address, which a pooler would refuse. What the operator's address says wins.
+    """Sets time limits for the session. Values in the operator's address win.
 
-    A commit that was answered must survive a crash of the database, whatever the server's default is.
+    They are no part of the address, because a pooler would refuse them. An acknowledged commit must survive a crash of
+    the database, whatever the server's default is.
     """
     with dbapi_connection.cursor() as cursor:
         cursor.execute(
@@ -232,8 +248,10 @@ def _limit_waits(dbapi_connection: Any, waits_ms: Mapping[str, int]) -> None:
 
 @contextmanager
 def _one_at_a_time(conn: sa.Connection) -> Iterator[None]:
-    """Servers that start together on a blank database would make the same tables. Whoever comes later waits as long as
-    it takes; the lock ends with the connection."""
+    """Lets one server at a time make the tables, where several start together on a blank database.
+
+    The others wait as long as it takes. The lock ends with the connection.
+    """
     conn.execute(sa.text("SET LOCAL lock_timeout = 0"))
     conn.execute(sa.select(sa.func.pg_advisory_lock(_MIGRATION_LOCK)))
     conn.commit()
@@ -247,15 +265,15 @@ def _one_at_a_time(conn: sa.Connection) -> Iterator[None]:
 
 
 def _keep_others_out(dbapi_connection: Any) -> None:
-    """One server writes to a database at a time. The lock ends with the connection, and comes with the next one.
+    """Lets no other server write to the database. Each new connection takes the lock again.
 
-    Of a server that was killed it may take a moment until the database knows.
+    After a server was killed, it may take a moment until the database notices and frees the lock.
     """
     _take_server_lock(dbapi_connection, "pg_advisory_lock")
 
 
 def _join_others(dbapi_connection: Any) -> None:
-    """Servers that share go together, but not beside one that does not."""
+    """Lets only servers write that share the database too."""
     _take_server_lock(dbapi_connection, "pg_advisory_lock_shared")
 
 
@@ -270,12 +288,12 @@ def _take_server_lock(dbapi_connection: Any, function: str) -> None:
 
 
 class _NulFindsNothing(StrDumper):
-    """PostgreSQL has no texts with NUL and refuses even to compare with one; ids that clients make up may hold it."""
+    """Replaces NUL in texts, which ids from clients may hold: PostgreSQL refuses even to compare with such a text."""
 
     def dump(self, obj: str) -> Any:
         return super().dump(obj.replace("\0", "\ufffd"))
 
 
 def _let_nul_find_nothing(dbapi_connection: Any) -> None:
-    """Only where nothing is written."""
+    """Makes queries with NUL find nothing. Only for connections that never write."""
     dbapi_connection.adapters.register_dumper(str, _NulFindsNothing)

@@ -58,7 +58,7 @@ class Overview:
     first_expires_at: int | None = None
     files_bytes: int = 0
     free_chunks: int = 0
-    claimed_chunks: int = 0
+    leased_chunks: int = 0
     waiting: dict[str, int] = field(default_factory=dict)
     """Live batches that no server that is there can begin, or run to their end, by what is missing."""
 
@@ -95,7 +95,7 @@ def read_overview(conn: sa.Connection) -> Overview:
         first_created_at=first_created_at,
         first_expires_at=first_expires_at,
         free_chunks=free_chunks,
-        claimed_chunks=num_chunks - free_chunks,
+        leased_chunks=num_chunks - free_chunks,
         waiting=Counter(one.reason for one in server_rows.waiting(conn)),
         files_bytes=int(conn.execute(sa.select(sa.func.coalesce(sa.func.sum(files.c.num_bytes), 0))).scalar_one()),
     )
@@ -148,12 +148,12 @@ class BatchMetrics(Collector):
         leases = self._leases
         yield GaugeMetricFamily(
             "neaptide_batch_chunks_held",
-            "Number of chunks that this server has claimed.",
+            "Number of chunks that this server has on lease.",
             0 if leases is None else leases.num_chunks,
         )
         yield CounterMetricFamily(
             "neaptide_batch_claims_lost",
-            "Number of this server's claims that others have taken over.",
+            "Number of this server's leases that other servers have taken over.",
             0 if leases is None else leases.num_lost,
         )
 
@@ -171,7 +171,9 @@ class BatchMetrics(Collector):
         slack = GaugeMetricFamily("neaptide_batch_deadline_slack_seconds", "Time until the first live batch expires.")
         age = GaugeMetricFamily("neaptide_batch_oldest_age_seconds", "Time since the oldest live batch was created.")
         chunks = GaugeMetricFamily(
-            "neaptide_batch_chunks", "Number of chunks of batches on the board, of all servers.", labels=["state"]
+            "neaptide_batch_chunks",
+            "Number of chunks of shared batches that have lines left: free, or claimed (on lease).",
+            labels=["state"],
         )
         waiting = GaugeMetricFamily(
             "neaptide_batches_waiting",
@@ -191,7 +193,7 @@ class BatchMetrics(Collector):
             age_s = 0.0 if found.first_created_at is None else max(0.0, self._wall() - found.first_created_at)
             age.add_metric([], age_s)
             chunks.add_metric(["free"], found.free_chunks)
-            chunks.add_metric(["claimed"], found.claimed_chunks)
+            chunks.add_metric(["claimed"], found.leased_chunks)
             for reason in ("model", "context"):
                 waiting.add_metric([reason], found.waiting.get(reason, 0))
             size.add_metric([], found.files_bytes)

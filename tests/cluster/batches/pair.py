@@ -44,7 +44,7 @@ def answer_all(server: Server, batch_id: str) -> None:
 
 
 async def answered_to_the_end(servers: list[Server], batch_id: str) -> BatchRecord:
-    """Every engine answers whatever its server has claimed, until the batch has ended."""
+    """Every engine answers whatever its server has leased, until the batch has ended."""
 
     async def has_ended() -> bool:
         for server in servers:

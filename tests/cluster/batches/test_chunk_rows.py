@@ -1,4 +1,4 @@
-"""Claims in the database: the same board as in memory, on both databases, and the fence around results."""
+"""Leases of chunks in the database, on SQLite and PostgreSQL: their order, and which results count."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 from neaptide.cluster.batches import chunk_rows
 from neaptide.cluster.batches.chunk_rows import LeasedLines
-from neaptide.cluster.lease_order import LEASE_S, Board, Chunk, ChunkKey, Claim, End
+from neaptide.cluster.lease_order import LEASE_S, Chunk, ChunkKey, ChunkLease, Side, sort_key
 from neaptide.cluster.sharing import sharing_of
 from neaptide.cluster.storage.postgres import postgres_url as make_postgres_url
 from neaptide.server.batches.storing import batch_rows
@@ -39,7 +39,7 @@ def lines_of(chunk_no: int) -> list[int]:
 
 
 def begin(store: Store) -> None:
-    """One running batch whose lines may be claimed, and nothing else."""
+    """One running batch whose lines may be leased, and nothing else."""
     store.write_blocking(lambda conn: conn.execute(batch_rows.batches.delete()).close())
     store.write_blocking(batch_rows.create_batch, BATCH, ("file-o", "file-e"))
     lines = [NewLine(n + 1, f"c{n}", 0, 1, n, 1) for n in range(NUM_CHUNKS * CHUNK_LINES)]
@@ -49,26 +49,26 @@ def begin(store: Store) -> None:
     store.write_blocking(chunk_rows.add_chunks, chunks)
 
 
-def end_lines(store: Store, claim: Claim, body: str = "{}") -> int:
-    """The results of a whole chunk under a claim."""
-    results = [LineResult(n, LineState.COMPLETED, 200, "req", body) for n in lines_of(claim.key.chunk_no)]
-    return store.write_blocking(batch_rows.end_lines, BATCH.id, results, LeasedLines(claim).condition())
+def end_lines(store: Store, lease: ChunkLease, body: str = "{}") -> int:
+    """The results of a whole chunk under a lease."""
+    results = [LineResult(n, LineState.COMPLETED, 200, "req", body) for n in lines_of(lease.key.chunk_no)]
+    return store.write_blocking(batch_rows.end_lines, BATCH.id, results, LeasedLines(lease).condition())
 
 
 def test_a_server_is_offered_no_chunk_that_its_context_does_not_hold(store: Store) -> None:
     begin(store)
     needs = sa.update(batch_chunks).values(needs_tokens=batch_chunks.c.chunk_no * 100)
     store.write_blocking(lambda conn: conn.execute(needs).close())
-    claimant = chunk_rows.Claimant("short", "fingerprint", max_model_len=100)
-    assert store.read_blocking(chunk_rows.board_figures, claimant).num_free == NUM_CHUNKS - 1
-    claims = store.write_blocking(chunk_rows.claim_chunks, End.DENSE, 0, 9, claimant)
-    assert sorted(claim.key.chunk_no for claim in claims) == [0, 1]
+    server = chunk_rows.LeasingServer("short", "fingerprint", max_model_len=100)
+    assert store.read_blocking(chunk_rows.free_chunks, server).num_free == NUM_CHUNKS - 1
+    leases = store.write_blocking(chunk_rows.lease_chunks, Side.COMPUTE_BOUND, 0, 9, server)
+    assert sorted(lease.key.chunk_no for lease in leases) == [0, 1]
 
 
 def test_a_zombies_late_results_change_nothing(store: Store) -> None:
     begin(store)
-    (zombie,) = store.write_blocking(chunk_rows.claim_chunks, End.DENSE, 0)
-    (successor,) = store.write_blocking(chunk_rows.claim_chunks, End.DENSE, LEASE_MS)
+    (zombie,) = store.write_blocking(chunk_rows.lease_chunks, Side.COMPUTE_BOUND, 0)
+    (successor,) = store.write_blocking(chunk_rows.lease_chunks, Side.COMPUTE_BOUND, LEASE_MS)
     assert (zombie.key, zombie.epoch + 1) == (successor.key, successor.epoch)
     assert end_lines(store, zombie, '"late"') == 0
     assert end_lines(store, successor) == CHUNK_LINES
@@ -87,8 +87,8 @@ def test_the_backlog_is_what_is_left_of_each_batch_that_runs_and_that_servers_of
     chunks = [Chunk(ChunkKey(BATCH.id, n), 1_000, 1.0, CHUNK_LINES, n + 1.0, 1.5) for n in range(NUM_CHUNKS)]
     store.write_blocking(chunk_rows.add_chunks, {chunk: lines_of(chunk.key.chunk_no) for chunk in chunks})
     assert store.read_blocking(chunk_rows.backlog, "fingerprint") == [(1_000, 6.0)]  # compute weighs most: 1 + 2 + 3
-    claims = store.write_blocking(chunk_rows.claim_chunks, End.DENSE, 0, NUM_CHUNKS)
-    (last,) = (claim for claim in claims if claim.key.chunk_no == 2)
+    leases = store.write_blocking(chunk_rows.lease_chunks, Side.COMPUTE_BOUND, 0, NUM_CHUNKS)
+    (last,) = (lease for lease in leases if lease.key.chunk_no == 2)
     end_lines(store, last)
     assert store.write_blocking(chunk_rows.complete_chunk, last)
     assert store.read_blocking(chunk_rows.backlog, "fingerprint") == [(1_000, 3.0)]
@@ -96,22 +96,22 @@ def test_the_backlog_is_what_is_left_of_each_batch_that_runs_and_that_servers_of
 
 def test_a_chunk_with_lines_left_is_not_complete(store: Store) -> None:
     begin(store)
-    (claim,) = store.write_blocking(chunk_rows.claim_chunks, End.DENSE, 0)
-    assert not store.write_blocking(chunk_rows.complete_chunk, claim)
-    assert end_lines(store, claim) == CHUNK_LINES
-    assert store.write_blocking(chunk_rows.complete_chunk, claim)
-    assert end_lines(store, claim) == 0
+    (lease,) = store.write_blocking(chunk_rows.lease_chunks, Side.COMPUTE_BOUND, 0)
+    assert not store.write_blocking(chunk_rows.complete_chunk, lease)
+    assert end_lines(store, lease) == CHUNK_LINES
+    assert store.write_blocking(chunk_rows.complete_chunk, lease)
+    assert end_lines(store, lease) == 0
 
 
 def test_results_of_a_batch_that_was_withdrawn_are_refused(store: Store) -> None:
     begin(store)
-    (claim,) = store.write_blocking(chunk_rows.claim_chunks, End.DENSE, 0)
+    (lease,) = store.write_blocking(chunk_rows.lease_chunks, Side.COMPUTE_BOUND, 0)
     store.write_blocking(batch_rows.withdraw_chunks, BATCH.id)
-    assert end_lines(store, claim) == 0
+    assert end_lines(store, lease) == 0
 
 
 def test_the_lines_of_a_chunk_are_found_without_the_batchs_others(postgres_url: str, tmp_path: Path) -> None:
-    """A claim takes as long in a batch of 50,000 lines as in one of 500. By the database's plan, at 32 chunks of 64."""
+    """A lease takes as long in a batch of 50,000 lines as in one of 500. By the database's plan, at 32 chunks of 64."""
     store = Store(tmp_path, sharing_of(postgres_url))
     store.open()
     asked: list[tuple[str, Any]] = []
@@ -163,67 +163,81 @@ def test_the_lines_of_many_chunks_are_offered_by_one_statement(postgres_url: str
     assert placed == wanted | {401: None, 402: None}
 
 
-def test_a_claim_passes_by_a_chunk_whose_results_are_being_written(postgres_url: str, tmp_path: Path) -> None:
+def test_a_lease_passes_by_a_chunk_whose_results_are_being_written(postgres_url: str, tmp_path: Path) -> None:
     """Its lease is over, but its results come first: the lines that end now do not run again."""
     store = Store(tmp_path, sharing_of(postgres_url))
     store.open()
     begin(store)
     engine = sa.create_engine(make_postgres_url(postgres_url))
     try:
-        writing, *others = store.write_blocking(chunk_rows.claim_chunks, End.DENSE, 0, NUM_CHUNKS)
-        with engine.connect() as writer, engine.connect() as claimer:
+        writing, *others = store.write_blocking(chunk_rows.lease_chunks, Side.COMPUTE_BOUND, 0, NUM_CHUNKS)
+        with engine.connect() as writer, engine.connect() as taker:
             results = [LineResult(n, LineState.COMPLETED, 200, "req", "{}") for n in lines_of(writing.key.chunk_no)]
             ended = batch_rows.end_lines(writer, BATCH.id, results, LeasedLines(writing).condition())
-            claimed = chunk_rows.claim_chunks(claimer, End.DENSE, LEASE_MS, NUM_CHUNKS)
+            leased = chunk_rows.lease_chunks(taker, Side.COMPUTE_BOUND, LEASE_MS, NUM_CHUNKS)
             writer.commit()
-            claimer.commit()
+            taker.commit()
         assert ended == CHUNK_LINES
-        assert claimed == [Claim(claim.key, 2) for claim in others]
+        assert leased == [ChunkLease(lease.key, 2) for lease in others]
     finally:
         engine.dispose()
         store.close()
 
 
 class Pair:
-    """The board in memory and the one in the database, told the same."""
+    """The leases in the database, and what they should be."""
 
     def __init__(self, store: Store) -> None:
         begin(store)
-        self._store, self._board = store, Board()
-        self._board.add(CHUNKS)
+        self._store = store
+        self._left = {chunk.key: chunk for chunk in CHUNKS}
+        self._epochs = dict.fromkeys(self._left, 0)
+        self._leased_until_s = dict.fromkeys(self._left, 0)
         self._now_s = 0
-        self.claims: list[Claim] = []
+        self.leases: list[ChunkLease] = []
         self.num_ended = 0
 
-    def claim(self, end: End, limit: int, wait_s: int) -> None:
+    def lease(self, side: Side, limit: int, wait_s: int) -> None:
         self._now_s += wait_s
-        expected = self._board.claim(end, self._now_s, limit)
-        assert self._store.write_blocking(chunk_rows.claim_chunks, end, self._now_s * 1000, limit) == expected
-        self.claims += expected
+        free = [chunk for chunk in self._left.values() if self._leased_until_s[chunk.key] <= self._now_s]
+        free.sort(key=lambda chunk: sort_key(chunk.deadline_class, chunk.density, chunk.key, side))
+        expected = [ChunkLease(chunk.key, self._epochs[chunk.key] + 1) for chunk in free[:limit]]
+        assert self._store.write_blocking(chunk_rows.lease_chunks, side, self._now_s * 1000, limit) == expected
+        for key, epoch in expected:
+            self._epochs[key], self._leased_until_s[key] = epoch, self._now_s + int(LEASE_S)
+        self.leases += expected
 
-    def renew(self, claim: Claim) -> None:
-        expected = self._board.renew(claim, self._now_s)
-        found = self._store.write_blocking(chunk_rows.renew_claims, [claim], self._now_s * 1000)
-        assert found == ({claim} if expected else set())
+    def _holds(self, lease: ChunkLease) -> bool:
+        return lease.key in self._left and self._epochs[lease.key] == lease.epoch
 
-    def release(self, claim: Claim) -> None:
-        expected = self._board.release(claim)
-        assert self._store.write_blocking(chunk_rows.release_claims, [claim]) == ({claim} if expected else set())
+    def renew(self, lease: ChunkLease) -> None:
+        expected = {lease} if self._holds(lease) else set()
+        assert self._store.write_blocking(chunk_rows.renew_leases, [lease], self._now_s * 1000) == expected
+        if expected:
+            self._leased_until_s[lease.key] = self._now_s + int(LEASE_S)
 
-    def end(self, claim: Claim) -> None:
+    def release(self, lease: ChunkLease) -> None:
+        expected = {lease} if self._holds(lease) else set()
+        assert self._store.write_blocking(chunk_rows.release_leases, [lease]) == expected
+        if expected:
+            self._leased_until_s[lease.key] = 0
+
+    def end(self, lease: ChunkLease) -> None:
         """All of a chunk's lines, once or never."""
-        holds = self._board.holds(claim)
-        assert end_lines(self._store, claim) == (CHUNK_LINES if holds else 0)
-        assert self._store.write_blocking(chunk_rows.complete_chunk, claim) == self._board.complete(claim) == holds
-        self.num_ended += CHUNK_LINES if holds else 0
+        holds = self._holds(lease)
+        assert end_lines(self._store, lease) == (CHUNK_LINES if holds else 0)
+        assert self._store.write_blocking(chunk_rows.complete_chunk, lease) == holds
+        if holds:
+            del self._left[lease.key]
+            self.num_ended += CHUNK_LINES
         record = self._store.read_blocking(batch_rows.require_batch, BATCH.id)
         assert record.num_completed == self.num_ended
 
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["claim", "claim", "renew", "release", "end"]),
-        st.sampled_from(End),
+        st.sampled_from(["lease", "lease", "renew", "release", "end"]),
+        st.sampled_from(Side),
         st.integers(1, 2),
         st.sampled_from([0, 5, 14, 15, 40]),
     ),
@@ -234,10 +248,10 @@ STEPS = st.lists(
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(steps=STEPS)
-def test_the_database_keeps_the_same_board(store: Store, steps: list[tuple[str, End, int, int]]) -> None:
+def test_the_database_keeps_leases_as_they_should_be(store: Store, steps: list[tuple[str, Side, int, int]]) -> None:
     pair = Pair(store)
-    for action, end, number, wait_s in steps:
-        if action == "claim":
-            pair.claim(end, number, wait_s)
-        elif pair.claims:
-            getattr(pair, action)(pair.claims[-min(number, len(pair.claims))])
+    for action, side, number, wait_s in steps:
+        if action == "lease":
+            pair.lease(side, number, wait_s)
+        elif pair.leases:
+            getattr(pair, action)(pair.leases[-min(number, len(pair.leases))])

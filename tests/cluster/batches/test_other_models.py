@@ -32,7 +32,7 @@ async def several_looks(*servers: Server) -> None:
         machine = machine_of(server)
         for _ in range(3):
             machine._wake.set()
-            machine.claimer.wake()
+            machine.chunks.wake()
             await asyncio.sleep(0.02)
 
 
@@ -110,7 +110,7 @@ async def test_of_two_models_of_one_name_the_creators_answers_whoever_looks_firs
     async with shared_server(tmp_path, "b", postgres_url, fingerprint="other") as b:
         with monkeypatch.context() as hanging:
             async with shared_server(tmp_path, "a", postgres_url) as a:
-                hanging.setattr(SharedMachine, "_claim_batch", no_batch)
+                hanging.setattr(SharedMachine, "_lease_batch", no_batch)
                 batch = await a.create(numbered(NUM_LINES))
         await several_looks(b)
         record = await b.get(batch.id)

@@ -11,7 +11,7 @@ def test_some_chunks_of_a_batch_are_passed_by_one_by_one_and_many_of_it_all() ->
     for number in range(MAX_CHUNKS):
         passed_by.add(ChunkKey("few", number % 2))
         passed_by.add(ChunkKey("many", number))
-    chunks, batches = passed_by.beside(HELD)
+    chunks, batches = passed_by.excluded(HELD)
     assert sorted(chunks) == [ChunkKey("few", 0), ChunkKey("few", 1), *HELD]
     assert batches == ["many"]
 
@@ -20,6 +20,6 @@ def test_no_more_than_so_many_batches_are_remembered() -> None:
     passed_by = PassedBy()
     for number in range(MAX_BATCHES + 1):
         passed_by.add(ChunkKey(f"batch {number}", 0))
-    chunks, _ = passed_by.beside([])
+    chunks, _ = passed_by.excluded([])
     assert len(chunks) == MAX_BATCHES
     assert ChunkKey("batch 0", 0) not in chunks

@@ -18,8 +18,8 @@ async def test_a_clock_that_is_ahead_ends_no_lease(tmp_path: Path, postgres_url:
         batch = await a.create(numbered(NUM_LINES))
         await until(lambda: bool(given(a, batch.id)) and bool(given(b, batch.id)))
         for server in (a, b):
-            await machine_of(server).claimer._renew()
+            await machine_of(server).chunks._renew()
         record = await answered_to_the_end([a, b], batch.id)
         assert record.status == "completed"
         assert sorted(executed(a.engine) + executed(b.engine)) == list(range(NUM_LINES))
-        assert [machine_of(server).claimer.num_lost for server in (a, b)] == [0, 0]
+        assert [machine_of(server).chunks.num_lost for server in (a, b)] == [0, 0]

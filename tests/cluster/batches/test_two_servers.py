@@ -85,7 +85,7 @@ async def test_a_cancel_by_one_server_stops_the_other(pair: Pair) -> None:
     record = await b.until_terminal(batch.id)
     assert (record.status, record.num_completed, record.num_failed) == ("cancelled", 5, NUM_LINES - 5)
     answer_all(a, batch.id)
-    await machine_of(a).claimer._renew()
+    await machine_of(a).chunks._renew()
     await until(lambda: not given(a, batch.id))
     assert (await a.get(batch.id)).num_completed == 5
     for server in pair:
@@ -103,18 +103,18 @@ async def test_what_a_lost_server_had_claimed_is_done_by_the_other_and_its_late_
     await until(lambda: num_given(a, batch.id) + num_given(b, batch.id) == 100)
     silent, other = (a, b) if given(a, batch.id) else (b, a)
     held = dict(given(silent, batch.id))
-    machine_of(silent).claimer._is_suspended = True
+    machine_of(silent).chunks._is_suspended = True
     silent.engine.answer(next(iter(held)), 10)
     await until(lambda: pending(a, batch.id) == 90)
     await let_lease_end(other)
     await until(lambda: num_given(other, batch.id) == 90)
     for job_id in list(held):
         silent.engine.answer(job_id)
-    await until(lambda: machine_of(silent).claimer.num_chunks == 0)
+    await until(lambda: machine_of(silent).chunks.num_chunks == 0)
     assert pending(a, batch.id) == 90
     record = await answered_to_the_end([other], batch.id)
     assert (record.status, record.num_completed) == ("completed", 100)
-    assert machine_of(silent).claimer.num_lost > 0
+    assert machine_of(silent).chunks.num_lost > 0
 
 
 async def test_a_server_that_stops_gives_its_lines_back_at_once(tmp_path: Path, postgres_url: str) -> None:
@@ -135,16 +135,16 @@ async def test_a_drain_gives_lines_back_before_the_end(pair: Pair) -> None:
     assert (record.status, record.num_completed) == ("completed", NUM_LINES)
 
 
-async def test_rows_that_ran_in_an_engine_that_is_idle_or_gone_are_no_reason_to_claim_more(
+async def test_rows_that_ran_in_an_engine_that_is_idle_or_gone_are_no_reason_to_lease_more(
     tmp_path: Path, postgres_url: str
 ) -> None:
     async with shared_server(tmp_path, "a", postgres_url) as a:
-        claims = machine_of(a).claimer
+        leases = machine_of(a).chunks
         for leave in (lambda: a.client.on_message(StepOutputs([], [], occupancy=NOTHING)), a.client.detach):
             a.client.on_message(StepOutputs([], [some_stats(running_offline=200)]))
-            assert claims._running_rows == 200
+            assert leases._running_rows == 200
             leave()
-            assert claims._running_rows == 0
+            assert leases._running_rows == 0
 
 
 async def test_lines_that_were_in_a_dead_engine_are_suspects_on_the_next_server(pair: Pair) -> None:
@@ -164,7 +164,7 @@ async def test_lines_that_were_in_a_dead_engine_are_suspects_on_the_next_server(
     await until(lambda: num_given(second, batch.id) == 20)
     (other_id,) = given(second, batch.id)
     # Beside unsuspected lines the first time, and not convicted by a first death there.
-    assert machine_of(second).claimer._runner._suspects.of_job(other_id)
+    assert machine_of(second).chunks._runner._suspects.of_job(other_id)
     record = await answered_to_the_end([second], batch.id)
     assert record.num_completed == 20
 
@@ -175,7 +175,7 @@ async def test_a_batch_of_another_model_waits_for_a_server_of_that_model(tmp_pat
         batch = await a.create(numbered(5))
         await a.until_status(batch.id, "in_progress")
     async with Server(tmp_path / "b", store_url=postgres_url, blobs_url=blobs, fingerprint="other") as b:
-        assert not await machine_of(b).claimer._claim_some()
+        assert not await machine_of(b).chunks._lease_some()
         async with Server(tmp_path / "a", store_url=postgres_url, blobs_url=blobs) as a:
             assert (await answered_to_the_end([a, b], batch.id)).num_completed == 5
             assert b.engine.sent == []
@@ -186,7 +186,7 @@ async def test_without_an_engine_for_a_lease_the_lines_are_given_back(tmp_path: 
         batch = await a.create(numbered(20))
         await until(lambda: num_given(a, batch.id) == 20)
         a.client.detach()
-        await until(lambda: machine_of(a).claimer.num_chunks == 0)
+        await until(lambda: machine_of(a).chunks.num_chunks == 0)
         async with shared_server(tmp_path, "b", postgres_url) as b:
             assert (await answered_to_the_end([b], batch.id)).num_completed == 20
 
@@ -272,35 +272,35 @@ def slow_load(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 async def loading(pair: Pair) -> Pair:
     """The server that loads a plan, and the other one."""
     a, b = pair
-    await until(lambda: machine_of(a).claimer._loading or machine_of(b).claimer._loading)
-    return (a, b) if machine_of(a).claimer._loading else (b, a)
+    await until(lambda: machine_of(a).chunks._loading or machine_of(b).chunks._loading)
+    return (a, b) if machine_of(a).chunks._loading else (b, a)
 
 
-async def test_a_claim_is_kept_while_its_plan_is_loaded_however_long_that_takes(
+async def test_a_lease_is_kept_while_its_plan_is_loaded_however_long_that_takes(
     pair: Pair, slow_load: threading.Event
 ) -> None:
     batch = await pair[0].create(numbered(20))
     holder, other = await loading(pair)
-    machine_of(other).claimer._is_suspended = True
+    machine_of(other).chunks._is_suspended = True
     await let_lease_end(holder)
-    await machine_of(holder).claimer._renew()
-    machine_of(other).claimer._is_suspended = False
+    await machine_of(holder).chunks._renew()
+    machine_of(other).chunks._is_suspended = False
     slow_load.set()
     await until(lambda: num_given(holder, batch.id) == 20)
-    assert (given(other, batch.id), machine_of(holder).claimer.num_lost) == ({}, 0)
+    assert (given(other, batch.id), machine_of(holder).chunks.num_lost) == ({}, 0)
 
 
-async def test_a_claim_that_is_lost_while_its_plan_is_loaded_is_not_begun(
+async def test_a_lease_that_is_lost_while_its_plan_is_loaded_is_not_begun(
     pair: Pair, slow_load: threading.Event
 ) -> None:
     batch = await pair[0].create(numbered(20))
     holder, other = await loading(pair)
     await let_lease_end(holder)
     await until(lambda: num_given(other, batch.id) == 20)
-    await machine_of(holder).claimer._renew()
+    await machine_of(holder).chunks._renew()
     slow_load.set()
     assert (await answered_to_the_end([holder, other], batch.id)).num_completed == 20
-    assert (executed(holder.engine), machine_of(holder).claimer.num_lost) == ([], 1)
+    assert (executed(holder.engine), machine_of(holder).chunks.num_lost) == ([], 1)
 
 
 async def test_results_that_a_server_loses_are_computed_again_when_its_lease_ends(
@@ -318,7 +318,7 @@ async def test_results_that_a_server_loses_are_computed_again_when_its_lease_end
         first = next(iter(given(a, batch.id)))
         lost = given(a, batch.id)[first]
         a.engine.answer(first)
-        await until(lambda: machine_of(a).claimer.num_lost)
+        await until(lambda: machine_of(a).chunks.num_lost)
     await let_lease_end(b)
     assert (await answered_to_the_end([a, b], batch.id)).num_completed == NUM_LINES
     ran = executed(a.engine) + executed(b.engine)

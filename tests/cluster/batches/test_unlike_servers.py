@@ -57,7 +57,7 @@ async def test_a_plan_of_a_check_that_another_server_has_overtaken_is_not_run(
         batch = await a.create(numbered(NUM_LINES))
         await checked.wait()
         async with shared_server(tmp_path, "b", postgres_url, checker=ThreadChecker(OlderCompiler())) as b:
-            machine_of(b).claimer._is_suspended = True
+            machine_of(b).chunks._is_suspended = True
             await let_lease_end(b)
             await b.until_status(batch.id, BatchStatus.IN_PROGRESS)
             overtaken.set()
@@ -154,9 +154,9 @@ async def test_a_lost_plan_is_made_again_only_by_a_server_that_can_run_all_of_it
     for path in (tmp_path / "long" / "jobs").iterdir():
         path.unlink()
     async with shared_server(tmp_path, "short", postgres_url, engine=False, max_model_len=SHORT) as short:
-        await short.service.store.write(forget_others, machine_of(short).claimer.claimant.name)
+        await short.service.store.write(forget_others, machine_of(short).chunks.server.name)
         short.client.attach(short.engine, READY)
-        await until(lambda: len(machine_of(short).claimer._passed_by._chunks) == 1)
+        await until(lambda: len(machine_of(short).chunks._passed_by._chunks) == 1)
         assert list((tmp_path / "blobs" / batch.id).iterdir()) == []
         async with shared_server(tmp_path, "long", postgres_url, max_model_len=LONG) as long:
             record = await answered_to_the_end([long, short], batch.id)

@@ -51,13 +51,13 @@ class SharedServers:
             server.__exit__(None, None, None)
 
     def holders(self, batch_id: str) -> Counter[str]:
-        """Chunks of a batch by the server that has claimed them last."""
+        """Chunks of a batch by the server that leased them last."""
         query = "SELECT holder FROM batch_chunks WHERE batch_id = %s AND holder IS NOT NULL AND leased_until_ms > 0"
         with self._postgres.connect(self.database) as connection:
             return Counter(row[0] for row in connection.execute(query, (batch_id,)))
 
     def epochs(self, batch_id: str) -> int:
-        """How often chunks that are not done have been claimed, at most."""
+        """How often chunks that are not done have been leased, at most."""
         query = "SELECT coalesce(max(epoch), 0) FROM batch_chunks WHERE batch_id = %s"
         with self._postgres.connect(self.database) as connection:
             row = connection.execute(query, (batch_id,)).fetchone()

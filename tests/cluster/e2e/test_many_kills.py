@@ -80,7 +80,7 @@ class Witness:
         and nothing comes of that."""
         again: set[str] = set()
         for number, server in enumerate(self._shared.servers):
-            log, lost = server.request_log(), lost_claims(server)
+            log, lost = server.request_log(), lost_leases(server)
             for finished, lengths in self._moments:
                 for event in log[lengths[number] :]:
                     job_id, _, row = event["id"].rpartition(":")
@@ -89,9 +89,9 @@ class Witness:
         return again
 
 
-def lost_claims(server: RunningServer) -> set[str]:
+def lost_leases(server: RunningServer) -> set[str]:
     """Names of the chunks that others have taken over from the server."""
-    return set(re.findall(r"batch (batch_\w+\.\d+\.\d+): a claim is lost", server.log))
+    return set(re.findall(r"batch (batch_\w+\.\d+\.\d+): a lease is lost", server.log))
 
 
 def check_every_line_is_there_once(shared: SharedServers, batch_id: str) -> None:
@@ -147,6 +147,6 @@ def test_every_line_ends_once(postgres_server: PostgresServer, tmp_path: Path, s
         assert chats.failures == []
         assert chats.num_answered > 0
         assert witness.run_again() == set()
-        lost = sum(len(lost_claims(server)) for server in shared.servers)
+        lost = sum(len(lost_leases(server)) for server in shared.servers)
         assert told == Counter(kinds), "the batch ended before its trials"
         print(json.dumps({"chats": chats.num_answered, "blows": dict(told), "claims_lost": lost}))

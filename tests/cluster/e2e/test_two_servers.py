@@ -22,7 +22,7 @@ def switch(server: RunningServer, state: str) -> None:
 
 
 def at_work_in_second(shared: SharedServers) -> str:
-    """A batch that the second server has in hand, for the first one has let it: who of two claims when, machines
+    """A batch that the second server has in hand, for the first one has let it: which of two leases when, machines
     decide."""
     first = shared.servers[0]
     switch(first, "paused")
@@ -55,7 +55,7 @@ def test_frozen_past_its_lease_a_server_wakes_and_writes_nothing(shared: SharedS
         before = shared.results(batch_id)
         wake(frozen)
     assert len(before) == NUM_LINES
-    second.wait_for(lambda: "a claim is lost" in second.log)
+    second.wait_for(lambda: "a lease is lost" in second.log)
     assert shared.results(batch_id) == before
     for server in shared.servers:
         check_all_there(server, batch_id)

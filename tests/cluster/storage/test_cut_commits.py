@@ -49,7 +49,7 @@ CALLS: dict[str, tuple[ModuleType, str]] = {
     "finalize": (batch_rows, "begin_finalizing"),
     "finish": (batch_rows, "finish_batch"),
 }
-SHARED_CALLS = CALLS | {"claim": (chunk_rows, "claim_chunks"), "lease": (lease_rows, "claim_batch")}
+SHARED_CALLS = CALLS | {"chunks": (chunk_rows, "lease_chunks"), "batch": (lease_rows, "lease_batch")}
 """The writing operation of each kind; where servers share there are two more."""
 
 

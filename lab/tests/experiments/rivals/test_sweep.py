@@ -149,7 +149,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_a_sweep_compares_every_rival_on_every_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ours follows the plan that a server makes of its pool without known answers; no other run has a plan."""
+    """Ours follows the plan that a server makes of its pool, which is told of no answer; no other run has a plan."""
     plans: dict[tuple[str, bool], set[tuple[str | None, bool]]] = {}
 
     def noted(scenario: Scenario, *, least_attainment: float = 0.0, observers: Sequence[EngineObserver] = ()) -> Run:
@@ -211,7 +211,7 @@ def test_a_sweep_that_was_cut_goes_on_and_says_the_same(tmp_path: Path, monkeypa
 def test_the_likely_points_are_run_alone_if_asked_and_are_not_run_again_by_the_whole_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Points of the whole grid of 2 x 2, and ours and ours alone, on two loads."""
+    """With the 2 x 2 points of the whole, and ours alone besides, on two loads."""
     likely = PolicyPoint("priority", 2048, 64)
     whole = dataclasses.replace(sweep.QUICK, step_tokens=(1024, 2048))
     monkeypatch.setattr(sweep, "LIKELY", (likely,))

@@ -112,7 +112,7 @@ batch_lines = sa.Table(
     sa.Column("first_row", sa.Integer, nullable=False),
     sa.Column("num_rows", sa.Integer, nullable=False),
     sa.Column("state", sa.String(16), nullable=False),
-    # Of ``batch_chunks``; lines without one are not for claims.
+    # Of ``batch_chunks``; null for lines that no server may lease.
     sa.Column("chunk_no", sa.Integer),
     # Engine deaths while the line ran.
     sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
@@ -127,7 +127,7 @@ batch_lines = sa.Table(
     sa.Column("cached_tokens", sa.Integer, nullable=False, server_default="0"),
     sa.Column("output_tokens", sa.Integer, nullable=False, server_default="0"),
     sa.UniqueConstraint("batch_id", "custom_id", name="batch_lines_custom_id"),
-    # For who claims a chunk: without it each claim would read all lines of the batch.
+    # For a server that leases a chunk: without the index it would read all lines of the batch.
     sa.Index(
         "batch_lines_by_chunk",
         "batch_id",
@@ -137,7 +137,7 @@ batch_lines = sa.Table(
     ),
 )
 
-# Lines that servers claim together; gone when all of them have ended, and with it every claim.
+# Lines that servers lease together. The row is deleted when all of them have ended, and every lease with it.
 batch_chunks = sa.Table(
     "batch_chunks",
     metadata,
@@ -151,15 +151,15 @@ batch_chunks = sa.Table(
     sa.Column("memory_s", sa.Double, nullable=False, server_default="0"),
     # The context that a server must have to run all of it; 0 in rows of earlier versions.
     sa.Column("needs_tokens", sa.Integer, nullable=False, server_default="0"),
-    # Grows with every claim; results that come under an older one are refused.
+    # Grows with every lease; results under an older one are refused.
     sa.Column("epoch", sa.Integer, nullable=False, server_default="0"),
     sa.Column("leased_until_ms", sa.BigInteger, nullable=False, server_default="0"),
-    # The server that made the last claim.
+    # The server that made the last lease.
     sa.Column("holder", sa.String(64)),
     sa.Index("batch_chunks_in_order", "deadline_class", "density"),
 )
 
-# Servers that have used the database of late; see ``shared/server_rows.py``.
+# Servers that have used the database of late; see ``server_rows.py``.
 servers = sa.Table(
     "servers",
     metadata,
@@ -174,7 +174,7 @@ servers = sa.Table(
     sa.Column("there_until_ms", sa.BigInteger, nullable=False),
 )
 
-# What holds for the database as a whole; see ``shared/form.py``.
+# What holds for the database as a whole; see ``neaptide/cluster/storage/form.py``.
 facts = sa.Table(
     "facts",
     metadata,
