@@ -2,9 +2,9 @@
 
     python3 -m tools.size [--root DIR] [--list]
 
-The serving closure is every module that a single server may load, its child processes included: what
-``neaptide.launch.serve`` imports, directly or not, and each module whose name stands in such a module as text. Names of
-the cluster's modules do not count as text: a server loads these only when its settings or an operator ask for them.
+The serving closure is every module that a server may load, its child processes included: what ``neaptide.launch.serve``
+imports, directly or not, and each module whose name stands in such a module as text. A single server loads nothing of
+the cluster: only a server whose settings ask for a shared database does.
 """
 
 import argparse
@@ -69,14 +69,14 @@ def module_name(path: Path) -> str:
     return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
 
 
-def closure(files: Sequence[Source], first: str = SERVES) -> set[str]:
-    """Names of the modules that ``first`` leads to, itself included."""
+def closure(files: Sequence[Source], first: str = SERVES, without: str | None = None) -> set[str]:
+    """Names of the modules that ``first`` leads to, itself included. Nothing leads into the package ``without``."""
     trees = {module_name(source.path): source.tree for source in files}
     found: set[str] = set()
     ahead = [first]
     while ahead:
         name = ahead.pop()
-        if name in found or name not in trees:
+        if name in found or name not in trees or f"{name}.".startswith(f"{without}."):
             continue
         found.add(name)
         ahead += [name.rpartition(".")[0], *references(trees[name])]
@@ -84,10 +84,8 @@ def closure(files: Sequence[Source], first: str = SERVES) -> set[str]:
 
 
 def references(tree: ast.Module) -> Iterator[str]:
-    """Names that may be modules: those of imports, and those in texts such as ``module:function``.
-
-    Left out are imports for type checkers alone, and texts that name the cluster.
-    """
+    """Names that may be modules: those of imports, and those in texts such as ``module:function``. Imports only for
+    type checkers are left out."""
     for node in _run(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -95,9 +93,7 @@ def references(tree: ast.Module) -> Iterator[str]:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            name = node.value.partition(":")[0]
-            if not name.startswith(CLUSTER):
-                yield name
+            yield node.value.partition(":")[0]
 
 
 def _run(node: ast.AST) -> Iterator[ast.AST]:
@@ -220,7 +216,7 @@ def measure(root: Path) -> Report:
         if count := sum(source.lines for source in sources(root, folder)):
             lines[folder] = count
     total = sum(source.lines for source in ours)
-    served = closure(ours)
+    served, alone = closure(ours), closure(ours, without=CLUSTER)
     texts = pages(root)
     lengths = [length for text in texts.values() for length in sentence_lengths(text)]
     policy = [source for source in ours if source.path.parent == POLICY]
@@ -236,6 +232,8 @@ def measure(root: Path) -> Report:
         "package without cluster": total - lines.get(f"{PACKAGE}/cluster", 0),
         "serving closure, modules": len(served),
         "serving closure, lines": sum(source.lines for source in ours if module_name(source.path) in served),
+        "closure of a single server, modules": len(alone),
+        "closure of a single server, lines": sum(s.lines for s in ours if module_name(s.path) in alone),
         "docs outside the notebook, words": sum(len(text.split()) for text in texts.values()),
         "docs, words in a sentence": round(sum(lengths) / max(len(lengths), 1), 1),
         "policy, lines": sum(source.lines for source in policy),

@@ -47,7 +47,7 @@ AIPERF_NAMES = {"ttft": "time_to_first_token", "tpot": "inter_token_latency"}
 
 @dataclass(slots=True, frozen=True)
 class Times:
-    """Of the requests of one tool in one turn that were answered, milliseconds."""
+    """Milliseconds of the answered requests of one tool in one turn."""
 
     ttft: list[float]
     """From the sending to the first chunk with text, which is what AIPerf calls TTFT."""
@@ -68,9 +68,9 @@ FloatArray = npt.NDArray[np.float64]
 class Ratio(NamedTuple):
     ratio: float
     low: float
-    """95% of the ratios of requests that are drawn anew are not below this one ..."""
+    """Lower end of the 95% bootstrap interval of the ratio."""
     high: float
-    """... and not above this one, each end with half of the rest."""
+    """Upper end of the 95% bootstrap interval of the ratio."""
 
 
 class ToolError(Exception):
@@ -85,14 +85,14 @@ def trace_text(rate_rps: float, duration_s: float, seed: int) -> str:
 
 
 def times_of_ours(text: str) -> Times:
-    """Of what ``--records`` has written."""
+    """The times in the output of ``--records``."""
     lines = [json.loads(line) for line in text.splitlines()]
     fine = [line for line in lines if line["error"] is None and line["tpot_ms"] is not None]
     return Times(*([line[name] for line in fine] for name in ("ttft_from_sending_ms", "tpot_ms", "late_ms")))
 
 
 def times_of_aiperf(text: str) -> Times:
-    """Of its ``profile_export.jsonl``. Raises ToolError for figures in another unit."""
+    """The times in AIPerf's ``profile_export.jsonl``. Raises ToolError for figures in another unit."""
     times: dict[str, list[float]] = {name: [] for name in AIPERF_NAMES}
     for line in map(json.loads, text.splitlines()):
         found = {name: line["metrics"].get(theirs) for name, theirs in AIPERF_NAMES.items()}
@@ -134,7 +134,7 @@ def is_shown(ratios: Mapping[str, Ratio]) -> bool:
 
 async def call(command: Sequence[str | Path]) -> None:
     """Raises ToolError if it fails."""
-    # Told to be offline, AIPerf takes a tokenizer's folder for a name on the hub.
+    # In offline mode, AIPerf takes a tokenizer's folder for a name on the hub.
     env = {name: value for name, value in os.environ.items() if name not in OFFLINE}
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=env

@@ -29,7 +29,7 @@ from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import SamplingParams
 
 GROUP_ROWS, PREFIX_TOKENS, OWN_TOKENS = 50, 256, 48
-"""Few-shot prompts: so many rows have a prefix in common."""
+"""Few-shot prompts: rows that share a prefix, and tokens of the prefix and of the rest."""
 MAX_NUM_TOKENS = 4096
 PARAMS = SamplingParams(max_tokens=32)
 
@@ -48,7 +48,7 @@ def write_file(stem: Path, num_rows: int, seed: int) -> list[int]:
 
 
 def stalls_ms(stem: Path, order: list[int], chunk_rows: int, num_chunks: int, num_held: int) -> list[float]:
-    """Of one message after the other, the first one, which reads the file, included."""
+    """Time of each message, including the first one, which reads the file."""
     pool, taken_ms = OfflinePool(by_prefix=True, turns=ByShares({})), []
     for number in range(num_chunks):
         rows = order[number * chunk_rows : (number + 1) * chunk_rows]

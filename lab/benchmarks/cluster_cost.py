@@ -68,7 +68,7 @@ def running(form: str, replicas: int, store: str, directory: Path) -> Iterator[t
     """The form's first process, its address, and the seconds until all of it was ready."""
     port = free_port()
     command = command_of(form, replicas, store, directory, port)
-    # A Ray of its own, of which nobody is told.
+    # Its own Ray instance, not announced to other processes.
     env = os.environ | {"RAY_ADDRESS": "local", "RAY_USAGE_STATS_ENABLED": "0"}
     url, start_s = f"http://127.0.0.1:{port}", time.monotonic()
     with (directory / "log").open("wb") as log:
@@ -109,7 +109,7 @@ def memory_mib(process: psutil.Process) -> dict[str, float]:
 
 
 def processor_s(process: psutil.Process) -> float:
-    """Of a form's processes since their starts, those that have ended and been waited for too."""
+    """CPU seconds of a form's processes since their start, including ended children."""
     found = 0.0
     for one in (process, *process.children(recursive=True)):
         with suppress(psutil.Error):

@@ -22,7 +22,7 @@ from neaptide.engine.messages import StepStats
 
 PARTS = ("schedule", "prepare", "model", "sample", "commit")
 LARGEST_SHARE = 0.05
-"""Of a step of 64 requests on the 111M model: what may be outside of the model."""
+"""Largest fraction of a step of 64 requests on the 111M model that may be spent outside the model."""
 BLOCK_SIZE = 16
 CONTEXT = 200
 

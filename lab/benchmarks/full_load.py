@@ -190,7 +190,7 @@ def _server_process() -> psutil.Process:
 
 
 def _phase(records: list[Record], begin_s: float, end_s: float) -> dict[str, Any]:
-    """Of the chats that began and ended inside it."""
+    """Figures of the chats that began and ended inside the phase."""
     inside = [r for r in records if begin_s <= r.sent_s and r.end_s <= end_s]
     tpot_ms = [1e3 * r.tpot_s for r in inside if r.tpot_s is not None]
     ttft_ms = [1e3 * r.ttft_s for r in inside if r.ttft_s is not None]

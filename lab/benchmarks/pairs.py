@@ -1,4 +1,4 @@
-"""What is measured by turns, alone and beside something else, in pairs."""
+"""Statistics of measurements that take turns, alone and with something else, in pairs."""
 
 import math
 import random

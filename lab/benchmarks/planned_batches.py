@@ -51,7 +51,7 @@ POLL_S = 0.1
 BLOCK_TOKENS, VLLM_BLOCK_TOKENS = 16, 32
 """The smallest that each executor has on a CPU."""
 WITHIN = 0.01
-"""Of all prompt tokens: so near to the planned saving must the measured one be."""
+"""Largest difference of measured and planned saving, as a fraction of all prompt tokens."""
 PLANNED, UNORDERED, VLLM = "neaptide", "fcfs", "vllm"
 _Row = TypeVar("_Row")
 
@@ -87,7 +87,7 @@ def _spread(rows: Sequence[_Row], count: int) -> list[_Row]:
 
 
 def planned_saving(lines: Sequence[Line], block_size: int) -> float:
-    """Of all prompt tokens, what need not be computed if every prefix is computed once, in whole blocks."""
+    """Fraction of all prompt tokens that need not be computed if every prefix is computed once, in whole blocks."""
     with tempfile.TemporaryDirectory() as directory:
         with TokenFileWriter(Path(directory, "job")) as writer:
             for line in lines:
@@ -129,7 +129,7 @@ def _body(line: Line) -> dict[str, Any]:
 
 
 def outcome(seconds: float, bodies: Sequence[dict[str, Any]]) -> Outcome:
-    """Of the replies in the order of the lines."""
+    """Outcome of the replies, which are in the order of the lines."""
     prompt_tokens = sum(body["usage"]["prompt_tokens"] for body in bodies)
     details = [body["usage"].get("prompt_tokens_details") or {} for body in bodies]
     cached_tokens = sum(one.get("cached_tokens") or 0 for one in details)
@@ -153,7 +153,7 @@ async def run_vllm(model: Path, machine: Machine, lines: Sequence[Line]) -> Outc
 
 @dataclass(slots=True)
 class Differences:
-    """Of the answers of several runs to the same lines."""
+    """Differences between the answers of several runs to the same lines."""
 
     partings: dict[int, int] = field(default_factory=dict)
     """By line, the first token that is not the same in all."""
@@ -201,9 +201,9 @@ class Setting:
     block_size: int
     model: Path
     flags: Sequence[str]
-    """Of our server."""
+    """Flags of our server."""
     machine: Machine | None
-    """Of vLLM's own, which is asked as well."""
+    """vLLM's own server, which is also measured."""
 
     async def run(self, name: str) -> Outcome:
         if name == VLLM:

@@ -32,7 +32,7 @@ from neaptide.kernels.row_quantization import row_quantizer
 from neaptide.server.text.tokenizer import Tokenizer
 
 LEAST_TOKENS, MOST_TOKENS = 128, 256
-"""Of a random sequence."""
+"""Lengths of a random sequence."""
 EXACT, PLAIN, QUANTIZED = "float32", "without", "w8a8"
 
 
@@ -43,7 +43,7 @@ class Text(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """Of one way, over all predictions that count."""
+    """Results of one way, over all predictions that count."""
 
     logits: Tensor
     """[predictions, vocabulary] fp32."""
@@ -68,7 +68,8 @@ def computed(steps: Steps, sequences: Sequence[Text]) -> Computed:
 
 
 def ways(model: Path, dtype: str, threads: int) -> dict[str, Steps]:
-    """Of the exact one and the one without the type is the difference, of the last two the numbers."""
+    """The ways to compute. The exact one and the one without quantization show the difference of the type, the last two
+    that of the numbers."""
     found = {EXACT: Steps(model, "torch", "float32", threads)}
     found |= {name: Steps(model, "torch", dtype, threads) for name in (PLAIN, QUANTIZED)}
     with torch.inference_mode():
@@ -77,8 +78,9 @@ def ways(model: Path, dtype: str, threads: int) -> dict[str, Steps]:
 
 
 def differences(by_way: dict[str, Computed]) -> dict[str, dict[str, float | None]]:
-    """Of each way: perplexity, and beside the exact one the share of equal most likely tokens, also of those that the
-    exact one is sure of (a gap of 1 to the second), and the root mean square of what the log-probabilities are off."""
+    """Differences of each way: its perplexity, and compared with the exact one the fraction of equal most likely
+    tokens, the same over tokens of which the exact one is sure (a gap of 1 to the second), and the root mean square
+    error of the log-probabilities."""
     exact = by_way[EXACT].logits
     best = exact.topk(2).values
     is_sure = best[:, 0] - best[:, 1] > 1.0

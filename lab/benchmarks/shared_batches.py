@@ -38,7 +38,7 @@ MODEL = "neaptide-tiny"
 STEPS = 'neaptide_step_seconds_count{phase="total"}'
 POLL_S = 0.1
 LONGEST_START_S = 900.0
-"""Of a server on a machine that others use."""
+"""Start limit of a server on a machine that others use."""
 
 
 def lines_of(count: int, output_tokens: int) -> bytes:
@@ -56,8 +56,8 @@ async def begin_batch(http: httpx.AsyncClient, content: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one run, from the first result that is seen to the last; ``filled`` of all of its steps, for a wave of lines
-    that end together would be an error of several percent. Processor times are of 1,000 lines."""
+    """Figures of one run, from the first visible result to the last. ``filled`` is over all of its steps, since a wave
+    of lines that end together would be an error of several percent. CPU times are per 1,000 lines."""
 
     lines_per_s: float
     filled: float

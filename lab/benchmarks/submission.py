@@ -46,15 +46,15 @@ from neaptide.loadgen.client.recorder import Record, attainment
 from neaptide.loadgen.percentiles import percentile
 
 STEP_BAR, LOST_BAR = 1.10, 0.01
-"""Of the 99th percentile of a step's time, beside and alone; of attainment."""
+"""Largest ratio of a step's p99 time, with a submission over alone; largest loss of attainment."""
 TARGET_OVER_PROBE, HELD_BAR = 1.5, 0.99
 """A target, in 99th percentiles of the probe; the attainment of the chats alone under which it says nothing."""
 HEAD_LINES, HEAD_BYTES, LINE_BYTES = 500, 200, 600
-"""So many lines share a head of so many bytes."""
+"""Lines that share a head, bytes of that head, and bytes of a line."""
 LINE_OUT = 16
 WARM_UP_S, DRAIN_S, POLL_S = 10.0, 5.0, 0.2
 PERIOD_S = 5.0
-"""Of the chats' arrivals; every turn lasts some of them, or one chat that is late would count more in one turn."""
+"""Period of the chats' arrivals. Every turn lasts whole periods, so that a late chat counts equally in all turns."""
 LONGEST_S = 1800.0
 
 
@@ -74,11 +74,11 @@ class Plan:
     pairs: int
     rate_rps: float
     turn_s: float
-    """Of chats alone, whole periods; a submission takes as long as it takes."""
+    """Duration of chats alone, in whole periods; a submission takes as long as it takes."""
     settle_s: float
-    """Behind the check of a file, at least: it is handed over, and planned."""
+    """Least time after the check of a file, in which it is handed over and planned."""
     probe_s: float
-    """Of chats alone, before all turns: what they take says what the targets are."""
+    """Duration of chats alone before all turns, from which the targets follow."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -208,7 +208,7 @@ async def _alone(plan: Plan) -> Window:
 
 
 async def _submission(http: httpx.AsyncClient, plan: Plan, content: bytes) -> Window:
-    """The batch is cancelled behind it."""
+    """Submits the batch, and cancels it afterwards."""
     begin_s = asyncio.get_running_loop().time()
     batch = await wait_until_it_runs(http, await submit_batch(http, "lines.jsonl", content))
     now_s = asyncio.get_running_loop().time()
@@ -261,8 +261,8 @@ def _named(alone: Sequence[Window], beside: Sequence[Window]) -> Iterator[tuple[
 
 
 def _check_hand_over(found: Measured, is_planned: bool) -> None:
-    """Each window beside has a batch that the engine took in, and its plan if there is to be one: a plan has no time of
-    its own and counts as of the next step's."""
+    """Checks that in each window with a submission the engine took in the batch, and its plan if there is one. A plan
+    has no time of its own and counts with the next step."""
     taken_s: list[float] = []
     planned_s: list[float] = []
     num_orders = 0
@@ -286,7 +286,7 @@ def _is_in(window: Window, at_s: float) -> bool:
 
 
 def _steps_ms(log: Sequence[Line], windows: Sequence[Window]) -> list[list[float]]:
-    """Of each window, the steps that lie in it."""
+    """Times of the steps inside each window."""
     spans = [(line.t[0], line.t[-1]) for line in log if isinstance(line, StepLine)]
     return [[1e3 * (end - begin) for begin, end in spans if w.begin_s <= begin and end < w.end_s] for w in windows]
 

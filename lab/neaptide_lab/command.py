@@ -1,4 +1,4 @@
-"""``neaptide experiment``: run an experiment and show the paper's numbers beside ours."""
+"""``neaptide experiment``: runs an experiment and shows the paper's numbers next to ours."""
 
 import argparse
 import json
@@ -132,7 +132,7 @@ def _refusals() -> Iterator[None]:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """What cannot be done is told before minutes of work. Raises ValueError with one line."""
+    """Rejects impossible requests before minutes of work. Raises ValueError with one line."""
     if args.name == "list":
         values = (args.trace, args.speed, args.json, args.keep, args.plot, args.window_s)
         if args.quick or args.likely or args.cells or any(given is not None for given in values):
@@ -165,7 +165,7 @@ def _refuse(message: str) -> int:
 
 
 class _Follower(logging.Handler):
-    """Shows what part of an experiment runs: behind the spinner on a terminal, else a line each."""
+    """Shows which part of an experiment runs: next to the spinner on a terminal, else one line each."""
 
     def __init__(self, name: str, progress: Progress, task: TaskID) -> None:
         super().__init__(logging.INFO)

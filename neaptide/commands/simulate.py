@@ -13,6 +13,7 @@ import msgspec
 
 from neaptide.cluster.simulation.cluster import simulate_cluster
 from neaptide.cluster.simulation.fleet import Fleet
+from neaptide.commands.outputs import check_writable
 from neaptide.commands.simulate_tables import show_comparison, show_replicas, show_run
 from neaptide.commands.simulation_flags import (
     add_fleet,
@@ -80,9 +81,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run_command(args: argparse.Namespace) -> int:
     """Returns 0, or 2 if the command fails."""
     try:
-        for path in (args.json, args.chrome_trace):
+        for path in (args.json, args.step_log, args.chrome_trace):
             if path is not None:
-                path.touch()  # report an unwritable file before the run, not after it
+                check_writable(path)
         points = parse_points(args.policy)
         scenario, fleet = _scenario(args), fleet_of(args)
         looks_inside = any(getattr(args, name) is not None for name in OF_ONE_RUN)

@@ -6,6 +6,7 @@ from enum import IntEnum
 import numpy as np
 
 from neaptide.engine.arrays import TokenArray
+from neaptide.engine.deadlines import first_token_due_s, later_token_due_s
 from neaptide.engine.kv.segments import Path
 from neaptide.engine.messages import TokenLogprobs
 from neaptide.engine.params import RequestClass, SamplingParams, Tier, request_class
@@ -224,10 +225,9 @@ class Request:
 
     @property
     def next_deadline_s(self) -> float:
-        """When its next token is due: ``D_1 = arrival + TTFT``, ``D_k = t_1 + (k - 1) * TPOT``, and as much later as it
-        was put off."""
+        """Deadline of its next token."""
         num_output_tokens = self.num_output_tokens
         if num_output_tokens == 0:
-            return self.arrival_s + self.ttft_slo_s
+            return first_token_due_s(self.arrival_s, self.ttft_slo_s)
         put_off_s = self.put_off_s if self.table is None else float(self.table.put_off_s[self.seat])
-        return self.first_token_s + num_output_tokens * self.tpot_slo_s + put_off_s
+        return later_token_due_s(self.first_token_s, num_output_tokens, self.tpot_slo_s, put_off_s)

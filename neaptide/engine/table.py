@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from neaptide.engine.arrays import ONE, BoolArray, FloatArray, IntArray, TokenArray
+from neaptide.engine.deadlines import first_token_due_s, later_token_due_s
 from neaptide.engine.kv.block_table import BlockTables
 
 if TYPE_CHECKING:
@@ -175,7 +176,8 @@ class RequestTable:
         """
         put_off_s = float(self.put_off_s[seat]) + late_s
         if num_output := int(self.known[seat] - self.prompt[seat]):
-            due_s = float(self.first_token_s[seat] + num_output * self.tpot_slo_s[seat])
+            first_token_s, tpot_slo_s = float(self.first_token_s[seat]), float(self.tpot_slo_s[seat])
+            due_s = later_token_due_s(first_token_s, num_output, tpot_slo_s, 0.0)
             put_off_s = max(put_off_s, now_s + late_s - due_s)
         self.computed[seat] = num_sound
         self.sound[seat] = min(int(self.sound[seat]), num_sound)
@@ -224,15 +226,15 @@ class RequestTable:
         if np.count_nonzero(num_output) < len(rows):
             return self.with_output(rows[num_output > 0])
         tpot_slo_s = self.tpot_slo_s[rows]
-        due_s = self.first_token_s[rows] + num_output * tpot_slo_s + self.put_off_s[rows]
+        due_s = later_token_due_s(self.first_token_s[rows], num_output, tpot_slo_s, self.put_off_s[rows])
         return Streams(rows, total, num_output, tpot_slo_s, due_s)
 
     def next_deadline_s(self, rows: IntArray) -> FloatArray:
-        """When the next token of each is due: ``D_1 = arrival + TTFT``, ``D_k = t_1 + (k - 1) * TPOT``."""
+        """Deadline of each row's next token."""
         num_output = self.total[rows] - self.prompt[rows]
-        due_s: FloatArray = self.first_token_s[rows] + num_output * self.tpot_slo_s[rows] + self.put_off_s[rows]
+        due_s = later_token_due_s(self.first_token_s[rows], num_output, self.tpot_slo_s[rows], self.put_off_s[rows])
         if np.count_nonzero(num_output) < len(rows):
-            due_s = np.where(num_output == 0, self.arrival_s[rows] + self.ttft_slo_s[rows], due_s)
+            due_s = np.where(num_output == 0, first_token_due_s(self.arrival_s[rows], self.ttft_slo_s[rows]), due_s)
         return due_s
 
     def by_deadline(self, rows: IntArray, deadline_s: FloatArray | None = None) -> IntArray:

@@ -1,4 +1,4 @@
-/* Numbers of tensors that hold fp32 or (`half`) bf16, for every source of this folder's folders. */
+/* Numbers of tensors that hold fp32 or (`half`) bf16, for the sources in all folders here. */
 
 #include <stdint.h>
 #include <string.h>
@@ -23,7 +23,7 @@ INLINE uint32_t as_bits(float value) {
     return bits;
 }
 
-/* The nearest bf16 number, of two the even one; NaN stays NaN. */
+/* The nearest bf16 number, with ties to even; NaN stays NaN. */
 INLINE uint16_t to_bfloat16(float value) {
     uint32_t bits = as_bits(value);
     return value != value ? 0x7fc0 : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);

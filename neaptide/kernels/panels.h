@@ -1,9 +1,9 @@
-/* Products of rows with a weight packed in panels, for instructions that multiply 512 bits of it with four bytes of a row
-   (a unit: two bf16 numbers, or four of a byte) and add to 16 sums. A weight is packed as
-   [outputs / PANEL_OUTPUTS][units][PANEL_OUTPUTS] units, the last panel filled up.
+/* Products of rows with a weight packed in panels, for instructions that multiply 512 bits of it with four bytes of a
+   row and add to 16 sums. Four bytes are a unit: two bf16 numbers, or four of one byte. A weight is packed as
+   [outputs / PANEL_OUTPUTS][units][PANEL_OUTPUTS] units; the last panel is padded.
 
-   Who includes this has said before: PANEL_JOB and SUM, types; `add_unit`, which adds the products of a unit of a row and
-   of 16 of the weight to a SUM; `put_sums`, which makes results of a row's two SUMs. */
+   The including file must define the types PANEL_JOB and SUM; `add_unit`, which adds the products of a row's unit
+   with 16 of the weight to a SUM; and `put_sums`, which converts a row's two SUMs to results. */
 
 #include <immintrin.h>
 
@@ -11,11 +11,11 @@
 #define PANEL_OUTPUTS 32
 #define UNITS_AT_ONCE 4
 #define LINE 64
-#define TILES_AHEAD 8 /* at most so many tiles share a panel that is fetched ahead, a line or more for UNITS_AT_ONCE */
+#define TILES_AHEAD 8 /* most tiles that share the prefetching of a panel, with a line or more for UNITS_AT_ONCE */
 
 typedef struct {
     const PANEL_JOB *job; /* for `put_sums` */
-    const char *x;        /* [rows, units], a row every x_stride bytes */
+    const char *x;        /* [rows, units], with x_stride bytes between rows */
     const char *packed;
     int64_t rows, units, x_stride, outputs;
 } panels_t;
@@ -31,10 +31,11 @@ INLINE void add_units(int rows, SUM (*sum)[2], const char *x, int64_t x_stride, 
     }
 }
 
-/* Rows [first, first + rows) of the panel `w`, whose first output is `begin`, over all inputs.
+/* Computes rows [first, first + rows) of the panel `w`, whose first output is `begin`, over all inputs.
 
-   Meanwhile `step` bytes from `ahead` on are fetched for every UNITS_AT_ONCE: reading a panel for the first time takes as
-   long as multiplying it with ten rows, and the processor does not look beyond the one that it is in. */
+   Meanwhile `step` bytes from `ahead` are prefetched for every UNITS_AT_ONCE. Reading a panel for the first time
+   takes as long as multiplying it with ten rows, and the processor's own prefetching does not look beyond the
+   current panel. */
 INLINE void panel_tile(int rows, const panels_t *all, int64_t first, int64_t begin, const char *w, const char *ahead,
                        int64_t step) {
     const char *x = all->x + first * all->x_stride;
@@ -50,7 +51,7 @@ INLINE void panel_tile(int rows, const panels_t *all, int64_t first, int64_t beg
         put_sums(all->job, first + r, begin, least(PANEL_OUTPUTS, all->outputs - begin), sum[r][0], sum[r][1]);
 }
 
-/* All rows of a panel; `ahead` is the one that comes next. */
+/* Computes all rows of a panel; `ahead` is the next panel. */
 static void multiply_panel(const panels_t *all, int64_t begin, const char *w, const char *ahead) {
     int64_t tiles = (all->rows + TILE_ROWS - 1) / TILE_ROWS, bytes = 4 * PANEL_OUTPUTS * all->units;
     int64_t sharing = least(tiles, TILES_AHEAD);
@@ -70,7 +71,7 @@ static void multiply_panel(const panels_t *all, int64_t begin, const char *w, co
 
 typedef void (*multiply_t)(const panels_t *all, int64_t begin, const char *w, const char *ahead);
 
-/* Parts of the panels, one after the other, until all threads together have had all: `next` begins with 0. */
+/* Takes parts of the panels, one after the other, until the threads together have done all; `next` starts at 0. */
 INLINE void take_panels(const panels_t *all, multiply_t multiply, int64_t *next, int64_t num_threads) {
     int64_t panels = (all->outputs + PANEL_OUTPUTS - 1) / PANEL_OUTPUTS, bytes = 4 * PANEL_OUTPUTS * all->units;
     int64_t parts = num_threads == 1 ? 1 : least(panels, 4 * num_threads);

@@ -11,6 +11,8 @@ from neaptide.engine.config import EngineConfig
 from neaptide.engine.core import EngineCore
 from neaptide.engine.messages import EngineReady
 from neaptide.engine.observer import EngineObserver
+from neaptide.engine.offline.planning.plan import find_order
+from neaptide.engine.offline.planning.pooled import TWO_ENDS
 from neaptide.engine.process.request_log import RequestLog
 from neaptide.engine.process.witness import StepWitness
 from neaptide.engine.process.witness_observer import WitnessObserver
@@ -83,11 +85,18 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
 
 
 def _planned_order(scheduler: Scheduler, offline_plan: str) -> str:
-    """Order of the offline pool's plans; empty if the pool is not planned."""
+    """Order of the offline pool's plans; empty if the pool is not planned.
+
+    Raises:
+        ExtensionError: the policy's order cannot be used.
+    """
     if offline_plan == "off":
         return ""
     is_wanted = offline_plan == "on" or scheduler.config.overlap_depth > 0
-    return scheduler.planned_order or (scheduler.server_order if is_wanted else None) or ""
+    order = scheduler.planned_order or (scheduler.server_order if is_wanted else None) or ""
+    if order and order != TWO_ENDS:
+        find_order(order)  # the planner's process would say it too late
+    return order
 
 
 def traffic_recorder(core: EngineCore, ready: EngineReady) -> TrafficRecorder:

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from starlette.middleware.cors import CORSMiddleware
 
 import neaptide
+from neaptide.engine.messages import StepStats
 from neaptide.server.batches.metrics import BatchMetrics
 from neaptide.server.batches.service import BatchService
 from neaptide.server.context import ServingContext
@@ -19,6 +20,7 @@ from neaptide.server.edge.head_requests import HeadMiddleware
 from neaptide.server.edge.hosts import HostFilter
 from neaptide.server.edge.middleware import EdgeMiddleware
 from neaptide.server.link.engine_state import EngineState
+from neaptide.server.link.events import RequestFailed
 from neaptide.server.link.room_desk import RoomDesk
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.observe.metrics_engine import EngineMetrics
@@ -66,14 +68,14 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     Routes find ``context``, ``metrics``, ``keys`` and ``batches`` in ``request.app.state``.
     """
     metrics = ServerMetrics(state.registry)
-    state.context.client.add_stats_listener(metrics)
-    state.context.client.add_error_listener(metrics.on_engine_error)
+    state.context.client.subscribe(StepStats, metrics.on_stats)
+    state.context.client.subscribe(RequestFailed, metrics.on_request_failed)
     engine = EngineState(state.context.client, state.context.clock)
     EngineMetrics(state.registry, engine)
     if state.metrics_compat == "vllm":
         compat = VllmMetrics(state.registry, state.context.model_id, state.context.client, engine)
         metrics.add_sink(compat)
-        state.context.client.add_stats_listener(compat)
+        state.context.client.subscribe(StepStats, compat.on_stats)
     if state.batches is not None:
         batches = state.batches
         metrics.add_source(

@@ -101,8 +101,9 @@ class _Simulation:
         self._feed = offline_feed(scenario, directory)
         self._recorder = None
         if step_log is not None:
-            config = scenario.engine_config()
-            self._recorder = StepRecorder(create_log(step_log), config, scenario.num_blocks, scenario.recipe())
+            # The file comes last: a scenario that is refused leaves none.
+            config, recipe = scenario.engine_config(), scenario.recipe()
+            self._recorder = StepRecorder(create_log(step_log), config, scenario.num_blocks, recipe)
         watching = [*([self._recorder] if self._recorder else []), *observers]
         self._replica = Replica(scenario, self._feed, watching, dry_from_s=dry_from_s(scenario, self._online))
 

@@ -39,7 +39,7 @@ def test_unknown_architecture(failed_start: FailedStart, tmp_path: Path) -> None
 
 def test_policy_that_does_not_exist(failed_start: FailedStart) -> None:
     line = failed_start("--policy", "best")
-    assert "policy = 'best' is not supported; there are: " in line
+    assert "there is no policy 'best'; there are: " in line
     assert "neaptide" in line.partition("there are: ")[2]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from neaptide.engine import extensions
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.extensions import ExtensionError
 from neaptide.engine.scheduler.policies import POLICIES, check_name, find_policy
@@ -100,3 +101,15 @@ class Failing(Scheduler):
 def test_a_policy_that_cannot_be_set_up_says_where() -> None:
     with pytest.raises(ExtensionError, match=r"Failing' cannot be set up: KeyError: 'missing' \(.*test_extensions.py"):
         Harness(policy="tests.engine.test_extensions:Failing")
+
+
+def test_our_own_policies_need_no_look_at_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that starts with one of them imports nothing of another package."""
+
+    def looked(**selection: str) -> None:
+        raise AssertionError(f"looked for {selection}")
+
+    monkeypatch.setattr(extensions, "entry_points", looked)
+    for name in POLICIES:
+        check_name(name)
+        assert find_policy(name) is POLICIES[name]

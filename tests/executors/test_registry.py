@@ -14,7 +14,7 @@ from neaptide.executors.contract import Capabilities
 from neaptide.executors.registry import UnknownExecutorError, check_executor, start_executor
 from neaptide.launch import engine
 from neaptide.launch.serve import embedded_model_path
-from tests.engine.policies import PLANNED
+from tests.engine.policies import PLANNED, Planned
 
 
 def config_of(kind: str, model: Path, num_blocks: int | None = None) -> EngineConfig:
@@ -139,3 +139,13 @@ def test_the_order_that_is_planned_for_a_server(
     monkeypatch.setattr(engine, "start_executor", lambda *_: able)
     _, ready = engine.build_engine(config, VirtualClock())
     assert ready.planned_order == order
+
+
+def test_an_order_that_cannot_be_used_keeps_the_engine_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Planned, "planned_order", "nothing_like_it:order")
+    config = EngineConfig(
+        executor=ExecutorConfig(kind="sim", model_path=str(embedded_model_path())),
+        scheduler=SchedulerConfig(policy=PLANNED),
+    )
+    with pytest.raises(ValueError, match="the order 'nothing_like_it:order' cannot be loaded: no module"):
+        engine.build_engine(config, VirtualClock())

@@ -8,13 +8,19 @@ import pytest
 from neaptide.server.openai.respond import ChoiceAssembler
 from tests.server.conftest import MODEL_ID, Server
 
-POISON_SEED = 666
+POISON_ID = 66
 
 
 def _body(index: int, stream: bool) -> dict[str, Any]:
-    seed = POISON_SEED if index == 3 else index
+    stop_token_ids = [POISON_ID] if index == 3 else []
     messages = [{"role": "user", "content": f"number {index}"}]
-    return {"model": MODEL_ID, "messages": messages, "seed": seed, "max_tokens": 20, "stream": stream}
+    return {
+        "model": MODEL_ID,
+        "messages": messages,
+        "seed": index,
+        "stop_token_ids": stop_token_ids,
+        "max_tokens": 20,
+    } | {"stream": stream}
 
 
 @pytest.mark.acceptance("A4", "one reply of eight whose detokenizer raises", count=2)
@@ -25,7 +31,7 @@ async def test_only_the_reply_that_cannot_be_assembled_fails(
     take_tokens = ChoiceAssembler._take_tokens
 
     def poisoned(self: ChoiceAssembler, *args: Any) -> None:
-        if self._prepared.params.seed == POISON_SEED and self.num_tokens >= 5:
+        if self._form.stop_token_ids == (POISON_ID,) and self.num_tokens >= 5:
             raise RuntimeError("poisoned")
         take_tokens(self, *args)
 

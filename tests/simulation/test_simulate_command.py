@@ -212,7 +212,7 @@ def test_noise_and_headroom_reach_the_run(
         (["--policy", "fcfs,"], "NAME@STEP_TOKENSxSLOTS, not ''"),
         (["--policy", "fcfs@x8"], "not 'fcfs@x8'"),
         (["--policy", "fcfs@64x0"], "limits of 'fcfs@64x0' must be at least 1"),
-        (["--policy", "fcfs,lpm", "--explain", "0"], "use them with one policy"),
+        (["--policy", "fcfs,priority", "--explain", "0"], "use them with one policy"),
         (["--max-num-seqs", "0"], "--max-num-seqs must be at least 1"),
         (["--noise", "-0.1"], "--noise must be at least 0"),
         (
@@ -227,7 +227,7 @@ def test_noise_and_headroom_reach_the_run(
         (["--planning-scale", "-1"], "--planning-scale must be at least 0"),
         (["--online", "nowhere"], "no trace 'nowhere'"),
         (["--offline", "nothing"], "no offline set 'nothing'"),
-        (["--offline", "none", "mmlu"], "stands alone"),
+        (["--offline", "none", "mmlu"], "cannot be combined with other"),
         (["--profile", "abacus"], "no profile 'abacus'"),
         (["--online-window", "ten"], "A:B"),
         (["--online-window", "100:200"], "in the window"),
@@ -237,14 +237,14 @@ def test_noise_and_headroom_reach_the_run(
         (["--speed", "0"], "--speed must be positive"),
         (["--tpot-slo-s", "-1"], "--tpot-slo-s must be positive"),
         (["--tpot-slo-s", "inf"], "--tpot-slo-s must be positive and finite"),
-        (["--ttft-slo-s", "inf", "--policy", "fcfs,lpm"], "--ttft-slo-s must be positive and finite"),
+        (["--ttft-slo-s", "inf", "--policy", "fcfs,priority"], "--ttft-slo-s must be positive and finite"),
         (["--seed", "-1"], "--seed must be at least 0"),
         (["--overlap-kappa", "2"], "--overlap-kappa must be from 0 to 1"),
         (["--overlap-kappa", "nan"], "--overlap-kappa must be from 0 to 1"),
         (["--max-tokens", "0"], "--max-tokens must be at least 1"),
         (["--max-model-len", "0"], "--max-model-len must be at least 1"),
-        (["--json", "/nowhere/out.json"], "/nowhere/out.json"),
-        (["--step-log", "/nowhere/log"], "/nowhere/log"),
+        (["--json", "/nowhere/out.json"], "/nowhere: no such directory"),
+        (["--step-log", "/nowhere/log"], "/nowhere: no such directory"),
         (["--offline", "bros-be", "bros-be-64"], "cannot be mixed"),
         (["--max-model-len", "1"], "no online request and its answer fit into a context of 1 tokens"),
         (
@@ -265,6 +265,27 @@ def test_bad_input_is_one_clear_line(
     assert captured.err.startswith("neaptide simulate: ")
     assert message in captured.err
     assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--policy", "best"],
+        ["--speed", "0"],
+        ["--offline", "bros-be", "bros-be-64"],
+        ["--max-model-len", "1"],
+        ["--online", "none", "--offline", "none"],
+    ],
+)
+def test_a_refused_command_leaves_no_file(
+    flags: list[str], arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    outputs = ("--json", "result.json"), ("--step-log", "steps.jsonl"), ("--chrome-trace", "trace.json")
+    asked = [text for flag, name in outputs for text in (flag, str(tmp_path / name))]
+    assert main([*arguments, *flags, *asked]) == 2
+    assert capsys.readouterr().out == ""
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_pool_that_runs_dry_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

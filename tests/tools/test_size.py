@@ -40,6 +40,12 @@ def test_the_closure_follows_imports_and_modules_named_in_texts() -> None:
     assert closure(files) == names
 
 
+def test_a_package_can_be_left_out_of_the_closure() -> None:
+    files = [source("neaptide/a.py", "import neaptide.b\nimport neaptide.bc\n"), source("neaptide/bc.py", "")]
+    files += [source("neaptide/b/__init__.py", ""), source("neaptide/b/d.py", "")]
+    assert closure(files, "neaptide.a", without="neaptide.b") == {"neaptide.a", "neaptide.bc"}
+
+
 def test_classes_of_one_name_are_listed_with_their_modules() -> None:
     files = [source("neaptide/a.py", "class A: ...\nclass B: ...\n"), source("neaptide/b.py", "class A: ...\n")]
     assert classes_that_stand_twice(files) == {"A": ["neaptide.a", "neaptide.b"]}

@@ -22,7 +22,7 @@ from neaptide.loadgen.client.batches import TERMINAL, get_batch, submit_batch
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "What is 21 + 34?"}]
 KEYS = {"online": "evil-online", "flex": "evil-flex", "batch": "evil-batch"}
-"""By tier; ``FLAGS`` tells the server."""
+"""API keys by tier; ``FLAGS`` passes them to the server."""
 FLAGS = ["--api-key", KEYS["online"], "--api-key", f"{KEYS['flex']}:flex", "--api-key", f"{KEYS['batch']}:batch"]
 LONG = 60_000
 """Characters of a long choice."""
@@ -43,7 +43,7 @@ class Attack:
     flags: Sequence[str] = ()
     """What the server must be started with for it."""
     like: str = ""
-    """An attack that is the same load without what is hostile in it: chats beside it are measured as well."""
+    """Name of an attack that is the same load without its hostile part; chats are measured with it as well."""
 
 
 def asks(make: Callable[[int], Body], path: str = CHAT) -> Send:
@@ -56,7 +56,7 @@ def asks(make: Callable[[int], Body], path: str = CHAT) -> Send:
 
 
 def batches(make: Callable[[int], Body], lines: int) -> Send:
-    """A batch of so many lines, until it has ended. The statuses are those of its lines."""
+    """Sends a batch of this many lines and waits for its end. The statuses are those of its lines."""
 
     async def send(http: httpx.AsyncClient, number: int) -> int:
         numbers = range(number * lines, (number + 1) * lines)

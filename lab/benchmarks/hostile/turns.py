@@ -46,7 +46,7 @@ async def check_s(http: httpx.AsyncClient, name: str) -> float:
 
 
 async def files(server: ServerProcess) -> tuple[float, float, float]:
-    """Seconds alone, behind the large files, and the most that they may be."""
+    """Seconds alone, seconds after the large files, and the largest allowed."""
     async with client(server, KEY) as good, client(server, KEYS["batch"]) as other:
         alone_s = await check_s(good, "first")  # with the start of a process, as the second one's key may need it
         large = [await submit_batch(other, f"large {i}.jsonl", lines(LARGE_LINES)) for i in range(LARGE_FILES)]
@@ -64,7 +64,7 @@ async def schema_s(http: httpx.AsyncClient, number: int) -> float:
 
 
 async def grammars(server: ServerProcess) -> tuple[float, float, float]:
-    """Seconds alone, beside the refused ones, and the most that they may be; medians."""
+    """Median seconds alone, with the refused ones, and the largest allowed."""
     attack = ATTACKS["24 clients whose patterns are refused"]
 
     async def hostile(http: httpx.AsyncClient, first: int) -> None:

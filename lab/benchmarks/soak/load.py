@@ -18,7 +18,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MODEL = "neaptide-tiny"
 MAX_TOKENS = 96
 LINES = 24
-"""Of a batch."""
+"""Lines of a batch."""
 THREADS = 8
 """At least as many as the server tokenizes with."""
 BATCH_POLL_S = 1.0
@@ -56,7 +56,7 @@ class Ledger:
     asked: Counter[str] = field(default_factory=Counter)
     answered: Counter[str] = field(default_factory=Counter)
     left: Counter[str] = field(default_factory=Counter)
-    """Clients that went away on purpose: nobody is owed an answer."""
+    """Clients that left on purpose and need no answer."""
     wrong: Counter[str] = field(default_factory=Counter)
     """Answers that are not what the model was trained to say; a few are."""
     explained: Counter[int] = field(default_factory=Counter)

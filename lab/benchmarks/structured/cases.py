@@ -97,7 +97,7 @@ def compilers() -> dict[str, Compiler]:
 
 class Case(NamedTuple):
     part: str
-    """Of its file."""
+    """``required``, ``optional``, or empty if the file has no parts."""
     schema: Any
     documents: list[Any]
     are_valid: list[bool]

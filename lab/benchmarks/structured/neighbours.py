@@ -35,7 +35,7 @@ GOOD = {"messages": USER, "guided_choice": ["left", "right"], "max_tokens": 16}
 LIMIT_S = 2.0
 """For a refusal."""
 NEIGHBOURS_BAR = 1.1
-"""Of a chat's time per token, beside the attack and alone."""
+"""Largest ratio of a chat's time per token, with the attack over alone."""
 
 
 class Pair(NamedTuple):
@@ -46,7 +46,7 @@ class Pair(NamedTuple):
 
 
 class Attacks:
-    """One process that attacks when it is told to, and what became of its requests."""
+    """A process that attacks on request, and the results of its requests."""
 
     def __init__(self, process: asyncio.subprocess.Process, kind: str) -> None:
         self._process = process
@@ -115,7 +115,7 @@ def _footprint(server: psutil.Process, temporary: Path) -> dict[str, float]:
 
 
 def felt(pairs: Sequence[Pair], seed: int = 0) -> dict[str, float]:
-    """Times per token, alone and beside the attack, and their ratios (``lab.benchmarks.pairs``)."""
+    """Times per token, alone and with the attack, and their ratios (``lab.benchmarks.pairs``)."""
     alone_ms = [_tpots_ms(pair.alone) for pair in pairs]
     beside_ms = [_tpots_ms(pair.beside) for pair in pairs]
     found: dict[str, float] = {"chats": sum(map(len, [*alone_ms, *beside_ms]))}
@@ -162,7 +162,7 @@ async def measure_neighbours(kind: str, turn_s: float, num_pairs: int) -> dict[s
 
 
 async def _pair(client: StreamClient, attacks: Attacks, turn_s: float, index: int) -> Pair:
-    """One turn alone and one beside the attack; which comes first alternates."""
+    """Runs one turn alone and one with the attack, in alternating order."""
     if index % 2:
         _, beside = await asyncio.gather(attacks.run(turn_s), chats(client, turn_s, index))
         return Pair(await chats(client, turn_s, index), beside)

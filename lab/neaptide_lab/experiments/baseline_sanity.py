@@ -36,14 +36,14 @@ TRACE, OFFLINE = "azure_conv_2023", "batchllm-2000-200-s4"
 OFFLINE_REQUESTS = 1200
 """Submitted at once; more follow before they run out. Their prefixes are more than the cache holds."""
 WARM_UP_S = 10.0
-"""So long the flood runs before the first online request, which opens the window."""
+"""The flood runs for this long before the first online request, which opens the window."""
 CONTEXT_TOKENS = 8192
 """Prompts of ``fcfs-v0`` and ``priority-v0`` share a step up to this many tokens: it is part of what they are."""
 CLIENT_LIMIT_TOKENS = 512
 """``max_tokens`` of every request, online and offline: ``lpm`` reserves by it. Longer answers end there."""
 TTFT_SLO_S, TPOT_SLO_S = 1.0, 0.05
 DRAIN_S = 600.0
-"""So long after the last arrival online requests may end: enough for all."""
+"""Time after the last arrival in which online requests may end; enough for all."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,7 +51,7 @@ class Size:
     """How much is run."""
 
     window_s: tuple[float, float]
-    """Of the trace."""
+    """Window in trace time."""
     drains: bool
     """Whether every online request comes to its end. Otherwise the run ends when those without an end have missed."""
     has_ceilings: bool
@@ -70,7 +70,7 @@ class Outcome:
 
     result: SimResult
     digest: str
-    """Of every step: which request computed how many tokens."""
+    """Digest of every step's requests and their computed tokens."""
 
 
 @dataclass(slots=True, frozen=True)

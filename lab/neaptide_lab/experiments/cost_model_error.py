@@ -54,7 +54,7 @@ class Recovery:
     """How the corrected model fares when the machine slows down at half of the steps."""
 
     rolling_error: list[float]
-    """Mean relative error of the last ``WINDOW_STEPS`` predictions, after each step; 0 before there are so many."""
+    """Mean relative error of the last ``WINDOW_STEPS`` predictions, after each step; 0 before there are that many."""
     slow_from: int
     steps: int | None
     """After the slow-down until the rolling error, over slow steps only, is below the bound; None: never."""

@@ -105,7 +105,7 @@ class Curves:
 
     case: str
     seconds: int
-    """Seconds judged: after the warm-up, with a whole horizon behind them."""
+    """Seconds judged: after the warm-up, with a whole horizon after them."""
     mean_tokens: float
     oracle_tokens: float
     outcomes: dict[str, list[Outcome]]
@@ -318,7 +318,7 @@ def _notes(traces: Sequence[Curves], variants: Sequence[Curves], quick: bool) ->
 
 
 def _reserved_share(group: Sequence[Curves]) -> float:
-    """Of two-speed's mean reservation, to that of conformal."""
+    """Mean reservation of two-speed over that of conformal."""
     two_speed, conformal = (
         float(np.mean([trace.nominal(family).reserved_of_oracle for trace in group]))
         for family in (TWO_SPEED, CONFORMAL)

@@ -1,6 +1,6 @@
-"""Closed forms of BlendServe and BatchLLM against the values that the papers print.
+"""Closed forms of BlendServe and BatchLLM, compared with the values that the papers print.
 
-Every value is computed from its definition; the text beside it is the value it must have to the printed digit.
+Every value is computed from its definition; the text next to it is the value that it must have to the printed digit.
 """
 
 import random
@@ -136,7 +136,7 @@ class Branch:
 
 
 def prefixes_of(root: Branch) -> Prefixes:
-    """Of a tree whose root stands for no text."""
+    """Prefixes of a tree whose root has no text."""
     parent: list[int] = []
     depth: list[int] = []
     num_prompts: list[int] = []

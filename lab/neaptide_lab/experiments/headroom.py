@@ -31,7 +31,7 @@ HORIZON_S = 30
 CONCEDED = 0.01
 """Attainment that a reservation may lose to the default's and still be compared with it."""
 TIED = 0.99
-"""Of the best one's offline tokens/s: what the default must reach in every window."""
+"""Fraction of the best one's offline tokens/s that the default must reach in every window."""
 
 CONV, CODE, MOONCAKE, SERVEGEN = LOADS
 
@@ -99,7 +99,7 @@ class Kept:
     beyond_capacity: float
     """Share of the seconds whose next ``HORIZON_S`` asked for more: no reservation covers these."""
     reserved: float
-    """Of the blocks, on average."""
+    """Mean fraction of the blocks that is reserved."""
 
     @classmethod
     def of(cls, watch: ReservationWatch, window_s: tuple[float, float], num_blocks: int) -> "Kept":
@@ -158,8 +158,8 @@ def _outcome(load: Load, kind: str) -> Outcome:
 
 
 def rows_of(window: str, runs: Mapping[str, Outcome], *, judged: bool) -> list[Row]:
-    """Offline work under each reservation beside the default's; and the default's beside the best one's that attains
-    about as much."""
+    """Offline work under each reservation compared with the default's; and the default's compared with the best of
+    those that attain about as much."""
     ours = runs[DEFAULT_HEADROOM]
     rows = [
         Row(f"{window}: {kind}, {_kept(one)}", one.tokens_per_s, ours.tokens_per_s, "tok/s", digits=0)

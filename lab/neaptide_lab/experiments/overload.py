@@ -37,12 +37,12 @@ CONTEXT_TOKENS = 16_384
 CLIENT_LIMIT_TOKENS = 1024
 """``max_tokens`` of offline requests; online ones ask for what they get."""
 KEPT_SHARE = 0.85
-"""Of the best goodput at any load: what must be left at every load above the capacity."""
+"""Fraction of the best goodput at any load that must remain at every load above the capacity."""
 
 
 @dataclass(slots=True, frozen=True)
 class Lengths:
-    """Of every online request."""
+    """Lengths of every online request."""
 
     prompt_tokens: int
     output_tokens: int
@@ -140,7 +140,7 @@ def possible_rps(profile: DeviceProfile, lengths: Lengths, arrivals_s: Sequence[
 
 
 def _prefill_s(profile: DeviceProfile, lengths: Lengths) -> float:
-    """Of a prompt, without the fixed cost of steps."""
+    """Seconds of a prompt, without the fixed cost of steps."""
     prefill = BatchShape()
     prefill.add(lengths.prompt_tokens, 0)
     _, *rest_s = RooflineModel.from_profile(profile).terms(prefill)

@@ -7,14 +7,14 @@ from typing import Any
 
 @dataclass(slots=True, frozen=True)
 class Row:
-    """One number of ours beside the paper's."""
+    """One of our numbers, with the paper's."""
 
     case: str
     ours: float
     paper: float | None = None
     """What the paper prints (or see ``ExperimentResult.against``), in the same unit; None where it says nothing."""
     unit: str = ""
-    """For example ``%`` or ``ms``; stands behind both numbers."""
+    """For example ``%`` or ``ms``; follows both numbers."""
     digits: int = 2
     """Decimal places shown."""
     holds: bool | None = None

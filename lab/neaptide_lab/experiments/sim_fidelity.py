@@ -61,18 +61,18 @@ ABOUT = "the simulator against a real run of the same load: replayed, and simula
 NUM_BLOCKS = 4096
 MAX_MODEL_LEN = 1024
 ONLINE_SHARE = 0.25
-"""Of the machine's time, as the calibrated profile sees it, for online work."""
+"""Fraction of the machine's time for online work, as the calibrated profile predicts it."""
 TYPICAL_DECODES = 16
 """In one step, to guess what the machine can do."""
 TTFT_STEPS, TPOT_STEPS = 12, 3
-"""Targets, in steps of so many decodes."""
+"""Targets, in steps of this many decodes."""
 HEADROOM_RATIO = 0.1
 RECIPE: dict[str, Any] = {"cost_model": {"kind": "online"}, "headroom": "fixed"}
 """In the log's header; the replay here brings its own, equal to the recorded ones."""
 REPLAY_ERROR = 0.01
 MAX_DRIFT = 1.5
-"""Of step times before the window over the calibrated ones, either way. A machine that shares its processors changes
-by this much within minutes; more than that is a profile of another machine."""
+"""Largest ratio of step times before the window to the calibrated ones, in either direction. A machine that shares its
+processors changes by this much within minutes; more than that is a profile of another machine."""
 
 log = logging.getLogger(__name__)
 

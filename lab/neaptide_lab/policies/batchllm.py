@@ -11,7 +11,7 @@ from typing import ClassVar
 from neaptide.policy import ByAge, Draft, Request, SchedulerConfig, Turns, VllmV1Fcfs
 
 MEMORY_THRESHOLD = 0.95
-"""``M_threshold``: share of the blocks that may be held behind an admission. The paper does not print its value."""
+"""``M_threshold``: fraction of the blocks that may be held after an admission. The paper does not print its value."""
 
 
 class BatchLlm(VllmV1Fcfs):

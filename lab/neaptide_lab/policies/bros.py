@@ -58,7 +58,7 @@ class UrgentChoice:
         """That they lack."""
         self.num_admissions = 0
         self.shape = BatchShape()
-        """Of the whole batch, BE requests included."""
+        """Shape of the whole batch, BE requests included."""
         self._shape_without_last: BatchShape | None = None
 
     @property
@@ -150,9 +150,9 @@ class BrosScheduler(WholePromptScheduler):
         self.batch_size = AdaptiveBatchSize(config.bros_initial_batch_size, config.max_num_seqs)
         self._mean_step_s = 0.0
         self._returned_s: dict[Request, float] = {}
-        """When the last token of each RT request was returned ..."""
+        """Time at which the last token of each RT request was returned, without those of the last step."""
         self._in_last_step: list[Request] = []
-        """... but for those of the last step, which has ended when the next is planned."""
+        """Requests of the last step, which has ended when the next is planned."""
 
     def observe_step(self, step: Step, seconds: float) -> None:
         weight = MEAN_WEIGHT if self._mean_step_s else 1.0
@@ -355,7 +355,7 @@ class BrosScheduler(WholePromptScheduler):
         return draft.make_room(choice.num_blocks + num_blocks, younger, swaps=True)
 
     def _is_room_left(self, draft: Draft, num_urgent: int, request: Request, num_blocks: int) -> bool:
-        """Whether a BE request may have so many blocks, or keep those that it has, beside what RT requests lack."""
+        """Whether a BE request may get this many blocks, or keep its own, next to what RT requests lack."""
         if draft.kv.fits(num_urgent + num_blocks):
             return True
         return not num_blocks and num_urgent <= draft.kv.available + draft.kv.num_preemptible(besides=request)

@@ -64,7 +64,8 @@ class EchoBaseWithEstimator(OneQueueScheduler):
         return min((slack for slack in slacks if slack >= decodes_s), default=math.inf)
 
     def _admit_online(self, draft: Draft, limit_s: float) -> bool:
-        """The first waiting request, if it fits as a whole beside the others, offline ones dropped for it."""
+        """Admits the first waiting request if it fits as a whole next to the others; offline ones are dropped
+        for it."""
         request = draft.at = draft.waiting_online[0]
         hit = draft.kv.match_prefix(request)
         left = request.num_known_tokens - hit.num_tokens

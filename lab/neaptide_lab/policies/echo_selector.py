@@ -23,11 +23,11 @@ class OfflinePlan:
     num_tokens: int
     """That it computes."""
     benefit_tokens: int
-    """Of the whole step."""
+    """Tokens of the whole step."""
     punishment_tokens: int
     """For this request."""
     seconds: float
-    """Of the whole step, predicted."""
+    """Predicted time of the whole step."""
 
     @property
     def score(self) -> float:
@@ -41,10 +41,8 @@ def best_of(plans: list[OfflinePlan]) -> OfflinePlan:
 
 
 def scores_without(draft: Draft, victims: list[Request], cost_model: CostModel) -> list[float]:
-    """For each victim, equation 4 of the step in which all of them take part with a token but this one.
-
-    What a victim is punished for is the KV that only it holds: it is computed again when the victim comes back.
-    """
+    """For each victim, equation 4 of the step in which all others are scheduled with one token. A victim's penalty is
+    the KV that only it holds, which is computed again when it returns."""
     contexts = [draft.kv.num_computed(victim) + 1 for victim in victims]
     num_tokens, in_all, longest = draft.budget.shape.num_tokens + len(victims) - 1, sum(contexts), sorted(contexts)
     scores = []
@@ -102,8 +100,8 @@ class EchoWithSelector(EchoBaseWithEstimator):
         return [plan for plan in plans if plan is not None]
 
     def _candidates(self, draft: Draft) -> list[tuple[Request, PrefixHit]]:
-        """Of the requests of each length the one that finds most of its prompt in the cache: nearly the same is
-        computed for all of them otherwise."""
+        """For each length, the request that finds most of its prompt in the cache; nearly the same is computed for all
+        others of it."""
         longest: dict[int, tuple[Request, PrefixHit]] = {}
         for bucket, request in draft.pool.heads():
             draft.at = request

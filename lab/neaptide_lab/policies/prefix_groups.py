@@ -39,7 +39,7 @@ class Prefixes:
 
     @property
     def num_levels(self) -> int:
-        """Of shared prefixes above one another."""
+        """Number of nested shared prefixes."""
         return max(_levels(self.parent.tolist()), default=-1) + 1
 
     @property
@@ -137,7 +137,7 @@ def best_single_level(prefixes: Prefixes) -> Grouping:
     """F summed over the prefixes right below one, for each that may be the deepest open one above them: none, those
     above it from the top on, itself."""
     num_opening = [0] * len(parents)
-    """For so many of them, from none on, it is better to open the prefix: it pays as long as little is open above."""
+    """Number of them for which opening the prefix is better: it pays as long as little is open above."""
     path = _Path(parents, levels, prefixes.depth_tokens)
     for prefix in range(len(parents) - 1, -1, -1):
         depths = path.to(prefix)
@@ -197,7 +197,7 @@ def _inherited(parent: IntArray, is_open: BoolArray) -> IntArray:
 
 
 def _followed(merged_into: IntArray) -> IntArray:
-    """Where each ends up; one that was merged stands behind the one that took it in."""
+    """Final group of each; a merged one follows the one that absorbed it."""
     owner = list(range(len(merged_into)))
     for prefix, taker in enumerate(merged_into.tolist()):
         if taker != NO_NODE:

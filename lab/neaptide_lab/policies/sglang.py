@@ -25,7 +25,7 @@ CLIP_MAX_NEW_TOKENS = 4096
 MAX_SORTED = 128
 """A longer queue is served by arrival: matching every prefix would take too long."""
 IN_BATCH_TOKENS = 32
-"""A request that finds at most so much in the cache, and at least so much in one ahead of it in the queue, steps back
+"""A request that finds at most this much in the cache, and at least this much in one ahead of it in the queue, waits
 until that one is computed."""
 INITIAL_RATIO = 0.7
 MIN_RATIO = 0.14 * INITIAL_RATIO
@@ -59,7 +59,7 @@ class LpmState:
     """What the policy remembers from step to step."""
 
     ratio: float = INITIAL_RATIO
-    """Of the output that running requests may still make, the share that room is kept for."""
+    """Fraction of the running requests' possible output for which memory is reserved."""
     full_at: int | None = None
     """Running requests when one had to wait for room: none is admitted until there are fewer."""
 

@@ -46,7 +46,7 @@ class VllmV0Fcfs(OneQueueScheduler):
             self._make_way(draft)
             self._pack_decodes(draft)
         if not draft.num_parts:
-            # Each request made way: the engine would find none to decode and plan again at once.
+            # All requests were preempted: the engine would find none to decode and plan again at once.
             self._pack_prefills(draft)
         return math.inf
 
@@ -67,7 +67,8 @@ class VllmV0Fcfs(OneQueueScheduler):
         draft.at = None
 
     def _has_room(self, draft: Draft, request: Request, hit: PrefixHit) -> bool:
-        """A seat, and blocks for the whole prompt above the watermark, which the first request may use as well."""
+        """Whether there is a slot, and blocks for the whole prompt above the watermark, which the first request may
+        also use."""
         spare_blocks = self._watermark_blocks if self._running(draft) else 0
         num_tokens = request.num_known_tokens - hit.num_tokens
         return self._find_seat(draft) and self._find_room_to_admit(draft, hit, num_tokens, spare_blocks)

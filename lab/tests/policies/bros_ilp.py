@@ -27,7 +27,7 @@ TTFT_S, TPOT_S = 0.4, 0.2
 
 
 class LinearCost:
-    """Of the size of an 8B model on an A100: linear in tokens and context, each phase by itself, as the paper fits."""
+    """Step times of an 8B model on an A100: linear in tokens and context, each phase by itself, as the paper fits."""
 
     def predict(self, shape: BatchShape) -> Prediction:
         prefill_s = 1e-4 * shape.prefill_tokens

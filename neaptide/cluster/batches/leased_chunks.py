@@ -22,7 +22,7 @@ from neaptide.cluster.batches.passed_by import PassedBy
 from neaptide.cluster.batches.plans import PlanCopies
 from neaptide.cluster.lease_order import LEASE_BELOW_LINES, ChunkLease, Side, owners_in_turn, side_to_lease
 from neaptide.cluster.storage.blobs import Blobs
-from neaptide.engine.messages import Occupancy, StepStats
+from neaptide.engine.messages import EngineReady, Occupancy, StepStats
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.server.batches.checking.job_files import SealedPlan
 from neaptide.server.batches.checking.needs import lacks
@@ -40,6 +40,7 @@ from neaptide.server.batches.storing.models import BatchRecord, FileRecord, Line
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.batches.wiring import BatchPlane
 from neaptide.server.edge.errors import NotFoundError
+from neaptide.server.link.events import EngineLost
 
 logger = logging.getLogger(__name__)
 
@@ -111,8 +112,10 @@ class LeasedChunks:
     # ---- start and stop ----
 
     def start(self) -> None:
-        self._p.engine.add_stats_listener(self)
-        self._p.engine.add_engine_listener(self)
+        self._p.engine.subscribe(StepStats, self._on_stats)
+        self._p.engine.subscribe(Occupancy, self._on_occupancy)
+        self._p.engine.subscribe(EngineReady, lambda _: self.wake())
+        self._p.engine.subscribe(EngineLost, self._on_engine_lost)
         self._runner.start()
         self._leasing = self._background.spawn(self._lease_on())
         self._background.spawn(self._renew_on())
@@ -146,22 +149,15 @@ class LeasedChunks:
         """There may be something to lease."""
         self._wake.set()
 
-    def on_stats(self, stats: StepStats) -> None:
-        """As in ``StatsListener``."""
+    def _on_stats(self, stats: StepStats) -> None:
         self._running_rows = stats.running_offline
         if self._has_use_for_more:
             self._wake.set()
 
-    def on_occupancy(self, occupancy: Occupancy) -> None:
-        """As in ``EngineListener``."""
+    def _on_occupancy(self, occupancy: Occupancy) -> None:
         self._running_rows = occupancy.running_offline
 
-    def on_engine_ready(self) -> None:
-        """As in ``EngineListener``."""
-        self._wake.set()
-
-    def on_engine_lost(self) -> None:
-        """As in ``EngineListener``."""
+    def _on_engine_lost(self, _: EngineLost) -> None:
         self._running_rows = 0
 
     def _leaves(self) -> bool:

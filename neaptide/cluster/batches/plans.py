@@ -7,8 +7,8 @@ from pathlib import Path
 from neaptide.cluster.storage.blobs import Blobs
 from neaptide.server.batches.checking.job_files import (
     PLAN_SUFFIXES,
-    PREFIXES,
     SEAL_SUFFIX,
+    SPARE_SUFFIXES,
     PlanLostError,
     SealedPlan,
     plan_faults,
@@ -37,7 +37,7 @@ def put_plan(blobs: Blobs, stem: Path, key: str) -> None:
     """
     for suffix in PLAN_SUFFIXES:
         path = plan_file(stem, suffix)
-        if suffix != PREFIXES or path.exists():
+        if suffix not in SPARE_SUFFIXES or path.exists():
             blobs.put(path, f"{key}{suffix}")
 
 
@@ -67,8 +67,7 @@ def copy_of_plan(blobs: Blobs, stem: Path, key: str, scratch: Path) -> SealedPla
             try:
                 blobs.fetch(f"{key}{suffix}", plan_file(stem, suffix), scratch)
             except FileNotFoundError:
-                # Only this file may be missing: prompts that share nothing have none.
-                if suffix != PREFIXES:
+                if suffix not in SPARE_SUFFIXES:
                     raise
         return read_sealed_plan(stem)
 

@@ -42,7 +42,7 @@ from neaptide.server.edge.jsonbody import read_body
 from neaptide.server.edge.middleware import EdgeMiddleware
 from neaptide.server.observe.exposition import Scrapes
 from neaptide.server.observe.metrics_http import HttpMetrics
-from neaptide.server.openai.prepare import ENDPOINTS
+from neaptide.server.openai.endpoints import ENDPOINTS
 
 UPLOADS = "/v1/files"
 SWITCH = "/admin/offline"

@@ -1,13 +1,15 @@
-/* What a decoder layer computes between its products, in fp32 whatever its tensors hold: each in one pass over its rows.
-   Loops are written so that compilers make vectors of them; sums are kept by lane, because compilers must not reorder
-   those of one variable. Every function is compiled for fp32 and for bf16 tensors (`half`). Threads share the rows. */
+/* The parts of a decoder layer between its products, computed in fp32 for any type of its tensors, each in one pass
+   over its rows. Loops are written so that compilers vectorize them. Sums are kept per lane, because compilers must not
+   reorder those of one variable.
+
+   Every function is compiled for fp32 and for bf16 tensors (`half`). Threads share the rows. */
 
 #include <math.h>
 
 #include "../numbers.h"
 
 #define LANES 16
-#define NUMBERS_ALONE 16384 /* fewer take one thread less time than to wake the others */
+#define NUMBERS_ALONE 16384 /* for fewer, one thread needs less time than waking the others */
 
 typedef struct {
     void *parallel; /* GOMP_parallel of the process, or NULL */
@@ -31,7 +33,7 @@ typedef struct {
 } heads_t;
 
 typedef struct {
-    char *qkv;             /* [tokens, heads + 2 * kv_heads, dim], rotated in place but for the values */
+    char *qkv;             /* [tokens, heads + 2 * kv_heads, dim], rotated in place except the values */
     const float *rotation; /* [tokens, dim / 2] complex */
     const int64_t *slots;  /* [tokens] */
     char *cache;           /* [slots, 2 * kv_heads, dim] */
@@ -53,7 +55,8 @@ static void take_parts(void *argument) {
         shared->some_rows(shared->job, shared->rows * part / shared->parts, shared->rows * (part + 1) / shared->parts);
 }
 
-/* Rows of so many numbers each. Several parts a thread: one that has lost its core keeps the others waiting for less. */
+/* Shares rows of `size` numbers each among threads. There are several parts per thread, so that the others wait less
+   for one that has lost its core. */
 static void share(some_rows_t some_rows, const void *job, int64_t rows, int64_t size, const threads_t *threads) {
     typedef void (*parallel_t)(void (*)(void *), void *, unsigned, unsigned);
     shared_t shared = {some_rows, job, rows, 4 * threads->count, 0};
@@ -61,7 +64,7 @@ static void share(some_rows_t some_rows, const void *job, int64_t rows, int64_t 
     else ((parallel_t)threads->parallel)(take_parts, &shared, (unsigned)threads->count, 0);
 }
 
-/* What threads share, of a function that is compiled for fp32 and for bf16. */
+/* Defines the part of a thread, for a function that is compiled for fp32 and for bf16. */
 #define IN_BOTH_TYPES(name, of_type, job_t)                               \
     static void name(const void *argument, int64_t first, int64_t last) { \
         const job_t *job = argument;                                      \
@@ -111,14 +114,14 @@ void neaptide_norm_heads(const heads_t *job) {
     share(norm_some_heads, job, job->tokens, job->heads * job->dim, &job->threads);
 }
 
-/* `yes` where `a` is less than `b` (never, where either is NaN), else `no`: by their bits, since compilers without masks
-   make no vectors of a loop with a choice whose outcomes differ in what follows. */
+/* `yes` where `a` is less than `b` (never if either is NaN), else `no`. It selects by bits: compilers for CPUs
+   without masks do not vectorize a loop with a real choice. */
 INLINE float where_less(float a, float b, float yes, float no) {
     uint32_t mask = -(uint32_t)(a < b);
     return as_float((as_bits(yes) & mask) | (as_bits(no) & ~mask));
 }
 
-/* e^x to the last place or two, between e^-87 and e^88; NaN stays NaN. */
+/* e^x with an error of one or two units in the last place, for x between -87 and 88; NaN stays NaN. */
 INLINE float exp_(float x) {
     float bounded = where_less(x, -87.0f, -87.0f, where_less(88.0f, x, 88.0f, x));
     float shifted = bounded * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: the low bits hold the nearest integer */

@@ -1,7 +1,9 @@
-/* y [rows, n] = x [rows, k] . w^T, or added to what y holds; weights packed once. The README beside this file explains.
+/* y [rows, n] = x [rows, k] . w^T, or added to the content of y; weights are packed once. The README in this directory
+   explains it.
 
-   Weights that are bf16 numbers are kept as such and widened, which is exact: half the bytes to read, and where few rows
-   are computed reading them is all there is to it. So are rows of bf16 numbers, whose results are rounded once. */
+   Weights that are bf16 numbers are kept as such and widened, which is exact. It halves the bytes to read, and
+   reading them takes all the time for few rows. Rows of bf16 numbers are also widened, and their results are rounded
+   once. */
 
 #include "../numbers.h"
 
@@ -16,11 +18,11 @@
 #define ROWS 4
 #endif
 #define PANEL (2 * LANES) /* outputs; ROWS x 2 sums, 2 loads and a broadcast fit into the registers */
-#define DEPTH (12288 / PANEL) /* inputs at a time of many: such a piece of a panel is widened into 48 kB of stack */
-#define ROWS_AT_ONCE 256      /* rows at a time: they lie in the caches beside it */
-#define TILES_ON_THE_WAY 3    /* so many tiles widen a weight each for itself, more share a copy */
+#define DEPTH (12288 / PANEL) /* inputs at a time for many rows: 48 kB of stack hold that part of a panel widened */
+#define ROWS_AT_ONCE 256      /* rows at a time: the caches hold them together with it */
+#define TILES_ON_THE_WAY 3    /* up to this many tiles widen a weight separately; more share a copy */
 #define INPUTS_AT_ONCE 4
-#define AHEAD 2048 /* bytes of the weight that are fetched before they are multiplied for the first time */
+#define AHEAD 2048 /* bytes of the weight that are fetched ahead of their first use */
 #define LINE 64
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -33,7 +35,7 @@ typedef struct {
     const uint16_t *narrow_x; /* bf16 rows, or NULL: x is then room for rows of k and of n in fp32, without gaps */
     uint16_t *narrow_y;       /* [rows, n], likewise without gaps */
     int64_t rows, k, n, x_stride, y_stride, is_bfloat16, adds;
-    int64_t in_pairs; /* as pairs.h has it: rows are bf16, and x and y are not looked at */
+    int64_t in_pairs; /* as in pairs.h: rows are bf16, and x and y are not used */
     int64_t num_threads;
     void *parallel; /* GOMP_parallel of the process, or NULL */
     int64_t next;
@@ -43,8 +45,8 @@ typedef struct {
 
 INLINE vec load(const float *from) { return *(const vec *)from; }
 
-/* Weights of one input for a panel's outputs. bf16 numbers lie in turns, one of the left half and one of the right, so
-   that a shift and a mask make fp32 of all of them. */
+/* Loads the weights of one input for a panel's outputs. bf16 numbers of the left and the right half alternate, so
+   that a shift and a mask convert all of them to fp32. */
 INLINE void load_panel(int is_bfloat16, const char *w, vec *left, vec *right) {
     if (is_bfloat16) {
         bits_t both = *(const bits_t *)w;
@@ -58,8 +60,8 @@ INLINE void load_panel(int is_bfloat16, const char *w, vec *left, vec *right) {
 
 /* y [rows, PANEL] = start [rows, PANEL] + x [rows, depth] . w [depth, PANEL]
 
-   Meanwhile `fetched` bytes of the weight, AHEAD of those that are multiplied, are called for with every INPUTS_AT_ONCE:
-   fewer rows than memory waits for take as long as reading it, and the processor by itself does not read far enough. */
+   Meanwhile `fetched` bytes of the weight, AHEAD of those in use, are prefetched for every INPUTS_AT_ONCE. A product
+   of few rows takes as long as reading its weight, and the processor's own prefetching does not reach far enough. */
 INLINE void tile(int rows, int is_bfloat16, int64_t depth, const float *x, int64_t x_stride, const char *w,
                  int64_t fetched, const float *start, int64_t start_stride, float *y, int64_t y_stride) {
     const int64_t input = PANEL * (is_bfloat16 ? 2 : 4);
@@ -101,12 +103,13 @@ static void tile_of(int64_t rows, int64_t is_bfloat16, int64_t depth, const floa
     }
 }
 
-/* Rows [first, last) of a panel, from inputs [from, from + depth); `w` are their weights, which `is_bfloat16` says. */
+/* Computes rows [first, last) of a panel from inputs [from, from + depth). `w` are their weights, of the type given
+   by `is_bfloat16`. */
 static void panel_rows(const job_t *job, int64_t panel, int64_t from, int64_t depth, int64_t first, int64_t last,
                        const char *w, int64_t is_bfloat16) {
     static const float zeros[PANEL];
     int64_t tiles = (last - first + ROWS - 1) / ROWS, begin = panel * PANEL, width = least(PANEL, job->n - begin);
-    int is_sum = from || job->adds; /* to what y holds */
+    int is_sum = from || job->adds; /* to the content of y */
     for (int64_t t = 0; t < tiles; t++) {
         int64_t row = first + (last - first) * t / tiles, rows = first + (last - first) * (t + 1) / tiles - row;
         const float *x = job->x + row * job->x_stride + from;
@@ -125,7 +128,7 @@ static void panel_rows(const job_t *job, int64_t panel, int64_t from, int64_t de
     }
 }
 
-/* In fp32, for many tiles. */
+/* Widens weights to fp32, for many tiles. */
 static void widen(const char *w, int64_t depth, float *wide) {
     for (int64_t i = 0; i < depth; i++, w += 2 * PANEL, wide += PANEL) {
         __builtin_prefetch(w + AHEAD);
@@ -136,7 +139,7 @@ static void widen(const char *w, int64_t depth, float *wide) {
     }
 }
 
-/* Panels [begin, end), each over all its inputs. */
+/* Computes panels [begin, end), each over all its inputs. */
 static void run_panels(const job_t *job, int64_t begin, int64_t end) {
     float wide[DEPTH * PANEL];
     int64_t input = PANEL * (job->is_bfloat16 ? 2 : 4);
@@ -171,10 +174,10 @@ static void work(void *argument) {
 
 int64_t neaptide_linear_job_bytes(void) { return sizeof(job_t); }
 
-/* Outputs as packed: whole panels. */
+/* Number of outputs as packed, in whole panels. */
 int64_t neaptide_linear_padded(int64_t n) { return (n + PANEL - 1) / PANEL * PANEL; }
 
-/* Whether bf16 rows of so many numbers are multiplied in pairs here. */
+/* Whether bf16 rows of k numbers are multiplied in pairs on this processor. */
 int64_t neaptide_linear_takes_pairs(int64_t k) {
 #if MULTIPLIES_PAIRS
     return k % 2 == 0;
@@ -183,7 +186,7 @@ int64_t neaptide_linear_takes_pairs(int64_t k) {
 #endif
 }
 
-/* weight [n, k] bf16 -> packed as pairs.h has it. */
+/* weight [n, k] bf16 -> packed as in pairs.h. */
 void neaptide_linear_pack_pairs(const uint16_t *weight, int64_t n, int64_t k, uint16_t *packed) {
     for (int64_t begin = 0; begin < n; begin += PANEL)
         for (int64_t i = 0; i < k; i += 2)
@@ -193,7 +196,7 @@ void neaptide_linear_pack_pairs(const uint16_t *weight, int64_t n, int64_t k, ui
             }
 }
 
-/* weight [n, k] fp32 -> packed [n / PANEL][k][PANEL], fp32 or the upper halves as `load_panel` has them. */
+/* weight [n, k] fp32 -> packed [n / PANEL][k][PANEL], in fp32 or as the upper halves that `load_panel` reads. */
 void neaptide_linear_pack(const float *weight, int64_t n, int64_t k, int64_t is_bfloat16, void *packed) {
     int64_t at = 0;
     for (int64_t begin = 0; begin < n; begin += PANEL)
@@ -207,14 +210,14 @@ void neaptide_linear_pack(const float *weight, int64_t n, int64_t k, int64_t is_
             }
 }
 
-/* bf16 rows in fp32. */
+/* Widens bf16 rows to fp32. */
 static void widen_rows(const job_t *job, int64_t narrow_stride) {
     for (int64_t r = 0; r < job->rows; r++)
         for (int64_t i = 0; i < job->k; i++)
             ((float *)job->x)[r * job->k + i] = get(job->narrow_x, r * narrow_stride + i, 1);
 }
 
-/* Results as bf16 rows, or added to them. */
+/* Rounds results to bf16 rows, or adds them to those. */
 static void narrow_rows(const job_t *job, int64_t adds) {
     if (adds)
         for (int64_t i = 0; i < job->rows * job->n; i++) put(job->narrow_y, i, get(job->narrow_y, i, 1) + job->y[i], 1);
@@ -236,7 +239,7 @@ void neaptide_linear(job_t *job) {
         multiply(job);
         return;
     }
-    job_t wide = *job; /* the caller's stays as it is: it may be run again */
+    job_t wide = *job; /* a copy, since the caller's job may run again */
     wide.y = (float *)wide.x + wide.rows * wide.k;
     widen_rows(&wide, job->x_stride);
     wide.x_stride = wide.k;

@@ -1,6 +1,6 @@
-/* Products of linear.c for bf16 rows on processors that multiply pairs of bf16 numbers: an instruction makes two products
-   of each lane and adds both in fp32. A weight is packed in panels as there, but pairs of inputs lie side by side:
-   [n / 32][k / 2][32][2]. */
+/* Products of linear.c for bf16 rows on processors that multiply pairs of bf16 numbers: an instruction multiplies
+   two pairs per lane and adds both products in fp32. Weights are packed in panels as there, but pairs of inputs are
+   adjacent: [n / 32][k / 2][32][2]. */
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
 #define MULTIPLIES_PAIRS 1

@@ -1,8 +1,7 @@
-/* Products of pairs.h on processors that multiply tiles (AMX_BF16): an instruction multiplies 16 rows of 32 inputs with the
-   weights of 16 outputs, and adds to 256 sums in fp32. Panels are packed as there: 16 of a panel's units are, for half of its
-   outputs, a tile of weights whose rows are two LINEs apart.
-
-   Inputs are whole tiles (`fits_tiles`); rows and outputs are what they are. */
+/* Products of pairs.h on processors that multiply tiles (AMX_BF16). An instruction multiplies 16 rows of 32 inputs
+   with the weights of 16 outputs, and adds to 256 sums in fp32. Panels are packed as there. For half of a panel's
+   outputs, 16 of its units are a tile of weights whose rows are two LINEs apart. Inputs must fill whole tiles
+   (`fits_tiles`); rows and outputs need not. */
 
 #if MULTIPLIES_PAIRS && defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
 #define MULTIPLIES_TILES 1
@@ -10,7 +9,7 @@
 #include <unistd.h>
 
 #define SIDE 16                  /* rows of a tile, and its units */
-#define BLOCK_ROWS (2 * SIDE)    /* x PANEL_OUTPUTS sums are four tiles, beside two of rows and two of weights */
+#define BLOCK_ROWS (2 * SIDE)    /* x PANEL_OUTPUTS sums are four tiles, besides two of rows and two of weights */
 #define REQUEST_PERMISSION 0x1023 /* ARCH_REQ_XCOMP_PERM */
 #define TILE_DATA 18              /* XFEATURE_XTILEDATA */
 
@@ -20,7 +19,7 @@ typedef struct {
     uint8_t rows[16];
 } tile_shapes_t;
 
-/* Linux lets a process use tiles when it has asked for it. */
+/* Linux lets a process use tiles after it has asked. */
 static int may_use_tiles(void) {
     static int answer; /* 0: not asked yet */
     if (!answer) answer = syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) ? -1 : 1;
@@ -40,8 +39,8 @@ static void shape_tiles(int64_t rows) {
     _tile_loadconfig(&shapes);
 }
 
-/* `rows` rows from `first` on, of the panel `w` whose first output is `begin`, over all inputs; `step` bytes from `ahead`
-   on are fetched for every tile of inputs. */
+/* Multiplies `rows` rows from `first` with the panel `w`, whose first output is `begin`, over all inputs. For every
+   tile of inputs, `step` bytes from `ahead` are prefetched. */
 INLINE void block_of_tiles(int has_lower, const panels_t *all, int64_t first, int64_t rows, int64_t begin, const char *w,
                            const char *ahead, int64_t step) {
     const char *x = all->x + first * all->x_stride, *below = x + SIDE * all->x_stride;
@@ -76,8 +75,8 @@ INLINE void block_of_tiles(int has_lower, const panels_t *all, int64_t first, in
                  _mm512_load_ps(sums[r] + LANES));
 }
 
-/* As `multiply_panel`. A panel that only one block reads is not fetched ahead: its tiles come as fast as memory gives them,
-   32 lines at once, and what fetches beside them only takes their places. */
+/* As `multiply_panel`. A panel that only one block reads is not prefetched: its tiles already come as fast as memory
+   delivers, 32 lines at once, and prefetches would only compete with them. */
 static void multiply_panel_of_tiles(const panels_t *all, int64_t begin, const char *w, const char *ahead) {
     int64_t blocks = (all->rows + BLOCK_ROWS - 1) / BLOCK_ROWS, bytes = 4 * PANEL_OUTPUTS * all->units, shaped = 0;
     int64_t sharing = least(blocks, TILES_AHEAD), whole = 4 * PANEL_OUTPUTS * SIDE;

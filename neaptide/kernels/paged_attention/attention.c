@@ -1,8 +1,10 @@
-/* Attention of a step's tokens over a paged KV cache, by a work list. The README beside this file has the maths.
+/* Attention of a step's tokens over a paged KV cache, by a work list. The README in this directory has the maths.
 
-   An item is a set of query tokens against a run of keys. A tile of keys is read once for all tokens of the item and all
-   query heads of its KV head; scores of a tile never leave the first-level cache. What is computed is fp32 whatever the
-   cache holds. Nothing outside an item's run of slots is read: other slots may hold anything, NaN included. */
+   An item is a set of query tokens with a run of keys. A tile of keys is read once for all tokens of the item and all
+   query heads of its KV head. Scores of a tile stay in the first-level cache. Everything is computed in fp32, whatever
+   the cache holds.
+
+   Nothing outside an item's run of slots is read: other slots may hold anything, even NaN. */
 
 #include <stdint.h>
 #include <string.h>
@@ -11,22 +13,22 @@
 
 #define MAX_DIM 512
 #define MAX_ROWS 64
-#define KEYS_BESIDE 8 /* of this tile are scored beside as many of the next that are called for: more would be waited for */
-#define NO_SCORE (-1e30f) /* finite: what is subtracted from it stays a number */
+#define KEYS_BESIDE 8 /* scored while as many keys of the next tile are prefetched: more would stall the core */
+#define NO_SCORE (-1e30f) /* finite, so that differences from it are numbers */
 
 typedef struct {
-    const char *query; /* [tokens, heads, dim], a token every query_stride elements */
+    const char *query; /* [tokens, heads, dim], with query_stride elements between tokens */
     const char *cache; /* [slots, 2 * kv_heads, dim], keys first */
     char *out;         /* [tokens, heads, dim] */
     int64_t query_stride;
     int64_t kv_heads, group, dim, is_bfloat16;
-    int64_t few_rows; /* fewer rows are scored one by one, more side by side in vectors */
+    int64_t few_rows; /* fewer rows are scored one by one, more together in vectors */
     int64_t block_size;
     const int64_t *entries;    /* of all requests' block tables, block * 2 + is_reversed */
-    const int64_t *items;      /* [items, 5]: first row, last row, where its table begins, first key, last key */
+    const int64_t *items;      /* [items, 5]: first row, last row, begin of its table, first key, last key */
     const int32_t *row_tokens; /* [rows] */
     const int32_t *row_limits; /* [rows] keys that the row may see, counted from key 0 of its request */
-    const int32_t *row_parts;  /* [rows] where the row's part goes; -1: it has one only, which goes to out */
+    const int32_t *row_parts;  /* [rows] index of the row's part; -1: it has only one, written to out */
     const int64_t *units;      /* [units, 3]: item, first KV head, last KV head */
     const int64_t *merges;     /* [merges, 3]: token, first part, last part */
     float *parts;              /* [parts, heads, dim + 2]: weighted values, sum of weights, largest score */
@@ -37,14 +39,14 @@ typedef struct {
     int64_t next_unit, next_merge, arrived;
 } job_t;
 
-/* What the softmax of wide scores keeps, each [padded]. */
+/* State of the softmax of wide scores, each [padded]. */
 typedef struct {
     float *sums, *largest, *factors;
     int32_t limits[MAX_ROWS];
     int32_t least_limit;
 } wide_t;
 
-/* As weigh, for all rows at once. Every row sees the first key of its item, so that none is without a largest score. */
+/* As `weigh`, for all rows at once. Every row sees the first key of its item, so every row has a largest score. */
 static void weigh_wide(wide_t *wide, int start, int num_keys, int rows, int padded, int dim, float *scores,
                        float *values) {
     int changed = 0;
@@ -73,12 +75,12 @@ static void weigh_wide(wide_t *wide, int start, int num_keys, int rows, int padd
     if (changed)
         for (int r = 0; r < rows; r++) {
             float factor = wide->factors[r];
-            if (factor == 1.0f) continue; /* most rows meet a larger score in few tiles */
+            if (factor == 1.0f) continue; /* most rows get a larger score in few tiles only */
             for (int d = 0; d < dim; d++) values[r * dim + d] *= factor;
         }
 }
 
-/* Scores become weights, relative to the largest score so far; sums of weights and values follow it. */
+/* Turns scores into weights relative to the largest score so far; updates the sums of weights and values. */
 static void weigh(int live, int dim, float *scores, float *values, float *sum, float *largest) {
     if (!live) {
         memset(scores, 0, sizeof(float) * TILE);
@@ -113,15 +115,15 @@ static void write_out(const job_t *job, int64_t token, int64_t head, const float
         for (int64_t d = 0; d < dim; d++) ((float *)job->out)[at + d] = values[d] * factor;
 }
 
-/* What a thread works with; all but the arrays of pointers lies in its scratch. */
+/* Working memory of a thread, in its scratch except for the arrays of pointers. */
 typedef struct {
     float *copies; /* [2, TILE, dim]: keys and values of a bf16 cache, for many rows */
     float *room;   /* for what depends on the unit */
     const void *keys_at[TILE], *values_at[TILE];
 } bench_t;
 
-/* The slots of a tile of the keys from `first` on, of those before `last`; returns how many. A reversed block has its
-   tokens from its last slot back. */
+/* Finds the slots of a tile of keys from `first`, all before `last`; returns how many. A reversed block stores its
+   tokens from its last slot backwards. */
 static int find_slots(const job_t *job, int64_t table, int64_t first, int64_t last, int64_t *slots) {
     int64_t size = job->block_size, count = least(last - first, TILE), offset = first % size;
     const int64_t *entry = job->entries + table + first / size;
@@ -139,7 +141,7 @@ static void swap(int64_t **one, int64_t **other) {
     *other = kept;
 }
 
-/* Where a tile's keys and values are, as the cache holds them. */
+/* Finds the addresses of a tile's keys and values in the cache. */
 static void find_tile(const job_t *job, const int64_t *slots, int num_keys, int64_t head, bench_t *bench) {
     int64_t bytes = job->dim * (job->is_bfloat16 ? 2 : 4), heads = 2 * job->kv_heads;
     for (int t = 0; t < num_keys; t++) {
@@ -148,7 +150,7 @@ static void find_tile(const job_t *job, const int64_t *slots, int num_keys, int6
     }
 }
 
-/* In fp32. */
+/* Copies a tile to fp32. */
 static void widen_tile(int num_keys, int64_t dim, bench_t *bench) {
     for (int t = 0; t < num_keys; t++) {
         float *key_copy = bench->copies + t * dim, *value_copy = key_copy + TILE * dim;
@@ -159,7 +161,7 @@ static void widen_tile(int num_keys, int64_t dim, bench_t *bench) {
     }
 }
 
-/* A query: times scale in fp32, or as it is where pairs are multiplied. */
+/* Reads a query: multiplied by scale in fp32, or unchanged if pairs are multiplied. */
 static void read_query(const job_t *job, int64_t token, int64_t head, float scale, float *to) {
     int64_t dim = job->dim, at = token * job->query_stride + head * dim;
     if (takes_pairs(job->is_bfloat16, dim))
@@ -170,17 +172,17 @@ static void read_query(const job_t *job, int64_t token, int64_t head, float scal
         for (int64_t d = 0; d < dim; d++) to[d] = scale * ((const float *)job->query)[at + d];
 }
 
-/* The part of the next tile, in the order of memory, that is called for beside head `head` of all. */
+/* Finds the part of the next tile, in the order of memory, that is prefetched with head `head`. */
 static void find_ahead(const job_t *job, const int64_t *slots, int64_t num_keys, int64_t head, ahead_t *ahead) {
     int64_t heads = job->kv_heads, key = head * TILE / heads, piece = head * TILE % heads;
     ahead->bytes = 2 * job->dim * (job->is_bfloat16 ? 2 : 4);
-    for (int64_t t = 0; t < TILE; t++) { /* counted on: a division takes as long as a score */
+    for (int64_t t = 0; t < TILE; t++) { /* incremented, because a division takes as long as a score */
         ahead->pieces[t] = job->cache + (key < num_keys ? (slots[key] * heads + piece) * ahead->bytes : 0);
         if (++piece == heads) piece = 0, key++;
     }
 }
 
-/* Calls for one head of some keys of the next tile. */
+/* Prefetches some keys and values of the next tile for one head. */
 static void call_for(const job_t *job, const int64_t *slots, int64_t num_keys, int64_t head) {
     int64_t bytes = job->dim * (job->is_bfloat16 ? 2 : 4), heads = job->kv_heads;
     for (int64_t t = 0; t < num_keys; t++)
@@ -191,7 +193,7 @@ static void call_for(const job_t *job, const int64_t *slots, int64_t num_keys, i
         }
 }
 
-/* A row's result of one head, to out or to its part. */
+/* Writes a row's result of one head to out or to its part. */
 static void write_row(const job_t *job, int64_t row, int64_t head, const float *values, float sum, float largest) {
     int64_t dim = job->dim;
     if (job->row_parts[row] < 0) {
@@ -209,7 +211,7 @@ static int live_keys(const job_t *job, int64_t row, int64_t start, int num_keys)
     return live < 0 ? 0 : live < num_keys ? (int)live : num_keys;
 }
 
-/* An item of few rows, for some of its KV heads: all of them while a tile of keys is in the cache. */
+/* Computes an item of few rows for some of its KV heads: all of them while a tile of keys is in the cache. */
 static void run_few(const job_t *job, const int64_t *item, const int64_t *following, int64_t first_head, int64_t heads,
                     float scale, bench_t *bench) {
     int64_t dim = job->dim, group = job->group, first_row = item[0], rows = (item[1] - item[0]) * group;
@@ -242,7 +244,8 @@ static void run_few(const job_t *job, const int64_t *item, const int64_t *follow
                 weigh(live, (int)dim, scores + row * TILE, values + row * dim, sums + h * rows + row,
                       largest + h * rows + row);
             }
-            /* Keys that a token does not see are left out, not weighed with nothing: as if the token were alone. */
+            /* Keys that a token does not see are left out and not weighed with 0, so that it gets the bits that it
+               would get alone. */
             int64_t count = least_live == num_keys ? rows : group;
             for (int64_t row = 0; row < rows; row += count)
                 weigh_values(pairs, (int)count, 0, (int)dim,
@@ -255,7 +258,7 @@ static void run_few(const job_t *job, const int64_t *item, const int64_t *follow
                   all_values + i * dim, sums[i], largest[i]);
 }
 
-/* An item of many rows, for one KV head. */
+/* Computes an item of many rows, for one KV head. */
 static void run_wide(const job_t *job, const int64_t *item, int64_t kv_head, float scale, bench_t *bench) {
     int dim = (int)job->dim, group = (int)job->group, rows = (int)(item[1] - item[0]) * group;
     int padded = (rows + LANES - 1) / LANES * LANES, pairs = takes_pairs(job->is_bfloat16, dim);
@@ -296,7 +299,7 @@ static void run_wide(const job_t *job, const int64_t *item, int64_t kv_head, flo
                   wide.largest[r]);
 }
 
-/* `next`: the unit that will probably be this thread's next one. */
+/* `next`: the unit that is probably this thread's next one. */
 static void run_unit(const job_t *job, const int64_t *unit, const int64_t *next, float scale, bench_t *bench) {
     const int64_t *item = job->items + 5 * unit[0];
     if ((item[1] - item[0]) * job->group < job->few_rows)
@@ -305,7 +308,7 @@ static void run_unit(const job_t *job, const int64_t *unit, const int64_t *next,
         for (int64_t head = unit[1]; head < unit[2]; head++) run_wide(job, item, head, scale, bench);
 }
 
-/* A token's parts into one, by their largest scores. */
+/* Merges a token's parts, by their largest scores. */
 static void merge(const job_t *job, const int64_t *merged) {
     int64_t dim = job->dim, heads = job->kv_heads * job->group, width = dim + 2;
     float values[MAX_DIM];
@@ -330,7 +333,7 @@ static void work(void *argument) {
     job_t *job = argument;
     int64_t thread = FETCH_ADD(&job->arrived);
     if (thread >= job->num_threads) return;
-    /* 2^x instead of e^x: log2(e) goes into the scale. */
+    /* 2^x replaces e^x, so the scale includes log2(e). */
     float scale = 1.44269504f, root = (float)job->dim;
     for (int i = 0; i < 20; i++) root = 0.5f * (root + job->dim / root);
     scale /= root;
@@ -348,7 +351,7 @@ static void merge_all(void *argument) {
     for (int64_t i; (i = FETCH_ADD(&job->next_merge)) < job->num_merges;) merge(job, job->merges + 3 * i);
 }
 
-/* Floats of scratch for a thread: `rows` tokens times group of the largest item, `heads` KV heads of a unit. */
+/* Floats of scratch for a thread: `rows` is tokens times group of the largest item, `heads` the KV heads of a unit. */
 int64_t neaptide_attention_scratch(int64_t dim, int64_t rows, int64_t heads) {
     int64_t padded = (rows + LANES - 1) / LANES * LANES;
     return 2 * TILE * dim + padded * TILE + 2 * heads * padded * (dim + 2) + LINE;

@@ -1,6 +1,6 @@
-/* Products of attention.c for a bf16 cache on processors that multiply pairs of bf16 numbers: an instruction makes two
-   products of each lane and adds both in fp32. Queries stay as they are, weights are rounded to bf16 for their product
-   with the values; what is added up is fp32. */
+/* Products of attention.c for a bf16 cache on processors that multiply pairs of bf16 numbers: an instruction
+   multiplies two pairs per lane and adds both products in fp32. Queries are unchanged. Weights are rounded to bf16
+   for their product with the values. Sums are fp32. */
 
 #include "products.h"
 
@@ -8,7 +8,7 @@
 #define MULTIPLIES_PAIRS 1
 #include <immintrin.h>
 
-#define PAIRS_DIM 32 /* the dimension is a multiple of it: a vector of bf16 numbers */
+#define PAIRS_DIM 32 /* divides the dimension: a vector of bf16 numbers */
 #define KEYS_AT_ONCE 16
 
 static const uint16_t nothing[512];
@@ -41,10 +41,10 @@ INLINE __m512 totals(__m512 *sums) {
     for (int i = 0; i < 4; i++) sums[i] = sum_of_quarters(sums[i], sums[i + 4]);
     for (int i = 0; i < 2; i++) sums[i] = sum_of_lanes(sums[i], sums[i + 2]);
     __m512 found = sum_of_lanes(sums[0], sums[1]);
-    return _mm512_shuffle_f32x4(found, found, 0xd8); /* its quarters are keys 0, 8, 4 and 12 on */
+    return _mm512_shuffle_f32x4(found, found, 0xd8); /* its quarters begin with keys 0, 8, 4 and 12 */
 }
 
-/* As `score`, times scale; a row of the query holds bf16 numbers. */
+/* As `score`, multiplied by scale; a row of the query holds bf16 numbers. */
 static void score_pairs(int rows, int num_keys, int dim, const float *query, const void *const *keys,
                         const ahead_t *ahead, float scale, float *scores) {
     for (int t = 0; t < num_keys; t += KEYS_AT_ONCE)
@@ -53,7 +53,7 @@ static void score_pairs(int rows, int num_keys, int dim, const float *query, con
                 for (int i = KEYS_AT_ONCE * r / rows; i < KEYS_AT_ONCE * (r + 1) / rows; i++) prefetch(ahead, t + i);
             __m512 sums[KEYS_AT_ONCE];
             for (int i = 0; i < KEYS_AT_ONCE; i++) sums[i] = _mm512_setzero_ps();
-            for (int half = 0; half < KEYS_AT_ONCE; half += 8) /* so many addresses fit into the registers */
+            for (int half = 0; half < KEYS_AT_ONCE; half += 8) /* as many addresses as fit into the registers */
                 for (int d = 0; d < dim; d += PAIRS_DIM) {
                     __m512i part = _mm512_loadu_si512((const uint16_t *)(query + r * dim) + d);
                     for (int i = half; i < half + 8; i++)
@@ -88,7 +88,7 @@ INLINE void score_keys_of_pairs(int num_keys, int dim, const void *const *keys, 
     if (at + LANES == padded) score_block_of_pairs(num_keys, 1, dim, keys, query, padded, at, scale, scores);
 }
 
-/* As `score_wide`, of query [dim / 2, padded] in pairs, times scale. */
+/* As `score_wide`, of query [dim / 2, padded] in pairs, multiplied by scale. */
 static void score_wide_pairs(int num_keys, int dim, const void *const *keys, const uint32_t *query, int padded,
                              float scale, float *scores) {
     int t = 0;
@@ -97,7 +97,7 @@ static void score_wide_pairs(int num_keys, int dim, const void *const *keys, con
     for (; t < num_keys; t++) score_keys_of_pairs(1, dim, keys + t, query, padded, scale, scores + t * padded);
 }
 
-/* Weights of a row, [TILE], become bf16 in place: pairs of keys side by side. */
+/* Rounds a row's weights, [TILE], to bf16 in place; pairs of keys are adjacent. */
 static void narrow_row(float *weights) {
     for (int t = 0; t < TILE; t += 2 * LANES) {
         __m512 first = _mm512_loadu_ps(weights + t), second = _mm512_loadu_ps(weights + t + LANES);
@@ -105,7 +105,7 @@ static void narrow_row(float *weights) {
     }
 }
 
-/* Weights [num_keys, padded] become pairs of keys, [num_keys / 2, padded], in place. */
+/* Rounds weights [num_keys, padded] to pairs of keys, [num_keys / 2, padded], in place. */
 static void narrow_wide(int num_keys, int padded, float *weights) {
     uint16_t order[2 * LANES];
     for (int i = 0; i < LANES; i++) order[2 * i] = (uint16_t)i, order[2 * i + 1] = (uint16_t)(LANES + i);
@@ -119,8 +119,8 @@ static void narrow_wide(int num_keys, int padded, float *weights) {
         }
 }
 
-/* c [rows, dim] += weights . values for `columns` vectors of values from `at` on; an element of the weights, a pair of
-   keys, lies at row * row_step + pair * step. */
+/* c [rows, dim] += weights . values for `columns` vectors of values from `at`. An element of the weights, a pair of
+   keys, is at row * row_step + pair * step. */
 INLINE void block_of_pairs(int rows, int columns, int pairs, const uint32_t *weights, int row_step, int step,
                            const void *const *values, int dim, int at, float *c) {
     uint16_t order[4 * LANES];
@@ -153,7 +153,7 @@ INLINE void rows_of_pairs(int rows, int pairs, const uint32_t *weights, int row_
     if (at < dim) block_of_pairs(rows, 1, pairs, weights, row_step, step, values, dim, at, c);
 }
 
-/* As `multiply_add`, of weights that have been narrowed. */
+/* As `multiply_add`, of weights rounded to pairs. */
 static void multiply_add_pairs(int rows, int dim, int num_keys, const float *weights, int row_step, int step,
                                const void *const *values, float *c) {
     const uint32_t *narrow = (const uint32_t *)weights;
@@ -168,7 +168,7 @@ static void multiply_add_pairs(int rows, int dim, int num_keys, const float *wei
 #define MULTIPLIES_PAIRS 0
 #endif
 
-/* What follows multiplies pairs where `pairs` says so (then `half` is set), else as products.h. */
+/* The functions below multiply pairs if `pairs` is set (which implies `half`), else as products.h. */
 
 INLINE int takes_pairs(int64_t half, int64_t dim) {
 #if MULTIPLIES_PAIRS
@@ -178,7 +178,7 @@ INLINE int takes_pairs(int64_t half, int64_t dim) {
 #endif
 }
 
-/* scores [rows, TILE] of queries [rows, dim] times scale: of fp32 queries it is in them already. */
+/* scores [rows, TILE] of queries [rows, dim] multiplied by scale, which fp32 queries already include. */
 static void score_few(int pairs, int rows, int num_keys, int dim, const float *query, const void **keys, int half,
                       const ahead_t *ahead, float scale, float *scores) {
 #if MULTIPLIES_PAIRS
@@ -191,7 +191,7 @@ static void score_few(int pairs, int rows, int num_keys, int dim, const float *q
     score(rows, num_keys, dim, query, keys, half, ahead, scores);
 }
 
-/* The same for many rows: scores [num_keys, padded] of queries [dim, padded], or [dim / 2, padded] pairs. */
+/* The same for many rows: scores [num_keys, padded] of queries [dim, padded], or of [dim / 2, padded] pairs. */
 static void score_many(int pairs, int num_keys, int dim, const void *const *keys, const float *query, int padded,
                        float scale, float *scores) {
 #if MULTIPLIES_PAIRS
@@ -203,14 +203,14 @@ static void score_many(int pairs, int num_keys, int dim, const void *const *keys
     score_wide(num_keys, dim, keys, query, padded, scores);
 }
 
-/* c [rows, dim] += weights . values. Of few rows the weights are [rows, TILE], of many (`padded`) [num_keys, padded];
-   they are lost. */
+/* c [rows, dim] += weights . values. The weights are [rows, TILE] for few rows and [num_keys, padded] for many
+   (`padded`); they are overwritten. */
 static void weigh_values(int pairs, int rows, int padded, int dim, int num_keys, float *weights, const void **values,
                          int half, float *c) {
     int row_step = padded ? 1 : TILE, step = padded ? padded : 1;
 #if MULTIPLIES_PAIRS
     if (pairs) {
-        const void *behind = num_keys % 2 ? values[num_keys] : NULL; /* other rows may see it */
+        const void *behind = num_keys % 2 ? values[num_keys] : NULL; /* other rows may see the key */
         if (num_keys % 2) values[num_keys] = nothing;
         if (padded) narrow_wide(num_keys, padded, weights);
         else

@@ -1,12 +1,12 @@
-/* Products of attention.c: scores of a tile of keys, and values weighed with them. Keys and values are fp32 or (`half`)
-   bf16 numbers, rows of queries and scores fp32. */
+/* Products of attention.c: scores of a tile of keys, and values weighed with them. Keys and values are fp32 or
+   (`half`) bf16 numbers; rows of queries and scores are fp32. */
 
 #include "vectors.h"
 
 #define TILE 32 /* keys */
 #define LINE 64 /* bytes of a cache line */
 
-/* c [rows, columns * LANES] += a . b; an element of a lies at row * row_step + k * step, b is given by its rows. */
+/* c [rows, columns * LANES] += a . b. An element of a is at row * row_step + k * step; b is given by its rows. */
 INLINE void block(int rows, int columns, int depth, const float *a, int row_step, int step, const void *const *b,
                   int half, int at, float *c, int ldc) {
     vec sum[ROWS][COLUMNS];
@@ -32,7 +32,7 @@ INLINE void block_rows(int rows, int width, int depth, const float *a, int row_s
             for (int k = 0; k < depth; k++) c[r * width + at] += a[r * row_step + k * step] * get(b[k], at, half);
 }
 
-/* The rows that are left when ROWS at a time have been taken: also at once, so that what they share is read once. */
+/* Handles the rows left after blocks of ROWS, also at once, so that shared operands are read once. */
 #if ROWS == 6
 #define REST_OF_ROWS(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
 #else
@@ -71,7 +71,7 @@ INLINE void dots(int rows, int dim, const float *query, const void *key, int hal
     }
 }
 
-/* Some of the tile that follows: as many pieces of it as this one has keys. */
+/* Pieces of the next tile, as many as this one has keys. */
 typedef struct {
     const char *pieces[TILE];
     int64_t bytes;
@@ -100,8 +100,8 @@ INLINE void score_any(int rows, int num_keys, int dim, const float *query, const
     switch (rows - r) { REST_OF_ROWS(SCORE_ROWS) }
 }
 
-/* scores [rows, TILE] = query [rows, dim] . keys^T. Meanwhile the next tile is called for, some lines with each key: all
-   at once they would fill what a core may wait for, and keep it from this tile. */
+/* scores [rows, TILE] = query [rows, dim] . keys^T. Meanwhile the next tile is prefetched, some lines with each key.
+   All at once would fill the core's queue of outstanding loads and delay this tile. */
 static void score(int rows, int num_keys, int dim, const float *query, const void *const *keys, int half,
                   const ahead_t *ahead, float *scores) {
     if (half) score_any(rows, num_keys, dim, query, keys, 1, ahead, scores);
@@ -128,7 +128,7 @@ INLINE void score_keys(int num_keys, int dim, const void *const *keys, const flo
     for (; at < padded; at += LANES) score_block(num_keys, 1, dim, keys, query, padded, at, scores);
 }
 
-/* scores [num_keys, padded] = keys . query [dim, padded]: a column is a row of the item, so that what follows needs no
+/* scores [num_keys, padded] = keys . query [dim, padded]. A column is a row of the item, so that later steps need no
    sums across a vector. */
 static void score_wide(int num_keys, int dim, const void *const *keys, const float *query, int padded, float *scores) {
     int t = 0;

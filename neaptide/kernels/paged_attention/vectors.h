@@ -1,4 +1,5 @@
-/* Vectors for attention.c: of the machine where the compiler has them; else a vector is one float, and the code holds. */
+/* Vectors for attention.c: the machine's, if the compiler supports them; else a vector is one float, with the same
+   code. */
 
 #include "../numbers.h"
 
@@ -26,7 +27,7 @@ typedef int32_t bits_t __attribute__((vector_size(4 * LANES), aligned(4), may_al
 typedef uint32_t words_t __attribute__((vector_size(4 * LANES)));
 typedef uint16_t halves_t __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 #define FETCH_ADD(counter) __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED)
-#define PREFETCH(address) __builtin_prefetch(address, 0, 2) /* into the second cache */
+#define PREFETCH(address) __builtin_prefetch(address, 0, 2) /* into the second-level cache */
 #else
 #define LANES 1
 #define ROWS 3
@@ -36,8 +37,8 @@ typedef int32_t bits_t;
 #define FETCH_ADD(counter) ((*(counter))++)
 #define PREFETCH(address) ((void)(address))
 #endif
-#define COLUMNS 4 /* ROWS x COLUMNS sums, COLUMNS loads and a broadcast fit into the registers ... */
-#define COLUMNS_OF_SCORES 3 /* ... and so do KEYS x COLUMNS_OF_SCORES */
+#define COLUMNS 4 /* ROWS x COLUMNS sums, COLUMNS loads and a broadcast fit into the registers */
+#define COLUMNS_OF_SCORES 3 /* KEYS x COLUMNS_OF_SCORES sums fit likewise */
 
 INLINE vec load(const float *from) { return *(const vec *)from; }
 INLINE void store(float *to, vec value) { *(vec *)to = value; }
@@ -53,7 +54,7 @@ INLINE float total(vec value) {
 #endif
 }
 
-/* The greatest lane, of numbers. */
+/* The largest lane. */
 INLINE float greatest(vec value) {
     float lanes[LANES];
     store(lanes, value);
@@ -62,7 +63,7 @@ INLINE float greatest(vec value) {
     return lanes[0];
 }
 
-/* LANES of them, from element i on. */
+/* LANES numbers, from element i. */
 INLINE vec load_any(const void *from, int64_t i, int half) {
 #if LANES == 1
     return get(from, i, half);
@@ -86,7 +87,7 @@ INLINE bits_t bits_of_vec(vec value) {
 
 INLINE vec all(float value) { return (vec){0} + value; }
 
-/* Where a is less than b (never, where either is NaN), `yes`, else `no`. */
+/* `yes` where a is less than b (never if either is NaN), else `no`. */
 INLINE vec where_less(vec a, vec b, vec yes, vec no) {
 #if LANES == 1
     return a < b ? yes : no;
@@ -96,7 +97,7 @@ INLINE vec where_less(vec a, vec b, vec yes, vec no) {
 #endif
 }
 
-/* The larger, of each lane; b, where either is NaN. */
+/* The larger number of each lane; b if either is NaN. */
 INLINE vec larger(vec a, vec b) {
 #if defined(__AVX512F__)
     return _mm512_max_ps(a, b);
@@ -107,7 +108,8 @@ INLINE vec larger(vec a, vec b) {
 #endif
 }
 
-/* 2^x for x <= 0, to the last place or two, and 2^-126 for less: nothing beside a weight of 1. NaN stays NaN. */
+/* 2^x for x <= 0, with an error of one or two units in the last place. Less than 2^-126 becomes 2^-126, which is
+   negligible next to a weight of 1. NaN stays NaN. */
 INLINE vec exp2_(vec x) {
     vec bounded = larger(all(-126.0f), x);
     vec shifted = bounded + 12582912.0f; /* 1.5 * 2^23: the low bits hold the nearest integer */

@@ -1,21 +1,22 @@
-/* Calls of this package's kernels, one after the other: what a step's layers compute, without a word of Python. */
+/* Repeats calls of this package's kernels, one after the other: a step's layers without any Python. */
 
 #include <stdint.h>
 #include <string.h>
 
 typedef struct {
     void (*run)(void *);
-    char *job;        /* its own; NULL: the step's, after it has been given what differs by layer */
-    int64_t *rows;    /* in a job of its own: how many there are */
+    char *job;        /* its own; NULL: the step's, after its fields that differ by layer were set */
+    int64_t *rows;    /* in its own job: the number of rows */
     int64_t first[4]; /* the first fields of the step's job: three tensors and a stride */
 } call_t;
 
 int64_t neaptide_recording_call_bytes(void) { return sizeof(call_t); }
 
-/* Another process writes them. */
+/* Written by another process. */
 typedef struct { int64_t sent, taken; } arrivals_t;
 
-/* Whether all calls were made. They end before one of the first `looking` if more has been sent than taken. */
+/* Makes the calls; returns whether all were made. It stops before one of the first `looking` calls if more has been
+   sent than taken. */
 int64_t neaptide_replay(
     const call_t *calls, int64_t count, char *step_job, int64_t rows, const volatile arrivals_t *arrivals,
     int64_t looking) {

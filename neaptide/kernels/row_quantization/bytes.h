@@ -1,25 +1,25 @@
-/* Products of quantize.c's rows with 8-bit weights, for processors that multiply groups of four bytes: an instruction makes
-   four products of each lane and adds them in 32 bits. Rows are quantized first, in the same call; a weight is packed in
-   panels with groups of four inputs side by side: [outputs / 32][size / 4][32][4], groups filled up with zeros.
+/* Products of quantize.c's rows with 8-bit weights, for processors that multiply groups of four bytes: an instruction
+   makes four products per lane and adds them in 32 bits. The same call first quantizes the rows. A weight is packed in
+   panels with groups of four adjacent inputs, [outputs / 32][size / 4][32][4]; groups are padded with zeros.
 
-   Sums are exact, so nothing depends on their order. */
+   Sums are exact, so their order does not matter. */
 
-#define MOST_INPUTS 65536 /* of the largest numbers: sums stay below 2^31 */
+#define MOST_INPUTS 65536 /* with the largest numbers, sums stay below 2^31 */
 
 typedef struct {
-    job_t rows;           /* to be quantized; y, scales and zeros are made here, in scratch */
-    const int8_t *packed; /* then scales and sums of the weight's outputs; bias is that of `rows` */
+    job_t rows;           /* to be quantized; y, scales and zeros are set here, in scratch */
+    const int8_t *packed; /* then scales and sums of the weight's outputs; bias is in `rows` */
     const float *weight_scales;
     const int32_t *weight_sums;
-    char *out; /* [rows, outputs], a row every out_stride elements, of the type of x */
+    char *out; /* [rows, outputs], with out_stride elements between rows, of the type of x */
     int64_t outputs, out_stride;
     float *scratch; /* [rows, neaptide_product_scratch_floats] */
 } product_t;
 
 INLINE int64_t units_of(int64_t size) { return (size + 3) / 4; }
 
-/* Bytes from a row's numbers to the next one's. Those of a tile are read side by side: a whole number of kilobytes apart,
-   they would be kept in the same few places of the first-level cache. */
+/* Bytes between the numbers of two rows. A tile's rows are read in parallel; a stride of whole kilobytes would map
+   them to the same few sets of the first-level cache. */
 INLINE int64_t stride_of(int64_t size) { return 4 * units_of(size) + 64; }
 
 int64_t neaptide_product_job_bytes(void) { return sizeof(product_t); }
@@ -45,7 +45,7 @@ void neaptide_product_pack(const int8_t *weight, int64_t outputs, int64_t size, 
 #define SUM __m512i
 #include <immintrin.h>
 
-/* Not by the intrinsic: gcc 12 copies its sums from register to register, one for each instruction. */
+/* Not the intrinsic, because gcc 12 copies its sums between registers, once per instruction. */
 INLINE __m512i add_unit(__m512i sum, __m512i row, __m512i weight) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(row), "v"(weight));
     return sum;
@@ -84,7 +84,7 @@ static void multiply(void *argument) {
     take_panels(&all, multiply_panel, &job->rows.next, job->rows.num_threads);
 }
 
-/* Whether rows of so many numbers are multiplied here. */
+/* Whether rows of `size` numbers are multiplied here. */
 int64_t neaptide_product_takes(int64_t size) { return size <= MOST_INPUTS; }
 
 void neaptide_product(product_t *job) {

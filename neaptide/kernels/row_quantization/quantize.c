@@ -1,32 +1,33 @@
-/* Rows as 8-bit numbers, and back from sums of products of such. The README beside this file has the maths. */
+/* Quantizes rows to 8-bit numbers, and converts sums of their products back. The README in this directory has the
+   maths. */
 
 #include <math.h>
 
 #include "../numbers.h"
 
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
-#define IN_LANES 1 /* gcc keeps what is found of each lane in memory, four times as slow */
+#define IN_LANES 1 /* gcc would keep the lanes' results in memory, four times as slow */
 #include <immintrin.h>
 #endif
 
 #define LANES 16
-#define LEAST_SCALE 1e-30f   /* of a row of zeros: its inverse is a number */
-#define ROUNDS 12582912.0f   /* 1.5 * 2^23: added and taken away it leaves the nearest whole number */
-#define ELEMENTS_AT_ONCE 16384 /* of a thread */
+#define LEAST_SCALE 1e-30f   /* for a row of zeros: its inverse must be a number */
+#define ROUNDS 12582912.0f   /* 1.5 * 2^23: adding and subtracting it rounds to the nearest integer */
+#define ELEMENTS_AT_ONCE 16384 /* per thread */
 
 typedef struct {
-    const char *x;  /* to quantize: [rows, size], a row every x_stride elements; else the sums, [rows, size] fp32 */
-    char *y;        /* quantized: u8, else as x was; [rows, size], a row every y_stride elements */
+    const char *x;  /* to quantize: [rows, size], x_stride elements between rows; else the sums, [rows, size] fp32 */
+    char *y;        /* quantized: u8, else the type of x; [rows, size], y_stride elements between rows */
     float *scales;  /* [rows] */
-    float *zeros;   /* [rows] whole numbers from 0 to 255 */
-    const float *of_ones, *bias; /* [size]: what a row of ones makes of the weight; what is added, or NULL */
+    float *zeros;   /* [rows] integers from 0 to 255 */
+    const float *of_ones, *bias; /* [size]: products of a row of ones with the weight; added bias, or NULL */
     int64_t rows, size, x_stride, y_stride, is_bfloat16, adds, num_threads;
     void *parallel; /* GOMP_parallel of the process, or NULL */
     int64_t next;
 } job_t;
 
 typedef struct {
-    float low, high, none; /* the least number and the largest, and 0, or no number if one is none */
+    float low, high, none; /* least and largest number or 0; NaN if one is NaN */
 } range_t;
 
 #if IN_LANES
@@ -86,7 +87,7 @@ INLINE void round_row(const char *x, uint8_t *y, int64_t size, float inverse, fl
 }
 #endif
 
-/* Zero is among the numbers, so that it stays itself. A row with a number that is none gets a scale that is none. */
+/* The range includes zero, so that zero is exact. A row with NaN gets the scale NaN. */
 INLINE void quantize_row(const char *x, uint8_t *y, int64_t size, float *scale, float *zero, int half) {
     range_t range = range_of(x, size, half);
     if (range.none != 0.0f) { /* NaN */

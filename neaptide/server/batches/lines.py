@@ -19,6 +19,7 @@ from neaptide.server.context import GenerationDefaults, ServingContext
 from neaptide.server.edge.errors import ApiError
 from neaptide.server.link.engine_client import EngineClient
 from neaptide.server.openai.prepare import prepare
+from neaptide.server.openai.reply_form import Reply, decode_form, encode_form
 from neaptide.server.openai.respond import ResponseAssembler
 from neaptide.server.structured.constraints import ensure_held
 from neaptide.server.text.tokenizer import Tokenizer
@@ -34,8 +35,8 @@ class CompiledLine:
     """The body has stop strings: tokens are wanted at every step, so that the row can be stopped in time."""
     is_cut: bool = False
     """The body asks for longer answers than the server's context leaves."""
-    prepared: Any = None
-    """The compiler's own view of the request, handed back to it for the response."""
+    reply: bytes | None = None
+    """What ``LineCompiler.stored_assembler`` makes the response of; None: only the body says it."""
 
 
 class Assembler(Protocol):
@@ -75,8 +76,12 @@ class LineCompiler(Protocol):
         """Raises ApiError exactly where the synchronous endpoint would answer with that error."""
         ...
 
+    def stored_assembler(self, reply: bytes) -> Assembler:
+        """Of a line whose ``CompiledLine.reply`` was stored. Raises ValueError where it cannot be read."""
+        ...
+
     def assembler(self, endpoint: str, body: dict[str, Any]) -> Assembler:
-        """For a line that has been compiled once: its grammar is not compiled again."""
+        """For a line that has been compiled once, of which nothing is stored: its grammar is not compiled again."""
         ...
 
 
@@ -111,27 +116,27 @@ class ContextCompiler:
 
     def compile(self, endpoint: str, body: dict[str, Any]) -> CompiledLine:
         """Raises ApiError as the synchronous endpoint would."""
-        line = _line(endpoint, body, self._context)
-        constraint = line.prepared.constraint
-        if constraint is not None:
-            ensure_held(constraint, self._context)
-        return line
+        prepared = prepare(endpoint, body, self._context, Tier.BATCH)
+        if prepared.constraint is not None:
+            ensure_held(prepared.constraint, self._context)
+        params = [prepared.params_for(choice) for choice in range(prepared.num_choices)]
+        reply = encode_form(prepared.form)
+        return CompiledLine(prepared.requests, params, bool(prepared.form.stop), prepared.is_cut, reply)
+
+    def stored_assembler(self, reply: bytes) -> Assembler:
+        """As in ``LineCompiler``."""
+        form = decode_form(reply)
+        return ResponseAssembler(Reply(form, self._context, int(self._context.wall_clock())))
 
     def assembler(self, endpoint: str, body: dict[str, Any]) -> Assembler:
         """Raises ApiError as the synchronous endpoint of an able server would: an abler one than this may have checked
         the line."""
-        return ResponseAssembler(_line(endpoint, body, self._unlimited).prepared)
+        return ResponseAssembler.of(prepare(endpoint, body, self._unlimited, Tier.BATCH))
 
     def recipe(self) -> "Recipe":
         """What makes the same compiler in another process."""
         known = {name: getattr(self._context, name) for name in Recipe.__struct_fields__ if name != "tokenizer_dir"}
         return Recipe(tokenizer_dir=str(self._context.tokenizer.directory), **known)
-
-
-def _line(endpoint: str, body: dict[str, Any], context: ServingContext) -> CompiledLine:
-    prepared = prepare(endpoint, body, context, Tier.BATCH)
-    params = [prepared.params_for(choice) for choice in range(prepared.num_choices)]
-    return CompiledLine(prepared.requests, params, bool(prepared.stop), prepared.is_cut, prepared)
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):

@@ -37,6 +37,7 @@ from neaptide.server.batches.storing.store import Store, StoreUnavailableError
 from neaptide.server.batches.wiring import BatchPlane, BatchSettings, Clocks
 from neaptide.server.edge.errors import ConflictError, InvalidRequestError, NotFoundError, server_stops
 from neaptide.server.link.engine_client import EngineClient
+from neaptide.server.link.events import BatchOutlooks
 from neaptide.server.openai.stored_replies import Batch
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class BatchService:
         self.store = Store(settings.data_dir, settings.sharing)
         self.files = FileStore(self.store, clocks.wall, settings.max_file_bytes, settings.file_life_s)
         self.outlooks = Outlooks()
-        engine.add_outlook_listener(self.outlooks.hear)
+        engine.subscribe(BatchOutlooks, lambda heard: self.outlooks.hear(heard.outlooks))
         self._clocks = clocks
         self._compiler = compiler
         self._is_suspended = False

@@ -6,34 +6,31 @@ ready and detaches it when that engine is gone; everything in flight is told at 
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from neaptide.engine.messages import (
     AbortRequest,
     AddBatch,
     AddRequest,
-    BatchOutlook,
     CancelBatch,
     EngineFatal,
     EngineReady,
     FromEngine,
-    Occupancy,
     PlanReady,
     RequestOutput,
-    Room,
     SetOffline,
     StepOutputs,
-    StepStats,
     TellRoom,
     TellTraffic,
     ToEngine,
-    Traffic,
 )
 from neaptide.engine.params import FinishReason
 from neaptide.engine.row_id import RowId
 from neaptide.server.link.backlog import OutputBacklog, SlowReaderError
 from neaptide.server.link.deaths import Evidence
+from neaptide.server.link.events import BatchOutlooks, BatchOutputs, EngineLost, Event, EventT, RequestFailed
 
 logger = logging.getLogger(__name__)
 
@@ -70,52 +67,6 @@ class EngineLink(Protocol):
         ...
 
 
-class BatchListener(Protocol):
-    """Hears of batch rows. Called on the event loop; must not block."""
-
-    def on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
-        """Outputs whose ``request_id`` is that of a ``RowId``."""
-        ...
-
-    def on_engine_ready(self) -> None:
-        """A new engine knows no jobs: submit every unfinished one."""
-        ...
-
-    def on_engine_lost(self, suspects: Sequence[RowId], evidence: Evidence) -> None:
-        """``suspects``: the rows in the step that the engine did not survive; empty if it ended in peace."""
-        ...
-
-
-class StatsListener(Protocol):
-    def on_stats(self, stats: StepStats) -> None: ...
-
-
-class EngineListener(Protocol):
-    """Hears that there is an engine, that there is none any more, and what it has between its steps."""
-
-    def on_engine_ready(self) -> None: ...
-
-    def on_occupancy(self, occupancy: Occupancy) -> None: ...
-
-    def on_engine_lost(self) -> None: ...
-
-
-class TrafficListener(Protocol):
-    """Hears what the engine records of what it serves."""
-
-    def on_traffic(self, traffic: Traffic) -> None: ...
-
-    def on_engine_lost(self) -> None: ...
-
-
-class RoomListener(Protocol):
-    """Hears what room for online work the engine has."""
-
-    def on_room(self, room: Room) -> None: ...
-
-    def on_engine_lost(self) -> None: ...
-
-
 class EngineClient:
     """Routes messages between HTTP handlers, the batch service and the engine. Event loop only."""
 
@@ -126,13 +77,7 @@ class EngineClient:
         self._queues: dict[str, OutputBacklog[_Lost]] = {}
         self._silent: set[str] = set()
         """Requests that have had no output yet."""
-        self._batch_listener: BatchListener | None = None
-        self._stats_listeners: list[StatsListener] = []
-        self._engine_listeners: list[EngineListener] = []
-        self._error_listeners: list[Callable[[str], None]] = []
-        self._outlook_listeners: list[Callable[[Sequence[BatchOutlook]], None]] = []
-        self._traffic_listeners: list[TrafficListener] = []
-        self._room_listeners: list[RoomListener] = []
+        self._listeners: defaultdict[type[Any], list[Callable[[Any], None]]] = defaultdict(list)
         self._offline_paused = False
         self.has_given_up = False
         """The supervisor expects no engine any more, though it may go on to try."""
@@ -233,39 +178,21 @@ class EngineClient:
         if self._link is not None:
             self._link.send(SetOffline(paused))
 
-    def set_batch_listener(self, listener: BatchListener) -> None:
-        self._batch_listener = listener
-        if self._link is not None:
-            listener.on_engine_ready()
+    def subscribe(self, event_type: type[EventT], listener: Callable[[EventT], None]) -> None:
+        """Calls ``listener`` with every event of this type, in the order of subscriptions. It must not block.
 
-    def add_stats_listener(self, listener: StatsListener) -> None:
-        self._stats_listeners.append(listener)
-
-    def add_engine_listener(self, listener: EngineListener) -> None:
-        self._engine_listeners.append(listener)
-        if self._link is not None:
-            listener.on_engine_ready()
-
-    def add_error_listener(self, listener: Callable[[str], None]) -> None:
-        """``listener`` hears the code of every request that the engine fails."""
-        self._error_listeners.append(listener)
-
-    def add_outlook_listener(self, listener: Callable[[Sequence[BatchOutlook]], None]) -> None:
-        """``listener`` hears now and then of all batches that the engine has; of none when it has gone."""
-        self._outlook_listeners.append(listener)
-
-    def add_traffic_listener(self, listener: TrafficListener) -> None:
-        self._traffic_listeners.append(listener)
+        A subscriber to ``EngineReady`` hears at once of the engine that there is already.
+        """
+        self._listeners[event_type].append(listener)
+        if event_type is EngineReady and self._link is not None:
+            cast("Callable[[EngineReady], None]", listener)(self.info)
 
     def ask_traffic(self) -> None:
-        """Traffic listeners hear soon what the engine has. Raises EngineUnavailableError."""
+        """Subscribers to ``Traffic`` hear soon what the engine has. Raises EngineUnavailableError."""
         self._require_link().send(TellTraffic())
 
-    def add_room_listener(self, listener: RoomListener) -> None:
-        self._room_listeners.append(listener)
-
     def ask_room(self, with_cached: bool) -> None:
-        """Room listeners hear soon what room the engine has. Raises EngineUnavailableError."""
+        """Subscribers to ``Room`` hear soon what room the engine has. Raises EngineUnavailableError."""
         self._require_link().send(TellRoom(with_cached))
 
     # ---- what the supervisor uses ----
@@ -277,13 +204,10 @@ class EngineClient:
         if self._offline_paused:
             link.send(SetOffline(True))
         self._ready.set()
-        for listener in self._engine_listeners:
-            listener.on_engine_ready()
-        if self._batch_listener is not None:
-            self._batch_listener.on_engine_ready()
+        self._tell(info)
 
     def detach(self, suspects: Sequence[str] = (), evidence: Evidence = Evidence.STRONG) -> None:
-        """The engine is gone: tells every stream and the batch service.
+        """The engine is gone: tells every stream and every subscriber.
 
         ``suspects`` are the ids of the requests in the step that it did not survive, ``evidence`` what its end says
         against them.
@@ -292,21 +216,14 @@ class EngineClient:
             return
         self._link = None
         self._ready.clear()
-        self._tell_outlooks(())
-        for engine_listener in self._engine_listeners:
-            engine_listener.on_engine_lost()
-        for listener in self._traffic_listeners:
-            listener.on_engine_lost()
-        for room_listener in self._room_listeners:
-            room_listener.on_engine_lost()
+        self._tell(BatchOutlooks(()))
         in_step = frozenset(suspects)
         for request_id, queue in self._queues.items():
             queue.put_nowait(_Lost(request_id in in_step))
-        if self._batch_listener is not None:
-            rows = [row for request_id in suspects if (row := RowId.parse(request_id)) is not None]
-            # A request that had said nothing yet is a likelier cause than rows that have run for a while.
-            excuse = in_step & self._silent
-            self._batch_listener.on_engine_lost(rows, Evidence.EXCUSED if excuse else evidence)
+        rows = [row for request_id in suspects if (row := RowId.parse(request_id)) is not None]
+        # A request that had said nothing yet is a likelier cause than rows that have run for a while.
+        excuse = in_step & self._silent
+        self._tell(EngineLost(rows, Evidence.EXCUSED if excuse else evidence))
 
     def on_message(self, message: FromEngine) -> None:
         if isinstance(message, StepOutputs):
@@ -318,8 +235,7 @@ class EngineClient:
         batch_outputs: list[RequestOutput] = []
         for output in message.outputs:
             if output.error is not None:
-                for on_error in self._error_listeners:
-                    on_error(output.error)
+                self._tell(RequestFailed(output.error))
             queue = self._queues.get(output.request_id)
             if queue is not None:
                 self._silent.discard(output.request_id)
@@ -328,26 +244,22 @@ class EngineClient:
                     self.abort([output.request_id])
             elif RowId.parse(output.request_id) is not None:
                 batch_outputs.append(output)
-        if batch_outputs and self._batch_listener is not None:
-            self._batch_listener.on_outputs(batch_outputs)
+        if batch_outputs:
+            self._tell(BatchOutputs(batch_outputs))
         for stats in message.stats:
-            for listener in self._stats_listeners:
-                listener.on_stats(stats)
+            self._tell(stats)
         if message.occupancy is not None:
-            for engine_listener in self._engine_listeners:
-                engine_listener.on_occupancy(message.occupancy)
+            self._tell(message.occupancy)
         if message.outlooks is not None:
-            self._tell_outlooks(message.outlooks)
+            self._tell(BatchOutlooks(message.outlooks))
         for traffic in message.traffic or ():
-            for traffic_listener in self._traffic_listeners:
-                traffic_listener.on_traffic(traffic)
+            self._tell(traffic)
         if message.room is not None:
-            for room_listener in self._room_listeners:
-                room_listener.on_room(message.room)
+            self._tell(message.room)
 
-    def _tell_outlooks(self, outlooks: Sequence[BatchOutlook]) -> None:
-        for listener in self._outlook_listeners:
-            listener(outlooks)
+    def _tell(self, event: Event) -> None:
+        for listener in self._listeners[type(event)]:
+            listener(event)
 
     def _require_link(self) -> EngineLink:
         if self._link is None:

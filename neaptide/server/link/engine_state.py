@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 
-from neaptide.engine.messages import Occupancy, StepStats
+from neaptide.engine.messages import EngineReady, Occupancy, StepStats
 from neaptide.server.link.engine_client import EngineClient
+from neaptide.server.link.events import EngineLost
 
 NOTHING = Occupancy(*[0] * len(Occupancy.__struct_fields__))
 
 
 class EngineState:
-    """Implements ``StatsListener`` and ``EngineListener``. Event loop only.
+    """Subscribes to what the engine says of itself. Event loop only.
 
     What is shown of an engine is read here and not off its last step: requests that leave between two steps may leave
     none to run, and an engine that is gone has nothing.
@@ -25,31 +26,29 @@ class EngineState:
         self.occupancy: Occupancy | StepStats = NOTHING
         self.last_step: StepStats | None = None
         """Of this engine."""
-        client.add_stats_listener(self)
-        client.add_engine_listener(self)
+        client.subscribe(StepStats, self._on_stats)
+        client.subscribe(Occupancy, self._on_occupancy)
+        client.subscribe(EngineReady, self._on_engine_ready)
+        client.subscribe(EngineLost, self._on_engine_lost)
 
     @property
     def age_s(self) -> float:
         """Of what is known."""
         return max(0.0, self._clock() - self.as_of_s)
 
-    def on_stats(self, stats: StepStats) -> None:
-        """As in ``StatsListener``."""
+    def _on_stats(self, stats: StepStats) -> None:
         self.occupancy = self.last_step = stats
         self.as_of_s = self._clock()
 
-    def on_occupancy(self, occupancy: Occupancy) -> None:
-        """As in ``EngineListener``."""
+    def _on_occupancy(self, occupancy: Occupancy) -> None:
         self.occupancy = occupancy
         self.as_of_s = self._clock()
 
-    def on_engine_ready(self) -> None:
-        """As in ``EngineListener``."""
+    def _on_engine_ready(self, _: EngineReady) -> None:
         self.num_ready += 1
         self._begin(is_up=True)
 
-    def on_engine_lost(self) -> None:
-        """As in ``EngineListener``."""
+    def _on_engine_lost(self, _: EngineLost) -> None:
         self._begin(is_up=False)
 
     def _begin(self, *, is_up: bool) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from neaptide.engine.messages import Room
 from neaptide.server.link.engine_client import EngineClient, EngineUnavailableError
+from neaptide.server.link.events import EngineLost
 
 EVERY_S, CACHED_EVERY_S = 0.02, 0.5
 """The engine is asked no more often, whoever asks; what its cache holds takes it a millisecond to say."""
@@ -22,7 +23,7 @@ class Seen(NamedTuple):
 
 
 class RoomDesk:
-    """Implements ``RoomListener``. Event loop only."""
+    """Subscribes to the engine's answers. Event loop only."""
 
     def __init__(self, client: EngineClient, clock: Callable[[], float]) -> None:
         self._client = client
@@ -30,7 +31,8 @@ class RoomDesk:
         self._seen: dict[bool, Seen] = {}
         """The last words, by whether they say what is cached."""
         self._waiting: dict[bool, set[asyncio.Future[Seen]]] = {False: set(), True: set()}
-        client.add_room_listener(self)
+        client.subscribe(Room, self._on_room)
+        client.subscribe(EngineLost, self._on_engine_lost)
 
     async def ask(self, with_cached: bool) -> Seen:
         """
@@ -54,8 +56,7 @@ class RoomDesk:
         finally:
             self._waiting[with_cached].discard(answer)
 
-    def on_room(self, room: Room) -> None:
-        """As in ``RoomListener``."""
+    def _on_room(self, room: Room) -> None:
         seen = Seen(room, self._clock())
         for kind in {False, room.cached is not None}:
             self._seen[kind] = seen
@@ -63,8 +64,7 @@ class RoomDesk:
                 with contextlib.suppress(asyncio.InvalidStateError):
                     answer.set_result(seen)
 
-    def on_engine_lost(self) -> None:
-        """As in ``RoomListener``."""
+    def _on_engine_lost(self, _: EngineLost) -> None:
         self._seen.clear()
         for answers in self._waiting.values():
             for answer in answers:

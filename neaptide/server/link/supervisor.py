@@ -28,7 +28,7 @@ from neaptide.engine.process.arrivals import OnlineArrivals, create_arrivals
 from neaptide.engine.process.witness import create_witness, read_witness
 from neaptide.server.children.private_directory import PrivateDirectory
 from neaptide.server.children.start import end_child, start_child
-from neaptide.server.link.deaths import Evidence, was_killed_from_outside
+from neaptide.server.link.deaths import Evidence, cause_of_death, was_killed_from_outside
 from neaptide.server.link.engine_client import EngineClient
 from neaptide.server.link.interpreter import Interpreter
 from neaptide.server.link.watchdog import LONGEST_SILENCE_S, Watchdog
@@ -194,6 +194,8 @@ class Supervisor:
         self._starts = 0
         self._failed_starts = 0
         """In a row."""
+        self._cause = "it could not be run"
+        """How the last engine ended."""
         self._stopping = False
 
     @property
@@ -258,7 +260,7 @@ class Supervisor:
             if loop.time() - started_s > STABLE_S:
                 backoff_s = FIRST_BACKOFF_S
             backoff_s = min(backoff_s, longest_s)
-            logger.warning("the engine ended; it is started again in %.1f s", backoff_s)
+            logger.warning("the engine ended; it is started again in %.1f s (%s)", backoff_s, self._cause)
             await asyncio.sleep(backoff_s)
             backoff_s *= 2
 
@@ -276,6 +278,7 @@ class Supervisor:
             await self._pump(engine)
         finally:
             suspects, evidence = list[str](), Evidence.EXCUSED
+            self._cause = cause_of_death(engine.process.returncode)
             try:
                 suspects, evidence = await engine.end()
             finally:

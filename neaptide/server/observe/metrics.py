@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from neaptide.engine.messages import StepStats
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, OUT_OF_MEMORY, RequestClass, Tier, request_class
+from neaptide.server.link.events import RequestFailed
 from neaptide.server.observe.exposition import Scrapes
 from neaptide.server.observe.metrics_http import E2E_BUCKETS_S, HttpMetrics
 from neaptide.server.observe.request_log import RequestRecord, log_request
@@ -74,7 +75,7 @@ class MetricsSource(Protocol):
 
 
 class ServerMetrics:
-    """Requests as HTTP handlers see them, and (as a ``StatsListener``) steps as the engine reports them."""
+    """Requests as HTTP handlers see them, and steps as the engine reports them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.scrapes = Scrapes(registry, self._refresh)
@@ -172,9 +173,9 @@ class ServerMetrics:
         for sink in self._sinks:
             sink.on_gap(tier, gap_s)
 
-    def on_engine_error(self, reason: str) -> None:
+    def on_request_failed(self, failed: RequestFailed) -> None:
         """The engine failed a request or a batch row."""
-        self.engine_errors.labels(reason if reason in ENGINE_ERRORS else "other").inc()
+        self.engine_errors.labels(failed.code if failed.code in ENGINE_ERRORS else "other").inc()
 
     def on_refused(self, record: RequestRecord) -> None:
         """A request ended before it became work for the engine."""

@@ -29,7 +29,8 @@ from neaptide.server.link.engine_client import EngineUnavailableError
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.observe.request_log import RequestRecord
 from neaptide.server.observe.timing import ChoiceTiming, RequestTiming
-from neaptide.server.openai.prepare import RESPONSES, Prepared, asked_tier, prepare
+from neaptide.server.openai.endpoints import RESPONSES
+from neaptide.server.openai.prepare import Prepared, asked_tier, prepare
 from neaptide.server.openai.replies import ChatCompletionChunk, CompletionChunk
 from neaptide.server.openai.respond import Delta, ResponseAssembler, response_id
 from neaptide.server.openai.responses.events import ResponseEvents
@@ -130,7 +131,7 @@ class Generation:
         arrival_s: float,
         first_token_within_s: float | None = None,
     ) -> None:
-        self.assembler = ResponseAssembler(prepared)
+        self.assembler = ResponseAssembler.of(prepared)
         self._prepared = prepared
         self._context = prepared.context
         self._principal = principal
@@ -154,7 +155,7 @@ class Generation:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Encoded events of a streamed reply, without the closing ``[DONE]``."""
-        shaper = _shaper(self.assembler, response_id(self._prepared, self._id))
+        shaper = _shaper(self.assembler, self._prepared, response_id(self._prepared.form, self._id))
         async with aclosing(self._deltas()) as deltas:
             async for delta in deltas:
                 data = await self._aside(len(delta.tokens), partial(_encode_delta, shaper, delta))
@@ -176,8 +177,8 @@ class Generation:
         try:
             admission.enter(request_class(tier), self._principal.share, choices)
         except OverloadedError as error:
-            prepared = self._prepared
-            refusal = _refusal(self._request_id, self._principal, prepared.endpoint, tier, prepared.model, error)
+            form = self._prepared.form
+            refusal = _refusal(self._request_id, self._principal, form.endpoint, tier, form.model, error)
             self._metrics.on_refused(refusal)
             raise
         in_flight = self._metrics.in_flight.labels(tier.value)
@@ -259,7 +260,7 @@ class Generation:
         prepared = self._prepared
         request = AddRequest(
             request_id=self._engine_id(index),
-            prompt_token_ids=prepared.prompts[index // prepared.n],
+            prompt_token_ids=prepared.prompts[index // prepared.form.n],
             params=prepared.params_for(index),
             tier=prepared.tier,
             arrival_s=self.timing.arrival_s,
@@ -281,9 +282,9 @@ class Generation:
             request_id=self._request_id,
             key=self._principal.key_id,
             engine_id=self._id,
-            endpoint=prepared.endpoint,
+            endpoint=prepared.form.endpoint,
             tier=prepared.tier.value,
-            model=prepared.model,
+            model=prepared.form.model,
             outcome=outcome,
             stream=prepared.stream,
             choices=prepared.num_choices,
@@ -299,9 +300,9 @@ class Generation:
         )
 
 
-def _shaper(assembler: ResponseAssembler, reply_id: str) -> ChunkShaper | ResponseEvents:
-    is_response = assembler.prepared.endpoint == RESPONSES
-    return ResponseEvents(assembler, reply_id) if is_response else ChunkShaper(assembler, reply_id)
+def _shaper(assembler: ResponseAssembler, prepared: Prepared, reply_id: str) -> ChunkShaper | ResponseEvents:
+    is_response = prepared.form.endpoint == RESPONSES
+    return ResponseEvents(assembler, reply_id) if is_response else ChunkShaper(assembler, prepared, reply_id)
 
 
 def _encode_delta(shaper: ChunkShaper | ResponseEvents, delta: Delta) -> bytes:

@@ -21,20 +21,16 @@ from neaptide.server.edge.errors import (
     from_validation_error,
     model_not_found,
 )
+from neaptide.server.openai.endpoints import CHAT, COMPLETIONS, RESPONSES
 from neaptide.server.openai.replies import TierName
+from neaptide.server.openai.reply_form import EchoedPrompt, Reply, ReplyForm
 from neaptide.server.openai.responses.bodies import ResponsesBody
-from neaptide.server.openai.responses.replies import Asked
 from neaptide.server.openai.responses.shape import asked_of
 from neaptide.server.openai.responses.translate import as_chat, own_name
 from neaptide.server.openai.sampling import sampling_params
 from neaptide.server.openai.schemas import Body, ChatBody, CompletionBody, GenerationBody
 from neaptide.server.structured.constraints import Constraint, constraint_of
 from neaptide.server.text.prompts import MAX_CHOICES, completion_prompts, encode_conversation, offered_tools
-
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
-RESPONSES = "/v1/responses"
-ENDPOINTS = (CHAT, COMPLETIONS, RESPONSES)
 
 _OUTPUT_CONTEXTS = 8
 """n times max_tokens may be this many contexts."""
@@ -71,26 +67,15 @@ _B = TypeVar("_B", bound=Body)
 class Prepared:
     """A valid request: what the engine is asked for, choice by choice, and how the reply is shaped."""
 
-    endpoint: str
-    model: str
-    """The id that the reply names."""
+    form: ReplyForm
     tier: Tier
-    service_tier: TierName
-    """What the reply says of the tier."""
     created: int
+    """Unix seconds."""
     context: ServingContext
     prompts: list[list[int]]
-    prompt_texts: list[str]
-    """Text of each prompt where ``echo`` asks for it, else empty."""
-    n: int
     max_tokens: list[int]
     """For each prompt: the limit asked for, or what remains of the context."""
     params: SamplingParams
-    stop: tuple[str, ...]
-    include_stop: bool
-    skip_special_tokens: bool
-    echo: bool
-    return_token_ids: bool
     stream: bool
     include_usage: bool
     continuous_usage: bool
@@ -98,34 +83,29 @@ class Prepared:
     tpot_slo_s: float
     cache_salt: str | None
     """The caller's own division of the prefix cache, within what the key may see."""
-    tools: frozenset[str]
-    """Functions that the model may call; where it is empty, output is not searched for calls."""
-    parallel_tool_calls: bool
     constraint: Constraint | None
     """What the output has to follow. Whether that can be held is not known yet."""
     is_cut: bool = False
     """The caller asked for longer answers than the context leaves."""
-    asked: Asked | None = None
-    """What a reply of the Responses API repeats of the request."""
 
     @property
-    def is_chat(self) -> bool:
-        """Whether it is a conversation, and not a text to go on with."""
-        return self.endpoint != COMPLETIONS
+    def reply(self) -> Reply:
+        """What is to be answered."""
+        return Reply(self.form, self.context, self.created)
 
     @property
     def requests(self) -> list[list[int]]:
-        """Prompt token ids per choice; choice ``p * n + k`` is the k-th of prompt p."""
-        return [prompt for prompt in self.prompts for _ in range(self.n)]
+        """Prompt token ids per choice."""
+        return [prompt for prompt in self.prompts for _ in range(self.form.n)]
 
     @property
     def num_choices(self) -> int:
         """Engine requests that this request becomes."""
-        return len(self.prompts) * self.n
+        return self.form.num_choices
 
     def params_for(self, choice: int) -> SamplingParams:
         """Sampling of one choice: its prompt's token limit, and a seed of its own if the request is seeded."""
-        prompt, k = divmod(choice, self.n)
+        prompt, k = divmod(choice, self.form.n)
         seed = None if self.params.seed is None else (self.params.seed + k) & ((1 << 63) - 1)
         return msgspec.structs.replace(self.params, max_tokens=self.max_tokens[prompt], seed=seed)
 
@@ -149,7 +129,7 @@ def prepare(endpoint: str, body: object, context: ServingContext, default_tier: 
         logprobs = _chat_logprobs(chat)
         limit = chat.max_completion_tokens if chat.max_completion_tokens is not None else chat.max_tokens
         tools = offered_tools(chat)
-        names = frozenset(tool.function.name for tool in tools)
+        names = tuple(dict.fromkeys(tool.function.name for tool in tools))
         constraint = constraint_of(chat, tools, context)
         several = chat.parallel_tool_calls
         wanted = _Asked([prompt], [""], limit, logprobs, False, names, several, constraint)
@@ -180,7 +160,8 @@ def _prepare_response(body: ResponsesBody, context: ServingContext, default_tier
     if constraint is not None:
         constraint = replace(constraint, param=own_name(constraint.param))
     asked = asked_of(body, prepared.params.temperature, prepared.params.top_p)
-    return replace(prepared, endpoint=RESPONSES, asked=asked, constraint=constraint)
+    form = msgspec.structs.replace(prepared.form, endpoint=RESPONSES, asked=asked)
+    return replace(prepared, form=form, constraint=constraint)
 
 
 def parse_body(model: type[_B], body: dict[str, Any]) -> _B:
@@ -206,7 +187,7 @@ class _Asked:
     max_tokens: int | None
     logprobs: int | None
     echo: bool = False
-    tools: frozenset[str] = frozenset()
+    tools: tuple[str, ...] = ()
     parallel_tool_calls: bool = True
     constraint: Constraint | None = None
 
@@ -235,16 +216,29 @@ def _finish(
         raise InvalidRequestError("min_tokens is above max_tokens.", param="min_tokens", code="invalid_value")
     tier, service_tier = _tier(body.service_tier, default_tier)
     options = body.stream_options
-    return Prepared(
+    form = ReplyForm(
         endpoint=endpoint,
         model=body.model or context.model_id,
-        tier=tier,
         service_tier=service_tier,
+        n=body.n,
+        num_prompts=len(asked.prompts),
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
+        include_stop=body.include_stop_str_in_output,
+        stop_token_ids=tuple(body.stop_token_ids),
+        min_tokens=body.min_tokens,
+        skip_special_tokens=body.skip_special_tokens,
+        return_token_ids=body.return_token_ids,
+        wants_logprobs=asked.logprobs is not None,
+        echoed=_echoed(asked) if asked.echo else [],
+        tools=asked.tools,
+        parallel_tool_calls=asked.parallel_tool_calls,
+    )
+    return Prepared(
+        form=form,
+        tier=tier,
         created=int(context.wall_clock()),
         context=context,
         prompts=asked.prompts,
-        prompt_texts=asked.texts,
-        n=body.n,
         max_tokens=max_tokens,
         params=sampling_params(
             body,
@@ -253,22 +247,21 @@ def _finish(
             echo=asked.echo,
             grammar="" if asked.constraint is None else asked.constraint.grammar,
         ),
-        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
-        include_stop=body.include_stop_str_in_output,
-        skip_special_tokens=body.skip_special_tokens,
-        echo=asked.echo,
         stream=body.stream,
-        return_token_ids=body.return_token_ids,
         include_usage=options is not None and options.include_usage,
         continuous_usage=options is not None and options.include_usage and options.continuous_usage_stats,
         ttft_slo_s=context.ttft_slo_s if body.ttft_slo_ms is None else body.ttft_slo_ms / 1000,
         tpot_slo_s=context.tpot_slo_s if body.tpot_slo_ms is None else body.tpot_slo_ms / 1000,
         cache_salt=body.cache_salt,
-        tools=asked.tools,
-        parallel_tool_calls=asked.parallel_tool_calls,
         constraint=asked.constraint,
         is_cut=wanted is not None and min(max_tokens) < wanted,
     )
+
+
+def _echoed(asked: _Asked) -> list[EchoedPrompt]:
+    is_scored = asked.logprobs is not None
+    pairs = zip(asked.texts, asked.prompts, strict=True)
+    return [EchoedPrompt(text, prompt if is_scored else []) for text, prompt in pairs]
 
 
 # ---- checks ----------------------------------------------------------------------------------------------

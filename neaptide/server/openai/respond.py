@@ -9,8 +9,9 @@ import msgspec
 from neaptide.engine.messages import RequestOutput, TokenLogprobs
 from neaptide.engine.params import FinishReason
 from neaptide.server.edge.errors import ApiError, EngineFailedError, UnavailableError
+from neaptide.server.openai.endpoints import CHAT, COMPLETIONS, RESPONSES
 from neaptide.server.openai.logprobs import ScoredToken, chat_logprobs, completion_logprobs
-from neaptide.server.openai.prepare import CHAT, COMPLETIONS, RESPONSES, Prepared
+from neaptide.server.openai.prepare import Prepared
 from neaptide.server.openai.replies import (
     AssistantMessage,
     ChatChoice,
@@ -24,6 +25,7 @@ from neaptide.server.openai.replies import (
     Usage,
     WholeAnswer,
 )
+from neaptide.server.openai.reply_form import EchoedPrompt, Reply, ReplyForm
 from neaptide.server.openai.responses.replies import ResponseObject
 from neaptide.server.openai.responses.shape import build_response
 from neaptide.server.openai.tool_calls import MAX_CALLS, ToolCall, ToolCallParser
@@ -55,30 +57,30 @@ class ResponseMeta:
 class ChoiceAssembler:
     """One choice: text so far, its tokens, how it ended."""
 
-    def __init__(self, prepared: Prepared, index: int) -> None:
+    def __init__(self, reply: Reply, index: int) -> None:
         self.index = index
         self.finish_reason: FinishName | None = None
         self.stop_reason: str | int | None = None
         self.error: ApiError | None = None
         self.num_tokens = 0
+        self.num_prompt_tokens = 0
+        """As the engine says."""
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.tokens: list[ScoredToken] = []
         self.token_ids: list[int] = []
-        self._prepared = prepared
-        self._prompt = index // prepared.n
-        tokenizer = prepared.context.tokenizer
-        form = prepared.context.call_format
-        marks = (tokenizer.added_id(mark) for mark in (form.begin, form.end))
-        shown_ids = {mark for mark in marks if mark is not None} if prepared.tools else set()
-        skip = prepared.skip_special_tokens
+        self._form = form = reply.form
+        self._tokenizer = tokenizer = reply.context.tokenizer
+        calls = reply.context.call_format
+        marks = (tokenizer.added_id(mark) for mark in (calls.begin, calls.end))
+        shown_ids = {mark for mark in marks if mark is not None} if form.tools else set()
+        skip = form.skip_special_tokens
         self._decoder = IncrementalDecoder(tokenizer, skip_special_tokens=skip, shown_ids=shown_ids)
-        self._scanner = StopScanner(prepared.stop, include_stop=prepared.include_stop)
+        self._scanner = StopScanner(form.stop, include_stop=form.include_stop)
         self._calls: ToolCallParser | None = None
-        if prepared.tools:
-            max_calls = MAX_CALLS if prepared.parallel_tool_calls else 1
-            self._calls = ToolCallParser(prepared.tools, form, max_calls=max_calls)
-        self._wants_logprobs = prepared.params.logprobs is not None
+        if form.tools:
+            max_calls = MAX_CALLS if form.parallel_tool_calls else 1
+            self._calls = ToolCallParser(frozenset(form.tools), calls, max_calls=max_calls)
         self._parts: list[str] = []
         self._num_chars = 0
         self._started = False
@@ -115,6 +117,7 @@ class ChoiceAssembler:
         self.num_preemptions = max(self.num_preemptions, output.num_preemptions)
         if self.finished:
             return delta
+        self.num_prompt_tokens = max(self.num_prompt_tokens, output.num_prompt_tokens)
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         if not self._started:
             self._start(output, delta)
@@ -131,40 +134,39 @@ class ChoiceAssembler:
 
     def _start(self, output: RequestOutput, delta: Delta) -> None:
         self._started = True
-        if not self._prepared.echo:
+        if not self._form.echoed:
             return
-        text = self._prepared.prompt_texts[self._prompt]
-        delta.text = text
-        self._num_chars = len(text)
-        if self._wants_logprobs:
-            delta.tokens = self._prompt_tokens(output.prompt_logprobs or [], text)
+        prompt = self._form.echoed[self.index // self._form.n]
+        delta.text = prompt.text
+        self._num_chars = len(prompt.text)
+        if self._form.wants_logprobs:
+            delta.tokens = self._prompt_tokens(prompt, output.prompt_logprobs or [])
 
-    def _prompt_tokens(self, logprobs: list[TokenLogprobs], text: str) -> list[ScoredToken]:
-        prompt = self._prepared.prompts[self._prompt]
-        decoder = IncrementalDecoder(self._prepared.context.tokenizer, skip_special_tokens=False)
+    def _prompt_tokens(self, prompt: EchoedPrompt, logprobs: list[TokenLogprobs]) -> list[ScoredToken]:
+        decoder = IncrementalDecoder(self._tokenizer, skip_special_tokens=False)
         offsets = [0]
-        for token_id in prompt:
+        for token_id in prompt.token_ids:
             offsets.append(offsets[-1] + len(decoder.push(token_id)))
         # Tokens that the tokenizer put before a text prompt have no characters in it.
-        extra = max(0, offsets[-1] + len(decoder.flush()) - len(text))
+        extra = max(0, offsets[-1] + len(decoder.flush()) - len(prompt.text))
         scores: list[TokenLogprobs | None] = [None, *logprobs]
-        scores += [None] * (len(prompt) - len(scores))
+        scores += [None] * (len(prompt.token_ids) - len(scores))
         return [
             ScoredToken(token_id, max(0, offset - extra), score)
-            for token_id, offset, score in zip(prompt, offsets, scores, strict=False)
+            for token_id, offset, score in zip(prompt.token_ids, offsets, scores, strict=False)
         ]
 
     def _take_tokens(self, output: RequestOutput, delta: Delta) -> None:
         scores = output.logprobs or []
         for position, token_id in enumerate(output.new_token_ids):
-            if self._wants_logprobs and position < len(scores):
+            if self._form.wants_logprobs and position < len(scores):
                 delta.tokens.append(ScoredToken(token_id, self._num_chars, scores[position]))
             delta.num_tokens += 1
             self.token_ids.append(token_id)
             piece = self._decoder.push(token_id)
             self._num_chars += len(piece)
             # The first min_tokens tokens cannot stop the output, as in the engine.
-            can_stop = self.num_tokens + delta.num_tokens > self._prepared.params.min_tokens
+            can_stop = self.num_tokens + delta.num_tokens > self._form.min_tokens
             delta.text += self._scanner.push(piece) if can_stop else piece
             if self.stop_hit:
                 self.finish_reason, self.stop_reason = "stop", self._scanner.matched
@@ -192,21 +194,31 @@ class ChoiceAssembler:
             return
         delta.text += self._scanner.release()
         scores = output.logprobs or []
-        if output.stop_token_id is not None and len(scores) > len(output.new_token_ids) and not self._prepared.is_chat:
+        if output.stop_token_id is not None and len(scores) > len(output.new_token_ids) and not self._form.is_chat:
             # A client that scores a prompt counts one token after it, whichever it is. A chat shows what was said.
             delta.tokens.append(ScoredToken(output.stop_token_id, self._num_chars, scores[-1]))
         self.finish_reason = "length" if output.finish_reason is FinishReason.LENGTH else "stop"
-        if output.stop_token_id in self._prepared.params.stop_token_ids:
+        if output.stop_token_id in self._form.stop_token_ids:
             self.stop_reason = output.stop_token_id
 
 
 class ResponseAssembler:
-    """All choices of one request. Feed outputs in any order; read ``body`` when ``finished``."""
+    """All choices of one request. Feed outputs in any order; read ``body`` when ``finished``.
 
-    def __init__(self, prepared: Prepared) -> None:
-        self.prepared = prepared
-        self.choices = [ChoiceAssembler(prepared, index) for index in range(prepared.num_choices)]
+    Args:
+        num_prompt_tokens: of all prompts; None: as the engine's outputs say.
+    """
+
+    def __init__(self, reply: Reply, num_prompt_tokens: int | None = None) -> None:
+        self.reply = reply
+        self.choices = [ChoiceAssembler(reply, index) for index in range(reply.form.num_choices)]
         self._unfinished = len(self.choices)
+        self._num_prompt_tokens = num_prompt_tokens
+
+    @classmethod
+    def of(cls, prepared: Prepared) -> "ResponseAssembler":
+        """Assembler for a request that this process has prepared."""
+        return cls(prepared.reply, sum(map(len, prepared.prompts)))
 
     def feed(self, choice_index: int, output: RequestOutput) -> Delta:
         """Takes one engine output for one choice."""
@@ -232,8 +244,27 @@ class ResponseAssembler:
         return next((choice.error for choice in self.choices if choice.error is not None), None)
 
     def usage(self) -> Usage:
-        """Token counts so far."""
-        return usage(self.prepared, self.choices)
+        """Token counts so far. A prompt counts once however many choices it has; preempted work is not billed again."""
+        n = self.reply.form.n
+        groups = [self.choices[first : first + n] for first in range(0, len(self.choices), n)]
+        prompt_tokens = self._num_prompt_tokens
+        if prompt_tokens is None:
+            prompt_tokens = sum(max(choice.num_prompt_tokens for choice in group) for group in groups)
+        # Siblings of one request find each other's prompt; only what was there before the first is a saving.
+        cached_tokens = sum(min(choice.num_cached_tokens for choice in group) for group in groups)
+        completion_tokens = sum(choice.num_tokens for choice in self.choices)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached_tokens, "audio_tokens": 0},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "audio_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
+        }
 
     def body(
         self, request_id: str, metrics: RequestMetrics | None = None
@@ -241,58 +272,53 @@ class ResponseAssembler:
         """The complete reply. Raises the choices' ApiError if the engine failed one of them."""
         if self.error is not None:
             raise self.error
-        return build_body(self.prepared, self.choices, self._meta(request_id, metrics))
+        return self._build(self._meta(request_id, metrics))
 
     def encoded(self, request_id: str, metrics: RequestMetrics | None = None) -> bytes:
         """``body`` as JSON, one choice after the other: the encoder lets no other thread run meanwhile."""
         if self.error is not None:
             raise self.error
         meta = self._meta(request_id, metrics)
-        return msgspec.json.encode(build_body(self.prepared, self.choices, meta, _encoded_part))
+        return msgspec.json.encode(self._build(meta, _encoded_part))
 
     def _meta(self, request_id: str, metrics: RequestMetrics | None) -> ResponseMeta:
-        return ResponseMeta(response_id(self.prepared, request_id), metrics)
+        return ResponseMeta(response_id(self.reply.form, request_id), metrics)
+
+    def _build(
+        self, meta: ResponseMeta, part: Callable[[Any], Any] = lambda shaped: shaped
+    ) -> ChatCompletion | Completion | ResponseObject:
+        """The whole answer, in the endpoint's shape; ``part`` is what stands there for each choice."""
+        reply, form = self.reply, self.reply.form
+        if form.endpoint == RESPONSES:
+            return build_response(reply, self.choices[0], self.usage(), meta.id)
+        whole: WholeAnswer = {
+            "id": meta.id,
+            "created": reply.created,
+            "model": form.model,
+            "usage": self.usage(),
+            "service_tier": form.service_tier,
+            "system_fingerprint": reply.context.system_fingerprint,
+        }
+        if meta.metrics is not None:
+            whole["metrics"] = meta.metrics
+        if form.is_chat:
+            chat_choices = [part(_chat_choice(reply, choice)) for choice in self.choices]
+            return ChatCompletion(**whole, object="chat.completion", choices=chat_choices)
+        choices = [part(_completion_choice(reply, choice)) for choice in self.choices]
+        return Completion(**whole, object="text_completion", choices=choices)
 
 
 def _encoded_part(shaped: Any) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(shaped))
 
 
-def response_id(prepared: Prepared, request_id: str) -> str:
+def response_id(form: ReplyForm, request_id: str) -> str:
     """The body's id: the given one behind the endpoint's prefix."""
-    prefix = {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-", RESPONSES: "resp_"}[prepared.endpoint]
+    prefix = {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-", RESPONSES: "resp_"}[form.endpoint]
     return request_id if request_id.startswith(prefix) else prefix + request_id
 
 
-def build_body(
-    prepared: Prepared,
-    choices: Sequence[ChoiceAssembler],
-    meta: ResponseMeta,
-    part: Callable[[Any], Any] = lambda shaped: shaped,
-) -> ChatCompletion | Completion | ResponseObject:
-    """The whole answer, in the endpoint's shape; ``part`` is what stands there for each choice."""
-    if prepared.endpoint == RESPONSES:
-        return build_response(prepared, choices[0], usage(prepared, choices), meta.id)
-    whole: WholeAnswer = {
-        "id": meta.id,
-        "created": prepared.created,
-        "model": prepared.model,
-        "usage": usage(prepared, choices),
-        "service_tier": prepared.service_tier,
-        "system_fingerprint": prepared.context.system_fingerprint,
-    }
-    if meta.metrics is not None:
-        whole["metrics"] = meta.metrics
-    if prepared.is_chat:
-        return ChatCompletion(
-            **whole, object="chat.completion", choices=[part(_chat_choice(prepared, choice)) for choice in choices]
-        )
-    return Completion(
-        **whole, object="text_completion", choices=[part(_completion_choice(prepared, choice)) for choice in choices]
-    )
-
-
-def _chat_choice(prepared: Prepared, choice: ChoiceAssembler) -> ChatChoice:
+def _chat_choice(reply: Reply, choice: ChoiceAssembler) -> ChatChoice:
     message: AssistantMessage = {"role": "assistant", "content": choice.text, "refusal": None}
     if choice.calls:
         message["content"] = choice.text or None
@@ -300,54 +326,33 @@ def _chat_choice(prepared: Prepared, choice: ChoiceAssembler) -> ChatChoice:
     shaped: ChatChoice = {
         "index": choice.index,
         "message": message,
-        "logprobs": shape_chat_logprobs(prepared, choice.tokens),
+        "logprobs": shape_chat_logprobs(reply, choice.tokens),
         "finish_reason": choice.ended_by,
         "stop_reason": choice.stop_reason,
     }
-    if prepared.return_token_ids:
+    if reply.form.return_token_ids:
         shaped["token_ids"] = choice.token_ids
     return shaped
 
 
-def _completion_choice(prepared: Prepared, choice: ChoiceAssembler) -> CompletionChoice:
+def _completion_choice(reply: Reply, choice: ChoiceAssembler) -> CompletionChoice:
     shaped: CompletionChoice = {
         "index": choice.index,
         "text": choice.text,
-        "logprobs": shape_completion_logprobs(prepared, choice.tokens),
+        "logprobs": shape_completion_logprobs(reply, choice.tokens),
         "finish_reason": choice.ended_by,
         "stop_reason": choice.stop_reason,
     }
-    if prepared.return_token_ids:
+    if reply.form.return_token_ids:
         shaped["token_ids"] = choice.token_ids
     return shaped
 
 
-def shape_chat_logprobs(prepared: Prepared, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
+def shape_chat_logprobs(reply: Reply, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
     """None if the request did not ask."""
-    return None if prepared.params.logprobs is None else chat_logprobs(tokens, prepared.context.tokenizer)
+    return chat_logprobs(tokens, reply.context.tokenizer) if reply.form.wants_logprobs else None
 
 
-def shape_completion_logprobs(prepared: Prepared, tokens: Sequence[ScoredToken]) -> CompletionLogprobs | None:
+def shape_completion_logprobs(reply: Reply, tokens: Sequence[ScoredToken]) -> CompletionLogprobs | None:
     """None if the request did not ask."""
-    return None if prepared.params.logprobs is None else completion_logprobs(tokens, prepared.context.tokenizer)
-
-
-def usage(prepared: Prepared, choices: Sequence[ChoiceAssembler]) -> Usage:
-    """Token counts. A prompt counts once however many choices it has; preempted work is not billed again."""
-    prompt_tokens = sum(map(len, prepared.prompts))
-    completion_tokens = sum(choice.num_tokens for choice in choices)
-    # Siblings of one request find each other's prompt; only what was there before the first is a saving.
-    groups = [choices[p * prepared.n : (p + 1) * prepared.n] for p in range(len(prepared.prompts))]
-    cached_tokens = sum(min(choice.num_cached_tokens for choice in group) for group in groups)
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens, "audio_tokens": 0},
-        "completion_tokens_details": {
-            "reasoning_tokens": 0,
-            "audio_tokens": 0,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
-        },
-    }
+    return completion_logprobs(tokens, reply.context.tokenizer) if reply.form.wants_logprobs else None

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from neaptide.server.openai.prepare import Prepared
 from neaptide.server.openai.replies import (
     ChatChunkChoice,
     ChatCompletionChunk,
@@ -25,29 +26,30 @@ from neaptide.server.openai.tool_calls import ToolCall
 class ChunkShaper:
     """Turns the deltas of one request into chunk objects, all with the same id."""
 
-    def __init__(self, assembler: ResponseAssembler, response_id: str) -> None:
+    def __init__(self, assembler: ResponseAssembler, prepared: Prepared, response_id: str) -> None:
         self._assembler = assembler
-        self._prepared = assembler.prepared
-        self._greeted = [False] * self._prepared.num_choices
-        self._num_calls = [0] * self._prepared.num_choices
+        self._prepared = prepared
+        self._reply, self._form = assembler.reply, assembler.reply.form
+        self._greeted = [False] * prepared.num_choices
+        self._num_calls = [0] * prepared.num_choices
         self._head: Chunk = {
             "id": response_id,
-            "created": self._prepared.created,
-            "model": self._prepared.model,
-            "service_tier": self._prepared.service_tier,
-            "system_fingerprint": self._prepared.context.system_fingerprint,
+            "created": self._reply.created,
+            "model": self._form.model,
+            "service_tier": self._form.service_tier,
+            "system_fingerprint": self._reply.context.system_fingerprint,
         }
 
     def shape(self, delta: Delta) -> Sequence[ChatCompletionChunk | CompletionChunk]:
         """Zero or more chunks: text that is held back gives none, unless its tokens are asked for."""
-        return self._chat(delta) if self._prepared.is_chat else self._completion(delta)
+        return self._chat(delta) if self._form.is_chat else self._completion(delta)
 
     def finish(self, metrics: RequestMetrics) -> Sequence[ChatCompletionChunk | CompletionChunk]:
         """The extra chunk at the end of a stream with ``include_usage``."""
         if not self._prepared.include_usage:
             return []
         chunk: Chunk = {**self._head, "usage": self._assembler.usage(), "metrics": metrics}
-        return [_chat_chunk(chunk, []) if self._prepared.is_chat else _completion_chunk(chunk, [])]
+        return [_chat_chunk(chunk, []) if self._form.is_chat else _completion_chunk(chunk, [])]
 
     def _chat(self, delta: Delta) -> list[ChatCompletionChunk]:
         deltas: list[tuple[ChatDelta, ChatLogprobs | None]] = []
@@ -55,7 +57,7 @@ class ChunkShaper:
             self._greeted[delta.choice] = True
             deltas.append(({"role": "assistant", "content": ""}, None))
         if delta.text or delta.tokens:
-            deltas.append(({"content": delta.text}, shape_chat_logprobs(self._prepared, delta.tokens)))
+            deltas.append(({"content": delta.text}, shape_chat_logprobs(self._reply, delta.tokens)))
         for call in delta.calls:
             deltas += [({"tool_calls": [piece]}, None) for piece in self._call(delta.choice, call)]
         choices: list[ChatChunkChoice] = [
@@ -83,7 +85,7 @@ class ChunkShaper:
         choice: CompletionChunkChoice = {
             "index": delta.choice,
             "text": delta.text,
-            "logprobs": shape_completion_logprobs(self._prepared, delta.tokens),
+            "logprobs": shape_completion_logprobs(self._reply, delta.tokens),
             "finish_reason": delta.finish_reason,
         }
         if delta.finish_reason is not None:

@@ -2,9 +2,9 @@
 
 from fastapi import APIRouter, Request, Response
 
+from neaptide.server.openai.endpoints import CHAT
 from neaptide.server.openai.generation import answer
 from neaptide.server.openai.openapi import JSON_BODY_ERRORS, replies, request_body
-from neaptide.server.openai.prepare import CHAT
 from neaptide.server.openai.replies import ChatCompletion, ChatCompletionChunk
 from neaptide.server.openai.schemas import ChatBody
 

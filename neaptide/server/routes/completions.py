@@ -2,9 +2,9 @@
 
 from fastapi import APIRouter, Request, Response
 
+from neaptide.server.openai.endpoints import COMPLETIONS
 from neaptide.server.openai.generation import answer
 from neaptide.server.openai.openapi import JSON_BODY_ERRORS, replies, request_body
-from neaptide.server.openai.prepare import COMPLETIONS
 from neaptide.server.openai.replies import Completion, CompletionChunk
 from neaptide.server.openai.schemas import CompletionBody
 

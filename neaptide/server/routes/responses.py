@@ -2,9 +2,9 @@
 
 from fastapi import APIRouter, Request, Response
 
+from neaptide.server.openai.endpoints import RESPONSES
 from neaptide.server.openai.generation import answer
 from neaptide.server.openai.openapi import JSON_BODY_ERRORS, replies, request_body
-from neaptide.server.openai.prepare import RESPONSES
 from neaptide.server.openai.responses.bodies import ResponsesBody
 from neaptide.server.openai.responses.replies import ResponseEvent, ResponseObject
 

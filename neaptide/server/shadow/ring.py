@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from neaptide.engine.messages import Traffic
 from neaptide.server.link.engine_client import EngineClient
+from neaptide.server.link.events import EngineLost
 
 MAX_AGE_S = 3600.0
 MAX_BYTES = 64 << 20
@@ -34,7 +35,8 @@ class TrafficRing:
         self.since_s = -math.inf
         """When the engine before this one was lost."""
         self._asked: asyncio.Future[bytes] | None = None
-        client.add_traffic_listener(self)
+        client.subscribe(Traffic, self._on_traffic)
+        client.subscribe(EngineLost, self._on_engine_lost)
 
     @property
     def first_s(self) -> float:
@@ -46,7 +48,7 @@ class TrafficRing:
         """When something was served last."""
         return self._pieces[-1][0] if self._pieces else -math.inf
 
-    def on_traffic(self, traffic: Traffic) -> None:
+    def _on_traffic(self, traffic: Traffic) -> None:
         if traffic.has_present:  # for whoever asked; it is not kept: it may be large
             if self._asked is not None and not self._asked.done():
                 self._asked.set_result(traffic.piece)
@@ -57,7 +59,7 @@ class TrafficRing:
         while self.num_bytes > self._max_bytes or self._pieces[0][0] < oldest_s:
             self.num_bytes -= len(self._pieces.popleft()[1])
 
-    def on_engine_lost(self) -> None:
+    def _on_engine_lost(self, _: EngineLost) -> None:
         self.since_s = self._clock()
         if self._asked is not None and not self._asked.done():
             self._asked.set_exception(NoAnswerError)

@@ -138,6 +138,7 @@ class Server:
         fingerprint: str = "fake",
         names: tuple[str, ...] = FakeCompiler.names,
         max_model_len: int = NO_LIMIT,
+        stores_replies: bool = True,
         engine: bool = True,
         checker: Checker | None = None,
         planner: MakesPlans | None = None,
@@ -149,7 +150,7 @@ class Server:
         self.clock = clock or FakeClock()
         self.client = EngineClient()
         self.engine = FakeEngine(self.client)
-        self.compiler = FakeCompiler(fingerprint, names, max_model_len)
+        self.compiler = FakeCompiler(fingerprint, names, max_model_len, stores_replies=stores_replies)
         settings = BatchSettings(
             data_dir=data_dir,
             sharing=sharing_of(store_url, blobs_url, lease_s),

@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -19,16 +19,15 @@ from neaptide.engine.messages import (
     AbortRequest,
     AddRequest,
     FromEngine,
-    RequestOutput,
     StepOutputs,
     from_engine_encoder,
 )
 from neaptide.engine.params import FinishReason, SamplingParams, Tier
 from neaptide.engine.process.arrivals import OnlineArrivals, create_arrivals
-from neaptide.engine.row_id import RowId
 from neaptide.launch.serve import embedded_model_path
 from neaptide.server.link.deaths import Evidence
 from neaptide.server.link.engine_client import EngineClient, EngineUnavailableError
+from neaptide.server.link.events import EngineLost, RequestFailed
 from neaptide.server.link.supervisor import EngineStartError, Supervisor, _Engine
 from tests.patience import until, until_here
 from tests.server.asgi import settle
@@ -87,17 +86,11 @@ def patient(client: EngineClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 class Deaths:
-    """A batch listener that notes what the ends of engines say."""
+    """Notes what the ends of engines say."""
 
-    def __init__(self) -> None:
+    def __init__(self, client: EngineClient) -> None:
         self.evidence: list[Evidence] = []
-
-    def on_outputs(self, outputs: Sequence[RequestOutput]) -> None: ...
-
-    def on_engine_ready(self) -> None: ...
-
-    def on_engine_lost(self, suspects: Sequence[RowId], evidence: Evidence) -> None:
-        self.evidence.append(evidence)
+        client.subscribe(EngineLost, lambda lost: self.evidence.append(lost.evidence))
 
 
 async def test_request_survives_to_its_end_and_the_socket_is_private(tmp_path: Path) -> None:
@@ -130,11 +123,11 @@ async def test_killed_engine_ends_its_streams_and_another_takes_over(tmp_path: P
 
 
 @pytest.mark.parametrize(("number", "evidence"), [(signal.SIGKILL, Evidence.WEAK), (signal.SIGSEGV, Evidence.STRONG)])
-async def test_a_kill_from_outside_says_less_than_a_crash(
-    tmp_path: Path, number: signal.Signals, evidence: Evidence
+async def test_a_kill_from_outside_says_less_than_a_crash_and_the_log_names_its_signal(
+    tmp_path: Path, number: signal.Signals, evidence: Evidence, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client, deaths = EngineClient(), Deaths()
-    client.set_batch_listener(deaths)
+    client = EngineClient()
+    deaths = Deaths(client)
     supervisor = Supervisor(client, config(tmp_path))
     try:
         await supervisor.start()
@@ -146,6 +139,7 @@ async def test_a_kill_from_outside_says_less_than_a_crash(
             async for _ in stream:
                 pass
         assert deaths.evidence == [evidence]
+        await until(lambda: f"(killed by signal {number.value}, {number.name}" in caplog.text)
     finally:
         await supervisor.stop()
 
@@ -234,8 +228,8 @@ async def test_silent_engine_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop_clock: LoopClock
 ) -> None:
     monkeypatch.setattr("neaptide.server.children.start.KILL_TIMEOUT_S", math.inf)
-    client, deaths = EngineClient(), Deaths()
-    client.set_batch_listener(deaths)
+    client = EngineClient()
+    deaths = Deaths(client)
     supervisor = patient(client, tmp_path, monkeypatch)
     try:
         await supervisor.start()
@@ -336,12 +330,12 @@ async def test_engine_whose_words_cannot_be_taken_is_replaced(tmp_path: Path) ->
     supervisor = Supervisor(client, config(tmp_path))
     told: list[str] = []
 
-    def fail_once(code: str) -> None:
-        told.append(code)
+    def fail_once(failed: RequestFailed) -> None:
+        told.append(failed.code)
         if len(told) == 1:
             raise RuntimeError("nobody can count this")
 
-    client.add_error_listener(fail_once)
+    client.subscribe(RequestFailed, fail_once)
     try:
         await supervisor.start()
         first = supervisor.engine_pid

@@ -11,7 +11,8 @@ from neaptide.engine.params import FinishReason, Tier
 from neaptide.server.batches.lines import ContextCompiler
 from neaptide.server.context import GenerationDefaults
 from neaptide.server.edge.errors import ApiError, EngineFailedError, InvalidRequestError
-from neaptide.server.openai.prepare import CHAT, COMPLETIONS, parse_body, prepare
+from neaptide.server.openai.endpoints import CHAT, COMPLETIONS
+from neaptide.server.openai.prepare import parse_body, prepare
 from neaptide.server.openai.respond import ResponseAssembler
 from neaptide.server.openai.schemas import (
     Body,
@@ -35,7 +36,7 @@ BODY: dict[str, Any] = {"messages": USER, "max_tokens": 8}
 
 def test_a_batch_line_is_flex_to_its_reader_and_batch_to_the_engine(tokenizer: Tokenizer) -> None:
     prepared = prepare(CHAT, {**BODY, "service_tier": "priority"}, make_context(tokenizer), Tier.BATCH)
-    assert (prepared.tier, prepared.service_tier) == (Tier.BATCH, "flex")
+    assert (prepared.tier, prepared.form.service_tier) == (Tier.BATCH, "flex")
 
 
 def test_a_batch_line_cannot_stream(tokenizer: Tokenizer) -> None:
@@ -93,7 +94,7 @@ def test_line_to_body_without_a_loop(tokenizer: Tokenizer) -> None:
     prepared = prepare(CHAT, {**BODY, "n": 2, "stop": ["b"], "seed": 2**63 - 1}, make_context(tokenizer), Tier.BATCH)
     assert len(prepared.requests) == 2
     assert [prepared.params_for(choice).seed for choice in (0, 1)] == [2**63 - 1, 0]
-    assembler = ResponseAssembler(prepared)
+    assembler = ResponseAssembler.of(prepared)
     assembler.feed(1, RequestOutput("r:1", tokenizer.encode("xyz"), num_cached_tokens=5))
     assembler.feed(0, RequestOutput("r:0", tokenizer.encode("abc"), num_cached_tokens=3))
     assert assembler.stop_hit == [True, False]
@@ -116,7 +117,7 @@ def test_line_to_body_without_a_loop(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])
 def test_a_failed_choice_has_an_error_and_no_body(tokenizer: Tokenizer, reason: FinishReason) -> None:
-    assembler = ResponseAssembler(prepare(CHAT, BODY, make_context(tokenizer)))
+    assembler = ResponseAssembler.of(prepare(CHAT, BODY, make_context(tokenizer)))
     assembler.feed(0, RequestOutput("r", [7], finish_reason=reason, error="secret"))
     assert assembler.finished
     assert assembler.error is not None

@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from neaptide.server.openai.prepare import RESPONSES
+from neaptide.server.openai.endpoints import RESPONSES
 from neaptide.server.openai.responses.bodies import FieldsOfChats
 from tests.server.conftest import MODEL_ID, Server
 

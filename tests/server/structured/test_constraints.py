@@ -11,7 +11,8 @@ import pytest
 
 from neaptide.engine.messages import AddRequest
 from neaptide.server.context import ServingContext
-from neaptide.server.openai.prepare import CHAT, COMPLETIONS, RESPONSES, prepare
+from neaptide.server.openai.endpoints import CHAT, COMPLETIONS, RESPONSES
+from neaptide.server.openai.prepare import prepare
 from neaptide.server.structured.checker import TOO_LONG, CheckerBusyError
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.patience import PATIENCE_S, Stopwatch, until

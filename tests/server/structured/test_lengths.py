@@ -9,7 +9,8 @@ import pytest
 
 from neaptide.launch.serve import embedded_model_path
 from neaptide.models.grammars import Grammars
-from neaptide.server.openai.prepare import CHAT, prepare
+from neaptide.server.openai.endpoints import CHAT
+from neaptide.server.openai.prepare import prepare
 from neaptide.server.structured.grammars import answer_grammar, schema_part
 from neaptide.server.structured.lengths import max_document_bytes
 from neaptide.server.text.tokenizer import Tokenizer

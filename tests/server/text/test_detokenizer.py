@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from neaptide.engine.messages import RequestOutput
 from neaptide.engine.params import FinishReason
-from neaptide.server.openai.prepare import COMPLETIONS, prepare
+from neaptide.server.openai.endpoints import COMPLETIONS
+from neaptide.server.openai.prepare import prepare
 from neaptide.server.openai.respond import ResponseAssembler
 from neaptide.server.text.detokenizer import IncrementalDecoder, StopScanner
 from neaptide.server.text.tokenizer import Tokenizer
@@ -69,7 +70,7 @@ def test_deltas_add_up_to_the_body(ids: list[int], sizes: list[int], echo: bool,
     prepared = prepare(COMPLETIONS, body, make_context(TOKENIZER))
     texts = []
     for splits in ([1] * len(ids), sizes):
-        assembler = ResponseAssembler(prepared)
+        assembler = ResponseAssembler.of(prepared)
         shown, place = "", 0
         for size in [*splits, len(ids)]:
             last = place + size >= len(ids)
@@ -88,7 +89,7 @@ def test_first_min_tokens_cannot_stop() -> None:
     ids = TOKENIZER.encode("aaaa")
     context = make_context(TOKENIZER)
     prepared = prepare(COMPLETIONS, {"prompt": "x", "max_tokens": 9, "min_tokens": 2, "stop": ["a"]}, context)
-    assembler = ResponseAssembler(prepared)
+    assembler = ResponseAssembler.of(prepared)
     assembler.feed(0, RequestOutput("x", ids))
     assert assembler.body("x")["choices"][0]["text"] == "aa"
     assert assembler.stop_hit == [True]

@@ -22,7 +22,7 @@ PROFILE = "a100-80g-llama-3.1-8b"
 FULL = {"batchllm-industry": 8000, "loogle-qa-short": 1951, "blend-trace-1": 20_000}
 QUICK = {"batchllm-industry": 1000, "loogle-qa-short": 600}
 SIZES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Of the cache, in the tokens that all prompts would take with every prefix once."""
+"""Cache sizes, relative to the tokens of all prompts with every prefix once."""
 SHOWN_SIZES = (0.02, 0.1)
 BLOCK_SIZE = 16
 OURS = "ours"
@@ -46,7 +46,8 @@ CURVES: dict[str, tuple[str, Eviction | None]] = {
 Curve = list[float | None]
 """Share of the prompt tokens found, for every size; None where the longest prompt does not fit."""
 NEAR = 0.01
-"""Of all prompt tokens: so close the engine's cache must come to Belady's choice in what a request leaves of it."""
+"""Largest distance of the engine's cache to Belady's choice at request granularity, as a fraction of all prompt
+tokens."""
 
 
 def run(quick: bool) -> ExperimentResult:

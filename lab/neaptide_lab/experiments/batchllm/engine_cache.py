@@ -1,7 +1,7 @@
 """What the engine's own cache finds of a pool in a planned order, one request after another.
 
-The cache, the pool and the plan are those that serve; only the scheduler is left out, so that the numbers stand beside
-those of the model in ``simulation.pools.prefix_cache``, which has the same frame.
+Cache, pool and plan are those that serve; only the scheduler is left out. The numbers are therefore comparable to those
+of the model in ``simulation.pools.prefix_cache``, which has the same frame.
 """
 
 import math
@@ -30,7 +30,7 @@ BATCH_ID = "pool"
 def found_tokens(
     requests: Sequence[TraceRequest], order: IntArray, capacities_tokens: Sequence[int], block_size: int
 ) -> list[int | None]:
-    """Of all prompts, what a cache of each capacity has of them; None if one prompt is larger than it."""
+    """Tokens of all prompts that a cache of each capacity finds; None if a prompt is larger than the cache."""
     with TemporaryDirectory(prefix="neaptide-cache-") as directory:
         stem = str(Path(directory, BATCH_ID))
         with TokenFileWriter(stem) as writer:

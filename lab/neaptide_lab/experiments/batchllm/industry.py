@@ -32,7 +32,7 @@ RUNS = {
     "batchllm": ("batchllm", "fcfs", None),
     "neaptide": ("balance", "neaptide", None),
 }
-"""Order, scheduler, seats; None: as memory allows."""
+"""Order, scheduler, slots; None: as memory allows."""
 UNSORTED = ("fcfs", "fcfs, all seats", "lpm")
 PAPER_REQUESTS_PER_S = {"fcfs": 6.71, "batchllm": 8.67}
 """A100, Qwen2.5-7B; the first is the best of the paper's four rivals, which it runs unsorted."""
@@ -61,7 +61,7 @@ def run(quick: bool) -> ExperimentResult:
 
 
 def _shares(pool: Pool) -> dict[str, float]:
-    """Of all prompt tokens, what each way to share saves by the tree alone."""
+    """Fraction of all prompt tokens that each way to share saves by the tree alone."""
     prefixes, total = Prefixes.of(pool.tree), int(pool.work.prompt_tokens.sum())
     savings = {
         "Alg. 1": enlarged_first_level(prefixes).saving,

@@ -24,7 +24,7 @@ RIVALS = {
     "fcfs, sorted": ("dfs", "fcfs", SEATS),
     "lpm": ("balance", "lpm", SEATS),
 }
-"""Order, scheduler, seats (None: as memory allows). vLLM as it comes, with more seats, with prompts sorted before (the
+"""Order, scheduler, slots (None: as memory allows). vLLM by default, with more slots, with prompts sorted before (the
 paper's sorted baseline); SGLang's order."""
 OURS = {"batchllm": ("batchllm", "fcfs", None), "neaptide": ("balance", "neaptide", None)}
 PAPER_LEAST, PAPER_MOST = 1.4, 3.0

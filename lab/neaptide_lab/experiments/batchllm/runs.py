@@ -20,39 +20,40 @@ FOR_EVER_S = 1e9
 SEATS = 256
 """vLLM's cap on requests that run at once."""
 USED_MEMORY = 0.9
-"""Of the memory, what the expected answers may fill: lengths and ages differ from the mean."""
+"""Fraction of the memory that the expected answers may fill: lengths and ages differ from the mean."""
 
 
 @dataclass(slots=True, frozen=True)
 class Engine:
-    """The scheduler and its limits; 256 seats and 2,048 tokens a step are vLLM's."""
+    """The scheduler and its limits; 256 slots and 2,048 tokens per step are vLLM's."""
 
     policy: str = "fcfs"
     seats: int = SEATS
     step_tokens: int = 2048
     has_all_memory: bool = False
-    """Nothing is kept for online work, of which there is none. A policy that keeps some drops rows where seats are as
-    many as all of the memory has room for."""
+    """Nothing is reserved for online work, of which there is none. A policy with a reservation drops rows when all
+    slots together fill the memory."""
 
 
 def seats_by_memory(pool: Pool) -> int:
-    """No cap but the memory's (BatchLLM, section 4.3): so many requests fit with their answers, prefixes held once."""
+    """Number of requests that fit into memory with their answers, prefixes held once (no other cap: BatchLLM, section
+    4.3)."""
     held_tokens = pool.work.prompt_tokens.sum() - pool.shared_tokens.sum() + pool.work.output_tokens.sum()
     return max(int(USED_MEMORY * pool.kv_tokens * len(pool.shared_tokens) / held_tokens), 1)
 
 
 @dataclass(slots=True, frozen=True)
 class Outcome:
-    """Of a whole run."""
+    """Figures of a whole run."""
 
     seconds: float
     requests_per_s: float
     tokens_per_s: float
     """Prompts and answers, cached tokens as well."""
     saving: float
-    """Of all prompt tokens, what was not computed."""
+    """Fraction of all prompt tokens that was not computed."""
     share_of_bound: float
-    """Of the rate at which the roofline alone would be reached (``simulation/bound.py``, the long run)."""
+    """Fraction of the rate that the roofline alone would allow (``simulation/bound.py``, the long run)."""
     step_tokens: FloatArray
     """[steps] computed in each."""
 
@@ -65,7 +66,8 @@ def run_to_the_end(
     engine: Engine,
     overlap_kappa: float = 1.0,
 ) -> Outcome:
-    """Under ``fcfs`` the engine admits rows in exactly this order as memory and seats allow."""
+    """Runs the rows in a given order. Under ``fcfs`` the engine admits them in exactly this order, as memory and slots
+    allow."""
     scenario = Scenario(
         headroom=NOTHING_KEPT if engine.has_all_memory else DEFAULT_HEADROOM,
         offline_max_kv_ratio=1.0 if engine.has_all_memory else SchedulerConfig().offline_max_kv_ratio,

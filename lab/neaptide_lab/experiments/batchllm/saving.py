@@ -31,13 +31,14 @@ QUICK = ((2000, 200, 16), (16000, 200, 16))
 PAPER = {(2000, 200, 16): (40.1, 85.2), (16000, 200, 16): (6.3, 92.6)}
 """Percent under vLLM's LRU and under BatchLLM."""
 FULL_SCALE, QUICK_SCALE = 4, 8
-"""So many times fewer requests than the paper's 6,400, as much less memory for them and as many fewer seats."""
+"""Factors by which there are fewer requests than the paper's 6,400, less memory and fewer slots."""
 RUNS = {"fcfs, shuffled": ("balance", "fcfs"), "batchllm": ("batchllm", "fcfs"), "neaptide": ("balance", "neaptide")}
-"""Order, and who runs it."""
+"""The order, and the scheduler that runs it."""
 
 
 def scaled(profile: DeviceProfile, scale: int) -> DeviceProfile:
-    """With so many times less memory for KV: what fits of a pool that is as much smaller stays the same."""
+    """The profile with KV memory smaller by this factor, so that the same part of a pool fits that is smaller by the
+    same factor."""
     return msgspec.structs.replace(profile, num_blocks=profile.num_blocks // scale)
 
 

@@ -22,7 +22,7 @@ FULL = tuple(product(PREFIXES, DEGREES))
 QUICK = ((2000, 2), (2000, 16))
 """Prefix, sharing degree."""
 FULL_SCALE, QUICK_SCALE = 8, 16
-"""So many times fewer requests than the paper's 6,400, as much less memory and as many fewer seats."""
+"""Factors by which there are fewer requests than the paper's 6,400, less memory and fewer slots."""
 PAPER = {(2000, 2): 1.7, (16000, 16): 10.8}
 """Times vLLM's rate on the A100, as the text has it for two corners; 1.5 and 9.5 on the MI200."""
 RUNS = {
@@ -31,7 +31,7 @@ RUNS = {
     "batchllm": ("batchllm", "fcfs", None),
     "neaptide": ("balance", "neaptide", None),
 }
-"""Order, scheduler, seats; None: as memory allows."""
+"""Order, scheduler, slots; None: as memory allows."""
 
 
 def run(quick: bool) -> ExperimentResult:

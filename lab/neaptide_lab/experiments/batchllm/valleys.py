@@ -23,7 +23,7 @@ FULL_SCALE, QUICK_SCALE = 2, 8
 VALLEY = 0.5
 """A step with fewer of its tokens is one."""
 CUT_SHARE = 0.1
-"""Of the steps at both ends: every run fills and drains."""
+"""Fraction of the steps cut off at both ends, because every run fills and drains."""
 RUNS = {
     "shuffled, by requests": ("balance", SEATS),
     "shuffled, by memory": ("balance", None),

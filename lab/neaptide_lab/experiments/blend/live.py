@@ -53,7 +53,7 @@ WAYS: dict[str, tuple[str, str | None]] = {
 }
 """Policy and plan."""
 UNTOLD = ("neaptide, as a server plans",)
-"""Whose planner is told of no answer before that has ended."""
+"""Policies whose planner does not know an answer's length before it has ended."""
 OURS = "neaptide"
 RIVALS = ("echo", "bs+e, dfs", "bs+e, blendserve")
 HEADROOM = {"echo": "mu-sigma"}
@@ -63,7 +63,7 @@ TOLD_TPOT_S = (0.046, 0.044, 0.042)
 the steps are longer than predicted."""
 TOLD = ", told "
 CONCEDED = 0.01
-"""Of attainment: a rival's rate counts as ours does if it attains at most so much less."""
+"""Largest deficit of attainment with which a rival's rate still counts."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -72,7 +72,7 @@ class Size:
     papers: int
     long_answers: int
     window_s: tuple[float, float]
-    """Of the trace; online work should last as long as the pool does."""
+    """Window in trace time; online work should last as long as the pool does."""
     speeds: tuple[float, ...]
     kappas: tuple[float, ...]
 
@@ -126,12 +126,12 @@ def run(quick: bool) -> ExperimentResult:
 
 
 def told_less(scenario: Scenario, least: float) -> dict[str, SimResult]:
-    """By the pace that the policy is told, smaller ones until it attains ``least`` by the one that is promised."""
+    """Results by the pace that the policy aims at, decreased until it attains ``least`` by the promised one."""
     found: dict[str, SimResult] = {}
     for told_s in TOLD_TPOT_S:
         run = simulate(replace(scenario, tpot_slo_s=told_s))
         online = online_result(run.measures, run.window_s, run.window_s[1], (TTFT_SLO_S, TPOT_SLO_S))
-        online.attainment["both_from_arrival"] = None  # counted by the pace that was told
+        online.attainment["both_from_arrival"] = None  # counted by the pace aimed at
         found[f"{1e3 * told_s:.0f} ms"] = result = msgspec.structs.replace(run.result, online=online)
         if _attained(result) >= least:
             break
@@ -214,7 +214,8 @@ def _numbers(result: SimResult, tokens: int) -> dict[str, Any]:
 
 
 def _plot(figure: Any, cells: dict[str, dict[str, SimResult]], tokens: int) -> None:
-    """A line for each rival from the target as it is to what it must be told to attain it: right and high is good."""
+    """A line for each rival, from the real target to the tighter one that it must aim at to attain it. Right and high
+    is good."""
     for axes, (name, runs) in zip(np.atleast_1d(figure.subplots(1, len(cells))), cells.items(), strict=True):
         for way in (way for way in WAYS if way in runs):
             told = [result for one, result in runs.items() if one == way or one.startswith(f"{way}{TOLD}")]

@@ -35,11 +35,11 @@ MODELS: dict[str, ModelShape] = {
 }
 QUICK_MODELS = ("a100-80g-qwen2.5-7b",)
 FLOPS, BYTES_PER_S = 312e12, 2.039e12
-"""Of an A100's data sheet, as in ``blend_sets``."""
+"""From an A100's data sheet, as in ``blend_sets``."""
 PAPER_GAIN, PAPER_LARGEST, PAPER_OPTIMUM = 1.152, 1.244, 0.899
-"""Of the first four."""
+"""The paper's values for the first four."""
 PAPER_LARGE_GAIN, PAPER_LARGE_OPTIMUM = 1.186, 0.908
-"""Of the last one."""
+"""The paper's values for the last one."""
 
 
 def run(quick: bool) -> ExperimentResult:

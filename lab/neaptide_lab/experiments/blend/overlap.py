@@ -13,7 +13,7 @@ ABOUT = "what blending gains as less of compute and memory overlaps, kappa 0 to 
 
 KAPPAS, QUICK_KAPPAS = (0.0, 0.1, 0.2, 0.4, 1.0), (0.0, 1.0)
 NUMBERS, QUICK_NUMBERS = (1, 4), (1,)
-"""Of traces: two opposite ones."""
+"""Numbers of the traces: two opposite ones."""
 
 
 def run(quick: bool) -> ExperimentResult:

@@ -35,7 +35,8 @@ from neaptide.loadgen.workloads.traces import TraceRequest, content_base
 
 BLOCK_TOKENS = 16
 HEAD_SPREAD, QUESTION_SPREAD = 0.3, 0.5
-"""Standard deviation over mean; ours, and less than in ``blend_sets``: a prompt must stay small beside the memory."""
+"""Standard deviation over mean. These are ours, and less than in ``blend_sets``: a prompt must stay small relative to
+the memory."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -140,8 +141,8 @@ def blended(mix: Mix, size: Size, profile: DeviceProfile) -> OfflineSet:
 
 
 def _counts(mix: Mix, shrink: int, videos: list[TraceRequest]) -> tuple[int, int]:
-    """Chats and questions that the long answers need beside them: two linear equations, for tokens that are shared and
-    for the density. Decodes make the memory, so an answer's first token, which its prompt brings, is not among them."""
+    """Chats and questions that the long answers need: two linear equations, for shared tokens and for the density.
+    Decodes make the memory, so an answer's first token, which comes with its prompt, is not counted."""
     weight = mix.density_tokens / shrink * (1.0 - mix.sharing) / mix.density
     chats, questions = mix.chats, MMLU_OUTPUT_TOKENS / shrink
     decodes = chats.output_tokens / shrink
@@ -191,8 +192,8 @@ def _questions(ids: Iterator[int], rng: np.random.Generator, count: int, shrink:
 
 
 def _videos(ids: Iterator[int], rng: np.random.Generator, outputs: IntArray, shrink: int) -> Iterator[TraceRequest]:
-    """Their lengths are asked for, so they are known. Their prompts, which every step reads, are shrunk as well, but
-    for the block that tells that they belong together."""
+    """Their lengths are requested, so they are known. Their prompts, which every step reads, are shrunk as well, except
+    the block that shows that they belong together."""
     own_tokens = max(round((OPENVID_PROMPT_TOKENS - OPENVID_SYSTEM_TOKENS) / shrink), 1)
     system = (next(ids), BLOCK_TOKENS)
     for decodes in _shrunk(rng, outputs, shrink).tolist():

@@ -71,7 +71,7 @@ class Ran:
 
     seconds: float
     sharing: float
-    """Of the prompt tokens, what was found in the cache; what preemptions lost does not count (section 6.4)."""
+    """Fraction of the prompt tokens found in the cache; tokens lost by preemptions do not count (section 6.4)."""
     again: float
     """Tokens computed once more after a preemption, of all that were computed."""
     steps: FloatArray
@@ -79,8 +79,8 @@ class Ran:
 
     @cached_property
     def overlapped(self) -> float:
-        """Of the smaller one of compute and memory in all steps together, how much ran beside the other: 1 if every
-        step had the mix of the whole."""
+        """Of the smaller one of total compute and memory time, the fraction that ran in parallel with the other; 1 if
+        every step had the mix of the whole."""
         compute_s, memory_s, _ = self.steps.T
         return float(np.minimum(compute_s, memory_s).sum() / min(compute_s.sum(), memory_s.sum()))
 
@@ -93,7 +93,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class BlendCase:
-    """A pool on a device, both shrunk alike."""
+    """A pool on a device, both shrunk by the same factor."""
 
     requests: Sequence[TraceRequest]
     profile: DeviceProfile

@@ -15,7 +15,7 @@ ABOUT = "how much of the shared prefixes an order keeps: balance, DFS, blend (Bl
 FULL_REQUESTS, QUICK_REQUESTS = 40_000, 4000
 POLICIES = ("balance", "dfs", "blendserve", "neaptide")
 FREE_SHARES = (1.0, 0.1, 0.02)
-"""Of the KV memory, what running requests leave to the cache."""
+"""Fractions of the KV memory that running requests leave to the cache."""
 JUDGED_SHARE = 0.1
 PAPER_KEPT, PAPER_BALANCE = 97.0, 30.0
 """Percent of the bound: BlendServe's least, and above what balance never is."""

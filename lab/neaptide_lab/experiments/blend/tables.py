@@ -36,7 +36,7 @@ def of_optimum(case: BlendCase, ran: Ran) -> float:
 
 
 def kept(case: BlendCase, ran: Ran) -> float:
-    """Of the sharing that a cache without limit finds."""
+    """Fraction of the sharing that a cache without limit would find."""
     return ran.sharing / case.sharing if case.sharing else 1.0
 
 
@@ -46,7 +46,7 @@ def at_least(value: float, least: float) -> bool:
 
 
 def compared(name: str, case: BlendCase, ways: Mapping[str, Ran], paper_gain: float | None = None) -> list[Row]:
-    """Of one pool under ``COMPARED``."""
+    """Rows of one pool under ``COMPARED``."""
     ours = gain(ways, "neaptide", "blendserve")
     return [
         Row(f"{name}: blendserve over dfs", gain(ways, "blendserve"), paper_gain, "", 3),

@@ -22,9 +22,9 @@ NAME = "blend-throughput"
 ABOUT = "how much faster than depth first do orders by density run, where compute and memory overlap (figure 7)"
 
 PAPER_GAIN, PAPER_OPTIMUM = 1.2084, 0.8655
-"""Of BlendServe, means of the four traces."""
+"""BlendServe's means over the four traces."""
 PAPER_TOKENS_PER_S = {"trace 1": 11_080, "trace 2": 8408, "trace 3": 8403, "trace 4": 6325}
-"""Of BlendServe on one device (table 3)."""
+"""BlendServe's rates on one device (table 3)."""
 
 
 def run(quick: bool) -> ExperimentResult:

@@ -15,7 +15,7 @@ NAME = "blend-usage"
 ABOUT = "how even compute and memory are over the steps of a run (BlendServe, figure 10)"
 
 NUMBER = 2
-"""Of the trace, as in the figure."""
+"""Number of the trace, as in the figure."""
 WINDOWS = 200
 """That the steps of a run are averaged in: one step's prompts come in pieces."""
 CUT = 10

@@ -30,7 +30,7 @@ WITH, WITHOUT = "with bidirectional blocks", "without"
 ARMS = {WITH: HOST_BYTES, WITHOUT: 0}
 RATE_RPS = 10.0
 PAPER_TIMES = {"ttft": 1.23, "tpot": 1.63}
-"""Attainment with over that without. Lengths and initial batch size are not told."""
+"""Attainment with it over attainment without. Lengths and initial batch size are not given."""
 TARGETS = {"ttft": "TTFT", "tpot": "TPOT"}
 
 

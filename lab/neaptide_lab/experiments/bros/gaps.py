@@ -1,4 +1,4 @@
-"""Where a policy leaves offline work undone: what its steps say, for the notes beside a throughput that falls short."""
+"""Finds where a policy leaves offline work undone, from its steps, for the notes on a throughput that falls short."""
 
 from dataclasses import dataclass
 

@@ -48,10 +48,11 @@ PAPER_OFFLINE = {
 LEAST_BELOW = {"ShareGPT": 74.0}
 """Ours below ``fcfs-v0``, in percent: over all, and of each model."""
 LEAST_WORK, LEAST_OFFLINE = 97.0, 95.0
-"""Ours in percent of ``fcfs``, in every cell: work done for both classes; offline tokens, where ..."""
+"""Least percent of ``fcfs`` that ours must reach in every cell: work done for both classes; offline tokens, if
+``SAME_ONLINE`` holds."""
 SAME_ONLINE = 0.02
-"""... the online tokens of ``fcfs`` are at most so far from ours: elsewhere it does offline work while online requests
-wait."""
+"""Offline tokens are compared only if the online tokens of ``fcfs`` differ from ours by at most this. Elsewhere it does
+offline work while online requests wait."""
 
 
 def run(quick: bool) -> ExperimentResult:
@@ -111,7 +112,7 @@ def _throughput_rows(lengths: str, runs: Runs) -> list[Row]:
 
 
 def gap_notes(runs: Runs) -> list[str]:
-    """What the steps of ours say where it falls short, and those of ``fcfs`` beside it."""
+    """Notes from our steps where ours falls short, compared with those of ``fcfs``."""
     return [
         f"{cell}: {OURS} does {work_percent(one):.1f}% of the work of {VLLM}. "
         + " ".join(f"Steps of {policy}: {one.by_policy[policy].gaps}." for policy in (OURS, VLLM))

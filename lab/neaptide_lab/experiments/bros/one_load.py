@@ -13,10 +13,8 @@ POLICIES = (BROS, ROUND_ROBIN, VLLM_V0)
 
 
 def run_bros_load(seed: int, seconds: float) -> dict[str, SimResult]:
-    """The policies of the paper's comparison on the first so many ``seconds`` of its ten minutes, drawn by ``seed``.
-
-    Raises what ``simulate`` raises.
-    """
+    """The policies of the paper's comparison on the first ``seconds`` of its ten minutes, drawn by ``seed``. Raises
+    what ``simulate`` raises."""
     results = {}
     for policy in POLICIES:
         logging.getLogger(__name__).info("policy %s on the load of BROS", policy)

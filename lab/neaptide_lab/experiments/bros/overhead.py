@@ -15,7 +15,7 @@ QUICK = Size((OPT_13B,), (9.0,), 30.0, batch_sizes=(16,), lengths=("ShareGPT",))
 PAPER_SHARE = {"OPT-13B": 9.52, "OPT-30B": 8.42}
 """The larger end of the paper's ranges (from 9.12 and 7.56), in percent."""
 MOST_SHARE = 1.0
-"""Of ours, in percent."""
+"""Largest value of ours, in percent."""
 
 
 def run(quick: bool) -> ExperimentResult:
@@ -41,7 +41,7 @@ def overhead_rows(runs: Runs) -> list[Row]:
 
 
 def planning_percent(one: Outcome) -> float:
-    """Of a step with its planning."""
+    """Planning time in percent of a step with its planning."""
     return 100.0 * one.planning_s / (one.planning_s + one.step_s)
 
 

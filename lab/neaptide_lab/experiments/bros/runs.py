@@ -24,7 +24,7 @@ from neaptide_lab.experiments.bros.work import WorkTally
 from neaptide_lab.experiments.rivals.kept import OUR_CODE, KeptRuns, code_digest
 
 LEAST_WINDOW_S = 5.0
-"""Of one that is asked for: some requests must arrive in it at every rate."""
+"""Shortest window that may be requested: some requests must arrive in it at every rate."""
 DECIDING = tuple(f"experiments/bros/{name}.py" for name in ("gaps", "planning", "runs", "setting", "work"))
 """What of the experiment decides what an ``Outcome`` says."""
 

@@ -12,7 +12,7 @@ from neaptide_lab.experiments.bros.work import WindowWork
 TTFT_SLO_S, TPOT_SLO_S = 0.4, 0.2
 OFFLINE = "bros-be"
 DRAIN_S = 3600.0
-"""After the last arrival, for a normalized latency of all requests: a policy that is behind must still end them."""
+"""Time after the last arrival, so that a policy that is late can still end all requests for the normalized latency."""
 OURS, VLLM, VLLM_V0, ROUND_ROBIN, BROS = "neaptide", "fcfs", "fcfs-v0", "round-robin", "bros"
 POLICIES = (OURS, BROS, ROUND_ROBIN, VLLM, VLLM_V0)
 """In every table."""
@@ -27,7 +27,7 @@ class ServedModel:
     name: str
     profile: str
     context_tokens: int
-    """Of the model; ``fcfs-v0`` also computes so many prompt tokens in a step."""
+    """The model's context; ``fcfs-v0`` also computes up to this many prompt tokens in a step."""
 
 
 OPT_13B = ServedModel("OPT-13B", "a100-40g-sxm-opt-13b-tp2", 2048)
@@ -57,11 +57,11 @@ class Size:
     models: tuple[ServedModel, ...]
     rates_rps: tuple[float, ...]
     window_s: float
-    """Of the paper's ten minutes."""
+    """Part of the paper's ten minutes."""
     batch_sizes: tuple[int, ...] = BATCH_SIZES
     lengths: tuple[str, ...] = tuple(LENGTHS)
     only: tuple[str, ...] = ()
-    """Of these, cells whose names have one of these in them; all if there is none."""
+    """Runs only cells whose names contain one of these; all if empty."""
 
     def cells(self) -> list[Cell]:
         every = [Cell(m, lengths, rate) for lengths in self.lengths for m in self.models for rate in self.rates_rps]
@@ -118,7 +118,7 @@ Runs = dict[Cell, CellRuns]
 
 
 def scenario(cell: Cell, window_s: float, *, seed: int = 0) -> Scenario:
-    """The load beside offline work."""
+    """The load with offline work."""
     return Scenario(
         profile=load_profile(cell.model.profile),
         online=online_requests(f"{LENGTHS[cell.lengths]}@{cell.rate_rps:g}", seed, window_s=(0.0, window_s)),

@@ -56,7 +56,7 @@ PAPER_TIMES = {
 }
 """Mean attainment of BROS over that of the other."""
 ALONE_REACHES, LEAST_ATTAINED = 0.95, 90.0
-"""Where online alone attains so much, ours must attain so many percent beside offline work."""
+"""Where online work alone attains the first, ours with offline work must attain the second, in percent of it."""
 
 
 def run(quick: bool) -> ExperimentResult:

@@ -72,7 +72,7 @@ def cell_note(cell: Cell, one: CellRuns, shown: Callable[[Outcome], str], what: 
 
 
 def price_notes(runs: Runs, policies: Iterable[str]) -> list[str]:
-    """Of these policies in every cell; ``data.runs`` has that of all."""
+    """Notes on these policies in every cell; ``data.runs`` has those on all."""
     return [
         f"{cell}, {policy}: {price(one.by_policy[policy].result)}." for cell, one in runs.items() for policy in policies
     ]

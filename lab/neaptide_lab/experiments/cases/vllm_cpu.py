@@ -97,7 +97,7 @@ class CpuRuns:
 
 
 def run_case(case: CpuCase, seeds: Iterable[int]) -> CpuRuns:
-    """The measurement's workload: Poisson arrivals at 1/s for 60 s beside 512 requests submitted at once."""
+    """The measurement's workload: Poisson arrivals at 1/s for 60 s, with 512 requests submitted at once."""
     flood = requests_at("cpu-flood", [0.0] * case.num_offline, FLOOD_LENGTHS)
     offline = OfflineSet("cpu-flood", flood, synthetic=True)
     scenario = Scenario(
@@ -142,7 +142,7 @@ def requests_at(name: str, arrivals_s: list[float], lengths: tuple[int, int]) ->
 
 
 def cpu_rows(runs: list[CpuRuns]) -> list[Row]:
-    """Two rows of ``ALONE`` have no measured value beside them: the step times were fitted to those."""
+    """Rows of the table. Two rows of ``ALONE`` have no measured value, because the step times were fitted to those."""
     rows = []
     for one in runs:
         case = one.case
@@ -200,5 +200,5 @@ def _alone_and_flooded(runs: list[CpuRuns]) -> tuple[CpuRuns, CpuRuns]:
 
 
 def _rises(alone: CpuRuns, flooded: CpuRuns) -> tuple[float, float]:
-    """Of TTFT p99 and TPOT p50."""
+    """Rises of TTFT p99 and TPOT p50."""
     return flooded.ttft_ms("p99") / alone.ttft_ms("p99"), flooded.tpot_ms("p50") / alone.tpot_ms("p50")

@@ -27,7 +27,7 @@ PEAK_REPLICAS = 4
 TTFT_SLO_S, TPOT_SLO_S = 2.0, 0.1
 CONTEXT_TOKENS = 16_384
 JOBS_AT = (0.0, 0.25, 0.5, 0.75)
-"""Of the day; each job is due ``DEADLINE`` later."""
+"""Submission times as fractions of the day; each job is due ``DEADLINE`` later."""
 DEADLINE, NOON = 0.25, 0.5
 START_UP = 1 / 144
 """Ten minutes: what a replica takes to start, for against a ramp it is what counts how long that is of a day."""
@@ -37,13 +37,13 @@ FIXED, FIXED_LOSS, SCALED = "fixed fleet", "fixed fleet, a replica lost", "autos
 
 @dataclass(slots=True, frozen=True)
 class Size:
-    """A day is simulated so many times faster than it goes by; requests keep their lengths and their targets."""
+    """Size of the simulated day. Time is compressed by a factor; requests keep their lengths and their targets."""
 
     speed: float
     requests_per_s: float
     """While simulated, on average."""
     rows: int
-    """Of each job."""
+    """Rows of each job."""
 
     @property
     def day_s(self) -> float:

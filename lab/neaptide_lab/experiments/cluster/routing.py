@@ -81,7 +81,7 @@ def run(quick: bool) -> ExperimentResult:
 
 
 def as_one(profile: DeviceProfile, devices: int) -> DeviceProfile:
-    """A device with the memory of so many, that takes as much less time for everything."""
+    """One device with the memory and the speed of ``devices`` devices."""
     faster = 1.0 / devices
     costs = {name: cost.scaled((faster,) * 6) for name, cost in profile.costs.items()}
     return msgspec.structs.replace(profile, num_blocks=devices * profile.num_blocks, costs=costs)

@@ -58,7 +58,7 @@ def run(quick: bool) -> ExperimentResult:
 
 
 def _pool(num_rows: int) -> OfflineSet:
-    """The set, and its like with other contents until there are so many rows."""
+    """The set, and copies with other contents until there are ``num_rows`` rows."""
     base = load_offline(POOL, seed=0, limit=num_rows)
     generations = range(1, -(-num_rows // len(base.requests)))
     requests = [*base.requests, *(request for number in generations for request in base.refill(number).requests)]

@@ -1,4 +1,4 @@
-"""Echo's figure 9: how much of the offline prompts is found in the cache, over time, beside online load."""
+"""Echo's figure 9: the fraction of offline prompts found in the cache, over time, under online load."""
 
 import logging
 from typing import Any, NamedTuple
@@ -17,10 +17,10 @@ ABOUT = "prefix hits of offline prompts over time beside online load (Echo, figu
 POLICIES = ("bs+e+s", "echo", OURS)
 """The paper leaves its base and BS+E out: they do not reorder requests."""
 PAPER_HIT_RATE = 78.6
-"""Of Echo, in percent."""
+"""Echo's value in percent."""
 FULL_PART_S, QUICK_PART_S = 10.0, 5.0
 PEAK_SHARE = 0.25
-"""Of the parts of the run: those with the most online prompt tokens are the peak."""
+"""Fraction of the parts of the run that are the peak: those with the most online prompt tokens."""
 
 Column = npt.NDArray[np.float64]
 
@@ -30,11 +30,11 @@ class Series(NamedTuple):
 
     start_s: Column
     admitted_tokens: Column
-    """Of prompts of offline requests that were admitted in it ..."""
+    """Tokens of offline prompts admitted in the part."""
     cached_tokens: Column
-    """... and what of them was in the cache."""
+    """Those of them that were in the cache."""
     online_tokens: Column
-    """Of prompts that were admitted in it."""
+    """Tokens of online prompts admitted in the part."""
 
     @property
     def hits(self) -> Column:

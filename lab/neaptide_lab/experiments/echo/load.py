@@ -20,7 +20,7 @@ QUESTIONS = "loogle-qa-short"
 SPEEDS = (1.0, 0.7, 0.5, 0.35, 0.25)
 """The first at which online work alone meets its targets is used for all."""
 ATTAINMENT = 0.9
-"""Of both targets, online alone."""
+"""Fraction of requests that must meet both targets, online work alone."""
 TTFT_SLO_S, TPOT_SLO_S = 1.0, 0.05
 STEP_NOISE = 0.05
 CONTEXT_TOKENS = 32_768
@@ -34,7 +34,7 @@ HEADROOM = {"echo": "mu-sigma"}
 
 @dataclass(slots=True, frozen=True)
 class Window:
-    """Of a trace, in its own seconds."""
+    """Window of a trace, in its own seconds."""
 
     trace: str
     start_s: float
@@ -50,7 +50,7 @@ BURST, BURST_QUICK = Window("echo-day@0.8", 46_740.0, 47_160.0), Window("echo-da
 class OnlineLoad:
     window: Window
     speed: float
-    """Of the trace: below 1 it is slowed."""
+    """Speed of the trace; below 1 it is slowed."""
     alone: Scenario
     """Without offline work, under the base."""
 

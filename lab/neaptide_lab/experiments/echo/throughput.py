@@ -24,7 +24,7 @@ ABOUT = "offline tokens per second beside online load, against vLLM's old schedu
 
 POLICIES = (BASE, "priority", *ECHO_LADDER[1:], OURS)
 PLANNED = f"{OURS}, planned"
-"""With the plan that a server makes on a GPU, told of no answer before it has ended."""
+"""With the plan that a server makes on a GPU, without knowing an answer's length before it has ended."""
 RIVAL = "echo"
 LADDER = (*ECHO_LADDER, OURS)
 """Each rung has a part more than the one before it, and should be faster."""
@@ -35,7 +35,7 @@ PAPER_HIT_RATE = 78.6
 GOAL = 4.0
 """Speed-up of ours on the QA sets."""
 KEPT_POINTS = 0.01
-"""Of attainment that offline work may cost."""
+"""Attainment that offline work may cost."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -79,8 +79,8 @@ def run(quick: bool) -> ExperimentResult:
 
 
 def _rows(name: str, runs: dict[str, SimResult], alone: SimResult, *, judged: bool) -> list[Row]:
-    """``judged``: whether it must be ahead of the rival. A plan that is told of no answer begins with samples, so half
-    a minute says what that costs."""
+    """Rows of one offline set. ``judged``: whether ours must exceed the rival. A plan without known answers begins with
+    samples, so half a minute shows their cost."""
     base = _speed(runs[BASE])
     rows = []
     for policy in (*POLICIES[1:], PLANNED):

@@ -1,4 +1,4 @@
-"""Echo's figures 8 and 10: who runs and who holds the memory over time, when online load comes and goes."""
+"""Echo's figures 8 and 10: running requests and memory by class over time, while the online load varies."""
 
 import logging
 from typing import Any
@@ -43,7 +43,7 @@ class Timeline(EngineObserver):
         self.lines.append((step.timer.executed_at_s, num_online, len(plan) - num_online, *shares))
 
     def columns(self, window_s: tuple[float, float]) -> dict[str, Column]:
-        """Of the steps that ended in the window."""
+        """Columns of the steps that ended in the window."""
         table = np.array(self.lines, np.float64).reshape(-1, len(COLUMNS))
         inside = (table[:, 0] > window_s[0]) & (table[:, 0] <= window_s[1])
         return dict(zip(COLUMNS, table[inside].T, strict=True))

@@ -13,9 +13,9 @@ ABOUT = "does a batch meet a deadline that its share alone would miss, beside th
 
 NUM_OTHERS = 3
 DUE_SHARE = 0.6
-"""Of the time that the batch takes with its share alone: when it is due."""
+"""Due time, as a fraction of the time that the batch takes with its share alone."""
 CONCEDED = 0.01
-"""Of the chats' attainment."""
+"""Largest loss of the chats' attainment."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -23,7 +23,7 @@ class Size:
     window_s: float
     due_rows: int
     other_rows: int
-    """Of each of the others, enough that none ends."""
+    """Rows of each of the others, enough that none ends."""
 
 
 FULL = Size(120.0, 800, 1700)

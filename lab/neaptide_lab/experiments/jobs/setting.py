@@ -1,4 +1,4 @@
-"""Batch jobs of several API keys beside chats: what the experiments on shares and deadlines have in common."""
+"""Batch jobs of several API keys together with chats: the common part of the experiments on shares and deadlines."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ def job(number: int, rows: int, **fields: object) -> OfflineSet:
 def scenario_beside_chats(
     jobs: Sequence[OfflineSet], window_s: float, share_weights: Mapping[str, float] = MappingProxyType({})
 ) -> Scenario:
-    """Chats for so long, behind ``WARM_UP_S`` of offline work alone."""
+    """A scenario with chats for this long, after ``WARM_UP_S`` of offline work alone."""
     load = replace(CONV, window_s=(600.0, 600.0 + window_s * CONV.speed), warm_up_s=WARM_UP_S)
     return replace(scenario_of(load), offline=jobs, share_weights=share_weights, refill=False, with_bounds=False)
 

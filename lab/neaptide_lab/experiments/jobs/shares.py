@@ -1,4 +1,4 @@
-"""Fair shares: what every API key gets of the offline work, and what a small job waits for behind a huge one."""
+"""Fair shares: each API key's part of the offline work, and the wait of a small job after a huge one."""
 
 import logging
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ ABOUT = (
 
 NUM_KEYS = 10
 GREEDY_JOBS = 4
-"""Of the first key; the others have one each."""
+"""Jobs of the first key; the others have one each."""
 WEIGHTS: dict[str, dict[str, float]] = {"equal weights": {}, "weights 1, 2, 3": {"key8": 2.0, "key9": 3.0}}
 MOST_OFF = 0.1
-"""Of its share: what a key may have more or less."""
+"""Largest deviation from a key's share, relative to it."""
 MOST_TIMES = 2.0
 """Its share's time: what a small job may take."""
 
@@ -28,7 +28,7 @@ MOST_TIMES = 2.0
 class Size:
     window_s: float
     rows: int
-    """Of a job, enough that no key runs out of them."""
+    """Rows of a job, enough that no key runs out of them."""
     huge_rows: int
     small_rows: int
 
@@ -67,7 +67,7 @@ def run(quick: bool) -> ExperimentResult:
 
 
 def shares_of_keys(size: Size, weights: Mapping[str, float]) -> tuple[dict[str, tuple[float, float]], float]:
-    """Of each key what it had and what it is due; and the attainment of both targets."""
+    """Each key's part and its due share; and the attainment of both targets."""
     keys = [f"key{k}" for k in range(NUM_KEYS)]
     owners = [keys[0]] * (GREEDY_JOBS - 1) + keys
     jobs = [job(number, size.rows, share=key) for number, key in enumerate(owners, 1)]
@@ -81,7 +81,7 @@ def shares_of_keys(size: Size, weights: Mapping[str, float]) -> tuple[dict[str, 
 
 
 def furthest_off(shares: Mapping[str, tuple[float, float]]) -> float:
-    """Of its share, what a key has more or less at most."""
+    """Largest deviation of a key from its share, relative to it."""
     return max(abs(had / due - 1.0) for had, due in shares.values())
 
 

@@ -1,1 +1,1 @@
-"""What a plan costs to make, and what it tells: times, samples of lengths, parts for replicas."""
+"""The cost and the quality of plans: times, samples of lengths, parts for replicas."""

@@ -27,7 +27,7 @@ REPLICAS = (2, 4)
 MAX_UNEVEN, MAX_LOST = 0.02, 0.01
 RUN_SET, RUN_PROFILE = "batchllm-industry", "a100-80g-qwen2.5-7b"
 FULL_SCALE, QUICK_SCALE = 2, 8
-"""The simulated runs have so many times fewer of the set's 8,000 requests, and as much less memory."""
+"""Factors by which the simulated runs have fewer requests than the set's 8,000, and less memory."""
 PAPER_SCALING = {2: 1.89, 4: 3.86}
 """Table 3: 1.85 to 1.93 and 3.78 to 3.88 times one replica's throughput; about the middle is shown."""
 MIN_SCALING = {2: 1.93, 4: 3.86}
@@ -36,16 +36,16 @@ MIN_SCALING = {2: 1.93, 4: 3.86}
 
 @dataclass(slots=True, frozen=True)
 class Parts:
-    """Of one pool."""
+    """The parts of one pool."""
 
     uneven: float
     """The furthest that a replica's compute time, memory time or density is from the mean, of the mean."""
     lost: float
-    """Of what the pool shares, what no replica can share any more ..."""
+    """Fraction of the pool's sharing that no replica can use any more."""
     lost_in_cache: float
-    """... and what is not found when each replica runs its dual scan with a cache of its own memory."""
+    """Fraction not found when each replica runs its dual scan with a cache of its own memory."""
     largest: float
-    """Of a replica's equal share of the compute or the memory time, what the largest request takes: no part can have
+    """Time of the largest request, relative to a replica's equal share of compute or memory time; no part can have
     less."""
 
 
@@ -116,7 +116,7 @@ def _found(pool: Pool, rows: IntArray) -> int:
 
 
 def _scaling(scale: int, logger: logging.Logger) -> dict[int, float]:
-    """How many times as fast the slowest of so many replicas is through."""
+    """Speed-up of the slowest replica, by number of replicas."""
     profile = scaled(load_profile(RUN_PROFILE), scale)
     set_ = load_offline(RUN_SET, seed=0, limit=8000 // scale)
     pool = pool_of(set_.requests, profile)

@@ -39,10 +39,10 @@ ADDED = 1000
 MAX_LONG_S, MAX_SHORT_S, MAX_ADDING_S, MAX_BYTES = 0.2, 20.0, 0.2, 4e9
 PAPER_LONG_S = 1.51
 PAPER_MEAN_MS, PAPER_P99_MS = 0.08, 0.23
-"""Of an operation on the tree at run time; not to be exceeded."""
+"""Times of an operation on the tree at run time; not to be exceeded."""
 NUM_OPERATIONS = 5000
 REPEATS = 3
-"""The shortest of so many: others use the machine as well."""
+"""Repeats, of which the shortest counts, because others use the machine as well."""
 
 
 def run(quick: bool) -> ExperimentResult:
@@ -135,7 +135,7 @@ def _adding_s(requests: list[TraceRequest]) -> float:
 
 
 def _tree_operations_ms(requests: list[TraceRequest]) -> FloatArray:
-    """Of every row taken, and of every row ended, from a pool of them all; the last half of them is measured."""
+    """Time of every row taken and every row ended, from a pool of them all; the last half is measured."""
     with TemporaryDirectory(prefix="neaptide-plan-") as directory:
         stem = Path(directory, "job")
         with TokenFileWriter(stem) as writer:

@@ -1,4 +1,4 @@
-"""BlendServe's sampling of lengths (section 5.1): what 1% of the answers tell of the order that all would give."""
+"""BlendServe's sampling of lengths (section 5.1): how well 1% of the answers give the order that all would give."""
 
 import logging
 from typing import Any

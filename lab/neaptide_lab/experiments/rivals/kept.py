@@ -32,13 +32,13 @@ class Line(msgspec.Struct, Generic[T], forbid_unknown_fields=True):
     """One of the file."""
 
     name: str
-    """What was simulated ..."""
+    """Name of the simulated case."""
     code: str
-    """... and by which code."""
+    """Digest of the code that simulated it."""
     least_attainment: float
     result: T | None = None
     out_of_reach: str | None = None
-    """Why it was given up: it could no longer attain so much."""
+    """Why the run was stopped: the attainment that it could no longer reach."""
 
     def answers(self, least_attainment: float) -> bool:
         return self.result is not None or self.least_attainment <= least_attainment

@@ -1,4 +1,4 @@
-"""Online traces beside offline sets on which policies are compared, some with moving loads."""
+"""Online traces with offline sets on which policies are compared, some with moving loads."""
 
 from dataclasses import dataclass, replace
 
@@ -19,17 +19,17 @@ OFFLINE_REQUESTS = 4000
 
 @dataclass(slots=True, frozen=True)
 class Load:
-    """An online trace beside an offline set."""
+    """An online trace with an offline set."""
 
     trace: str
     window_s: tuple[float, float]
-    """Of the trace."""
+    """Window in trace time."""
     speed: float
     offline: str
     context_tokens: int = 16_384
     warm_up_s: float = 30.0
-    """So long offline work runs before the first online request, which opens the window: until about as many rows end
-    as begin. A policy that is still filling the cache computes prompts, and looks fast."""
+    """Offline work runs for this long before the first online request, which opens the window: until about as many rows
+    end as begin. A policy that still fills the cache computes prompts, and looks fast."""
     mixed_with: tuple["Load", ...] = ()
     """Their online requests come as well."""
     name: str = ""

@@ -61,7 +61,7 @@ class Size:
     step_tokens: tuple[int, ...]
     seats: tuple[int, ...]
     only: tuple[PolicyPoint, ...] | None = None
-    """Of the rivals' points; None is all of them."""
+    """The rivals' points to run; None: all of them."""
 
 
 FULL = Size((*LOADS, *MOVING), STEP_TOKENS, SEATS)
@@ -99,9 +99,9 @@ class TraceRuns:
     alone: Point
     """Ours without offline work."""
     rivals: dict[str, list[Point]]
-    """Those that were run to their end ..."""
+    """Points that ran to their end."""
     out_of_reach: dict[str, dict[str, str]] = field(default_factory=dict)
-    """... and those that were given up, with the reason, by rival and point."""
+    """Points that were stopped, with the reason, by rival and point."""
 
     def keeping_up(self, rival: str) -> list[Point]:
         """Points of the rival that attain about as much as ours."""
@@ -162,7 +162,7 @@ def run_kept(quick: bool, kept: KeptRuns[SimResult], *, only_likely: bool = Fals
 
 
 def settings(policy: str, step_tokens: Sequence[int], seats: Sequence[int]) -> list[PolicyPoint]:
-    """What a rival may be tuned to: vLLM refuses fewer step tokens than seats."""
+    """The settings of a rival: vLLM refuses fewer step tokens than slots."""
     return [PolicyPoint(policy, tokens, most) for tokens, most in product(step_tokens, seats) if tokens >= most]
 
 

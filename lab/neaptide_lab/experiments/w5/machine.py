@@ -38,7 +38,7 @@ LIVE_MACHINE = DeviceProfile(
         ("prefill", "decode", "mixed"),
         StepCost(
             fixed_s=0.0,
-            # Of 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96 and 128 tokens, in ms.
+            # For 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96 and 128 tokens, in ms.
             gemm_curve_s=tuple(
                 1e-3 * ms for ms in (8.6, 10.0, 10.9, 12.3, 15.5, 18.0, 21.8, 24.1, 28.8, 33.4, 42.7, 52, 75, 97)
             ),
@@ -83,7 +83,7 @@ class Bench:
         return replace(_scenario(self.profile, self.size, seed), online=online)
 
     def beside(self, load: float, seed: int, tpot_slo_s: float) -> Scenario:
-        """The same beside the batch, with targets."""
+        """The same scenario with the batch and targets."""
         return replace(
             self.alone(load, seed),
             offline=[_lines()],

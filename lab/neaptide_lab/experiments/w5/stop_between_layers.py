@@ -1,4 +1,4 @@
-"""What W5 gains where steps of offline work alone are given up between layers when a chat comes (ADR 38, 48)."""
+"""W5's gain from aborting steps of offline work alone between layers when a chat arrives (ADR 38, 48)."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ NAME = "stop-between-layers"
 ABOUT = "what do chats and offline work gain where steps are given up between layers when a chat comes?"
 
 HANDOVER_S = 0.0005
-"""Assumed time to give up a step."""
+"""Assumed time to abort a step."""
 WHOLE, GIVEN_UP = "whole steps", "given up"
 FACTORS = (2.0, 4.0, 8.0)
 """On the bound of steps without online work."""
@@ -69,7 +69,7 @@ def run(quick: bool) -> ExperimentResult:
 
 
 def ways_of(factors: Sequence[float]) -> Ways:
-    """Steps that run to their end, and steps that are given up, as long as they are and longer."""
+    """Steps that run to their end, and abortable steps of the same length and longer."""
     layers = Layers(NUM_LAYERS, HANDOVER_S)
     ways: Ways = {WHOLE: None, GIVEN_UP: GiveUp(layers)}
     return ways | {f"{GIVEN_UP}, {factor:g} times as long": GiveUp(layers, factor) for factor in factors}

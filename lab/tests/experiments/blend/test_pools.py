@@ -136,7 +136,7 @@ def test_densities_of_models_count_parameters_and_cached_bytes() -> None:
 
 
 SECONDS = {"dfs": 1.3, "balance": 1.4, "blendserve": 1.1, "neaptide": 1.0}
-"""Of the optimum's."""
+"""Time of each policy, as a multiple of the optimum's."""
 
 
 @pytest.fixture

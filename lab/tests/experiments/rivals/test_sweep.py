@@ -211,7 +211,7 @@ def test_a_sweep_that_was_cut_goes_on_and_says_the_same(tmp_path: Path, monkeypa
 def test_the_likely_points_are_run_alone_if_asked_and_are_not_run_again_by_the_whole_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the 2 x 2 points of the whole; ours and ours alone besides, on two loads."""
+    """With the 2 x 2 points of the whole, and ours alone besides, on two loads."""
     likely = PolicyPoint("priority", 2048, 64)
     whole = dataclasses.replace(sweep.QUICK, step_tokens=(1024, 2048))
     monkeypatch.setattr(sweep, "LIKELY", (likely,))

@@ -1,4 +1,5 @@
-"""The files of one job: its prompts (``engine.offline.token_file``), their prefix tree and the sampling of every row.
+"""The files of one job: its prompts (``engine.offline.token_file``), their prefix tree, the sampling of every row and
+what the reply to each line needs of it (``reply_records``).
 
 Written once at validation, durable before the job starts, mapped or read again after every restart, removed
 when the batch has ended.
@@ -18,6 +19,8 @@ from neaptide.engine.offline.prefix_tree import write_prefixes
 from neaptide.engine.offline.token_file import TokenFile, TokenFileWriter
 from neaptide.engine.params import SamplingParams
 from neaptide.engine.private_files import private_opener
+from neaptide.server.batches.checking import reply_records
+from neaptide.server.batches.checking.reply_records import ReplyWriter
 from neaptide.server.batches.lines import CompiledLine
 from neaptide.server.batches.storing.data_dir import sync_directory
 
@@ -28,6 +31,10 @@ class JobPlan(msgspec.Struct):
     params_table: list[SamplingParams]
     params_index: list[int]
     stream_rows: list[int]
+    replies_version: int = 0
+    """Of the reply file; 0 where there is none."""
+    reply_places: bytes = b""
+    """As ``ReplyWriter.places``."""
 
 
 class SealedPlan(NamedTuple):
@@ -50,6 +57,7 @@ class PlanWriter:
     def __init__(self, stem: Path) -> None:
         self._stem = stem
         self._tokens = TokenFileWriter(stem)
+        self._replies = ReplyWriter(plan_file(stem, REPLIES))
         self._plan = JobPlan([], [], [])
         self._known: dict[bytes, int] = {}
         self._closed = False
@@ -64,6 +72,7 @@ class PlanWriter:
     def append(self, line: CompiledLine) -> int:
         """Adds the line's rows and returns the first."""
         first_row = self.num_rows
+        self._replies.append(line.reply, len(line.prompts))
         for prompt, params in zip(line.prompts, line.params, strict=True):
             if line.wants_stream:
                 self._plan.stream_rows.append(self.num_rows)
@@ -80,7 +89,9 @@ class PlanWriter:
         """Makes everything durable."""
         self._closed = True
         self._tokens.close()
+        self._replies.close()
         write_prefixes(self._stem)
+        self._plan.replies_version, self._plan.reply_places = reply_records.VERSION, self._replies.places
         plan = msgspec.msgpack.encode(self._plan)
         self.digest = _seal_of(*(one.digest() for one in self._tokens.hashes), hashlib.sha256(plan).digest())
         with open(_plan_path(self._stem), "wb", opener=private_opener) as f:
@@ -94,6 +105,7 @@ class PlanWriter:
         if not self._closed:
             self._closed = True
             self._tokens.close()
+            self._replies.close()
         remove_plan(self._stem)
 
 
@@ -156,8 +168,12 @@ def tokens_version(stem: Path) -> tuple[int, ...] | None:
 _SUFFIXES = (".tokens", ".offsets", ".plan")
 PREFIXES = ".prefixes"
 """Only an order: a job of an earlier version has none, and one that is damaged is not used."""
+REPLIES = ".replies"
+"""Only what saves time: a job of an earlier version has none, and a damaged record is not used."""
+SPARE_SUFFIXES = (PREFIXES, REPLIES)
+"""Files without which a job runs all the same."""
 SEAL_SUFFIX = ".sha256"
-PLAN_SUFFIXES = (*_SUFFIXES, PREFIXES, SEAL_SUFFIX)
+PLAN_SUFFIXES = (*_SUFFIXES, *SPARE_SUFFIXES, SEAL_SUFFIX)
 """Of all files of a job, the one that says that the others are whole at last."""
 
 

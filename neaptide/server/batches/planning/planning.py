@@ -8,10 +8,11 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from neaptide.engine.messages import BatchOutlook, EngineReady, PlanReady
+from neaptide.engine.messages import EngineReady, PlanReady
 from neaptide.engine.offline.planning.occasions import LEAST_ROWS, PERIOD_S, Occasions
 from neaptide.server.batches.planning.request import JobRows, PlanRequest
 from neaptide.server.link.engine_client import EngineClient
+from neaptide.server.link.events import BatchOutlooks
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class Planning:
         self._running: dict[str, Running] = {}
         """By batch, as the engine said last."""
         self._task: asyncio.Task[None] | None = None
-        engine.add_outlook_listener(self._hear)
+        engine.subscribe(BatchOutlooks, self._hear)
 
     def engine_is_new(self) -> None:
         """It follows no plan yet."""
@@ -74,8 +75,8 @@ class Planning:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
-    def _hear(self, outlooks: Sequence[BatchOutlook]) -> None:
-        self._running = {one.batch_id: Running(one.running_rows, one.running_tokens) for one in outlooks}
+    def _hear(self, heard: BatchOutlooks) -> None:
+        self._running = {one.batch_id: Running(one.running_rows, one.running_tokens) for one in heard.outlooks}
 
     def _begin_if_due(self) -> None:
         if self._task is None and self._occasions.is_due(self._now()):

@@ -2,13 +2,11 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from neaptide.engine.messages import RequestOutput
-from neaptide.engine.row_id import RowId
 from neaptide.server.batches.running.job import Job
-from neaptide.server.link.deaths import Evidence
+from neaptide.server.link.events import BatchOutputs, EngineLost
 
 
 @dataclass(slots=True, eq=False)
@@ -24,23 +22,12 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Outputs:
-    outputs: Sequence[RequestOutput]
-
-
-@dataclass(frozen=True, slots=True)
 class FeedAgain:
     running: Running
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLost:
-    step: Sequence[RowId]
-    evidence: Evidence
-
-
-@dataclass(frozen=True, slots=True)
-class EngineReady:
+class NewEngine:
     epoch: int
 
 
@@ -55,7 +42,7 @@ class Close:
     closed: "asyncio.Future[None]"
 
 
-Event = Outputs | FeedAgain | EngineLost | EngineReady | Add | Close
+Event = BatchOutputs | FeedAgain | EngineLost | NewEngine | Add | Close
 
 
 async def settle(commits: "set[asyncio.Task[None]]", closed: "asyncio.Future[None]") -> None:

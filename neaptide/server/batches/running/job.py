@@ -17,6 +17,7 @@ from neaptide.server.batches.checking.job_files import JobPlan, PlanLostError, t
 from neaptide.server.batches.checking.validate import dump_json, new_request_id, read_body, refused
 from neaptide.server.batches.lines import Assembler, LineCompiler
 from neaptide.server.batches.planning.request import JobRows, packed
+from neaptide.server.batches.running.replies import StoredReplies
 from neaptide.server.batches.running.suspects import LineKey, Suspects
 from neaptide.server.batches.sharing import LineLease
 from neaptide.server.batches.storing.models import BatchRecord, FileRecord, LineResult, LineState, PendingLine, Usage
@@ -113,6 +114,7 @@ class Job:
         self._given_alone: set[int] = set()
         """Suspects that the engine was given out of turn, since nothing else may run beside them."""
         self._open: dict[int, Assembler] = {}
+        self._replies = StoredReplies(files.stem, plan)
 
     # ---- what the engine is told ----
 
@@ -210,7 +212,7 @@ class Job:
         """Takes outputs of this job's rows, one by one. Blocking.
 
         Raises:
-            OSError: the input file cannot be read now. Nothing is lost: what is left can be fed later.
+            OSError: a file cannot be read now. Nothing is lost: what is left can be fed later.
             PlanLostError: the prompts that were run may be others than those that were checked.
         """
         if self.files.have_other_tokens:
@@ -289,6 +291,18 @@ class Job:
         self._open.pop(index, None)
 
     def _assembler(self, line: PendingLine) -> Assembler:
+        """Of what was stored when the line was checked, or, without it, of its body.
+
+        Raises:
+            OSError: not now.
+            ApiError: the body is refused.
+        """
+        record = self._replies.record(line.first_row)
+        if record is not None:
+            try:
+                return self._compiler.stored_assembler(record)
+            except ValueError as error:
+                self._replies.note_unusable(error)
         with self.files.open_input(self.files.input) as file:
             body = read_body(file, line.byte_offset, line.num_bytes)
         return self._compiler.assembler(self.endpoint, body)

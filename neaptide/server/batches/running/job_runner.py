@@ -13,22 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from neaptide.engine.messages import RequestOutput
+from neaptide.engine.messages import EngineReady, RequestOutput
 from neaptide.engine.params import FinishReason
 from neaptide.engine.row_id import RowId
 from neaptide.server.batches.planning.planning import MakesPlans, Planning
 from neaptide.server.batches.planning.request import JobRows
-from neaptide.server.batches.running.events import (
-    Add,
-    Close,
-    EngineLost,
-    EngineReady,
-    Event,
-    FeedAgain,
-    Outputs,
-    Running,
-    settle,
-)
+from neaptide.server.batches.running.events import Add, Close, Event, FeedAgain, NewEngine, Running, settle
 from neaptide.server.batches.running.job import NO_ENGINE, Heard, Job
 from neaptide.server.batches.running.suspects import LineKey, Suspects
 from neaptide.server.batches.storing import batch_rows
@@ -37,6 +27,7 @@ from neaptide.server.batches.storing.store import Store, StoreUnavailableError
 from neaptide.server.edge.errors import ApiError, is_passing
 from neaptide.server.link.deaths import Evidence
 from neaptide.server.link.engine_client import EngineClient
+from neaptide.server.link.events import BatchOutputs, EngineLost
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +39,7 @@ MAX_UNFED_OUTPUTS = 65_536
 
 
 class JobRunner:
-    """The batch plane's ``BatchListener``. Event loop only; heavy work happens in threads.
+    """Gives jobs to the engine and takes in what it says of them. Event loop only; heavy work happens in threads.
 
     ``on_done`` is called with the id of a job whose last line has become durable, ``on_lost`` with that of one whose
     results are not taken any more, or of which some were lost here: what is durable says which lines are left, and
@@ -91,7 +82,9 @@ class JobRunner:
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._consume(), name="batch-runner")
-        self._engine.set_batch_listener(self)
+        self._engine.subscribe(BatchOutputs, self._events.put_nowait)
+        self._engine.subscribe(EngineLost, self._events.put_nowait)
+        self._engine.subscribe(EngineReady, lambda _: self.engine_is_empty())
 
     async def stop(self) -> None:
         """Makes durable what has arrived, then stops listening."""
@@ -117,15 +110,10 @@ class JobRunner:
 
     # ---- events ----
 
-    def on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
-        self._events.put_nowait(Outputs(outputs))
-
-    def on_engine_ready(self) -> None:
+    def engine_is_empty(self) -> None:
+        """The engine knows none of the jobs: each is given to it again."""
         self._epoch += 1
-        self._events.put_nowait(EngineReady(self._epoch))
-
-    def on_engine_lost(self, suspects: Sequence[RowId], evidence: Evidence) -> None:
-        self._events.put_nowait(EngineLost(suspects, evidence))
+        self._events.put_nowait(NewEngine(self._epoch))
 
     def add_job(self, job: Job) -> None:
         self._added_ids.add(job.id)
@@ -180,10 +168,10 @@ class JobRunner:
     def _concerned(self, event: Event) -> set[str]:
         """Jobs that do not know what they miss when the event is lost."""
         match event:
-            case Outputs():
+            case BatchOutputs():
                 rows = (RowId.parse(output.request_id) for output in event.outputs)
                 return {row.batch_id for row in rows if row is not None}.intersection(self._jobs)
-            case EngineReady():
+            case NewEngine():
                 return set(self._jobs)
             case FeedAgain(running):
                 return {running.job.id}
@@ -193,18 +181,18 @@ class JobRunner:
 
     async def _handle(self, event: Event) -> None:
         match event:
-            case Outputs():
+            case BatchOutputs():
                 await self._on_outputs(event.outputs)
             case FeedAgain(running):
                 running.waits = False
                 if self._jobs.get(running.job.id) is running:
                     await self._feed(running)
-            case EngineLost(step, evidence):
+            case EngineLost(suspects, evidence):
                 for running in self._jobs.values():
                     running.job.forget_open()
                     running.unfed.clear()
-                self._investigate(step, evidence)
-            case EngineReady(epoch):
+                self._investigate(suspects, evidence)
+            case NewEngine(epoch):
                 self._heard_epoch = epoch
                 self._suspects.engine_is_empty()
                 if self._planning is not None:
@@ -363,7 +351,7 @@ class JobRunner:
         if self._disk_behind and self._num_undurable < MAX_UNDURABLE_RESULTS // 2:
             logger.info("the disk takes results again; batches go on")
             self._disk_behind = False
-            self.on_engine_ready()
+            self.engine_is_empty()
         if not durable:
             return
         job.num_undurable -= len(results)

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 _UPLOAD = re.compile(r"upload-[0-9a-f]{16}\.tmp")
 _COPY = re.compile(r"file-[0-9a-f]{24}(\.tmp)?")
-_JOB_FILE = re.compile(r"(batch_[0-9a-f]{24})\.(tokens|offsets|prefixes|plan|sha256)")
+_JOB_FILE = re.compile(r"(batch_[0-9a-f]{24})\.(tokens|offsets|prefixes|replies|plan|sha256)")
 _SHOWN_NAMES = 5
 Verdict = Callable[[str], bool | None]
 """Of a name: True to keep it, False to remove it, None for what is unknown."""

@@ -22,7 +22,7 @@ class ResponseEvents:
 
     def __init__(self, assembler: ResponseAssembler, response_id: str) -> None:
         self._assembler = assembler
-        self._prepared = assembler.prepared
+        self._reply = assembler.reply
         self._id = response_id
         self._number = 0
         self._items: list[OutputItem] = []
@@ -38,7 +38,7 @@ class ResponseEvents:
         events: list[ResponseEvent] = []
         if not self._has_begun:
             self._has_begun = True
-            begun = response(self._prepared, self._id, "in_progress", [], None)
+            begun = response(self._reply, self._id, "in_progress", [], None)
             events.append({"type": "response.created", "sequence_number": self._next(), "response": begun})
             events.append({"type": "response.in_progress", "sequence_number": self._next(), "response": begun})
         if delta.text or delta.tokens:
@@ -56,7 +56,7 @@ class ResponseEvents:
         """The whole response, once more."""
         (choice,) = self._assembler.choices
         status = status_of(choice.finish_reason)
-        whole = response(self._prepared, self._id, status, self._items, self._assembler.usage())
+        whole = response(self._reply, self._id, status, self._items, self._assembler.usage())
         last: WholeEvent = {"type": "response.completed", "sequence_number": self._next(), "response": whole}
         if status == "incomplete":
             last["type"] = "response.incomplete"
@@ -74,7 +74,7 @@ class ResponseEvents:
         if self._message_id is None:
             self._begin_message(events)
         assert self._message_id is not None
-        logprobs = logprobs_of(self._prepared, delta.tokens)
+        logprobs = logprobs_of(self._reply, delta.tokens)
         self._text.append(delta.text)
         self._logprobs += logprobs
         events.append(

@@ -21,7 +21,7 @@ from neaptide.server.openai.responses.replies import (
 from neaptide.server.openai.tool_calls import ToolCall
 
 if TYPE_CHECKING:
-    from neaptide.server.openai.prepare import Prepared
+    from neaptide.server.openai.reply_form import Reply
     from neaptide.server.openai.respond import ChoiceAssembler
 
 
@@ -45,15 +45,15 @@ def asked_of(body: ResponsesBody, temperature: float, top_p: float) -> Asked:
     }
 
 
-def build_response(prepared: "Prepared", choice: "ChoiceAssembler", used: Usage, response_id: str) -> ResponseObject:
+def build_response(reply: "Reply", choice: "ChoiceAssembler", used: Usage, response_id: str) -> ResponseObject:
     """The whole reply."""
     status = status_of(choice.finish_reason)
     items: list[OutputItem] = []
     if choice.text or not choice.calls:
-        part = text_part(choice.text, logprobs_of(prepared, choice.tokens))
+        part = text_part(choice.text, logprobs_of(reply, choice.tokens))
         items.append(message_item(new_id("msg"), status, [part]))
     items += [call_item(new_id("fc"), call, "completed") for call in choice.calls]
-    return response(prepared, response_id, status, items, used)
+    return response(reply, response_id, status, items, used)
 
 
 def status_of(reason: FinishName | None) -> Status:
@@ -61,23 +61,24 @@ def status_of(reason: FinishName | None) -> Status:
 
 
 def response(
-    prepared: "Prepared", response_id: str, status: Status, items: Sequence[OutputItem], used: Usage | None
+    reply: "Reply", response_id: str, status: Status, items: Sequence[OutputItem], used: Usage | None
 ) -> ResponseObject:
     """The object itself."""
-    assert prepared.asked is not None
+    form = reply.form
+    assert form.asked is not None
     return {
-        **prepared.asked,
+        **form.asked,
         "id": response_id,
         "object": "response",
-        "created_at": prepared.created,
+        "created_at": reply.created,
         "completed_at": int(time.time()) if status == "completed" else None,
         "status": status,
         "error": None,
         "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-        "model": prepared.model,
+        "model": form.model,
         "output": list(items),
         "usage": None if used is None else _usage(used),
-        "service_tier": prepared.service_tier,
+        "service_tier": form.service_tier,
         "background": False,
         "store": False,
         "previous_response_id": None,
@@ -107,9 +108,9 @@ def call_item(item_id: str, call: ToolCall, status: Status, *, has_arguments: bo
     }
 
 
-def logprobs_of(prepared: "Prepared", tokens: Sequence[ScoredToken]) -> list[TokenLogprob]:
+def logprobs_of(reply: "Reply", tokens: Sequence[ScoredToken]) -> list[TokenLogprob]:
     """Empty if the request did not ask."""
-    return chat_logprobs(tokens, prepared.context.tokenizer)["content"] if prepared.params.logprobs is not None else []
+    return chat_logprobs(tokens, reply.context.tokenizer)["content"] if reply.form.wants_logprobs else []
 
 
 def _usage(used: Usage) -> ResponseUsage:

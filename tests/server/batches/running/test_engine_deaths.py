@@ -61,7 +61,7 @@ async def test_a_batch_taken_back_goes_on_where_it_was_and_no_half_answer_is_kep
         runner = server.service._machine._runner
         runner._take_back()  # as for a disk that refuses, until it takes results again
         assert engine.waiting == {}
-        runner.on_engine_ready()
+        runner.engine_is_empty()
         await server.until_given(batch.id, 2)
         assert engine.added(batch.id) == [[0, 1], [1]]
         engine.answer(batch.id)

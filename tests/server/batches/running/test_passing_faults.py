@@ -1,5 +1,8 @@
 """Faults of ours that pass: a file that cannot be read now, an event or results that are dropped. No accepted line ends
-of one, and none is forgotten."""
+of one, and none is forgotten.
+
+Replies to lines that an earlier version checked (without ``stores_replies``) need the input file.
+"""
 
 import errno
 from collections.abc import Callable
@@ -105,7 +108,7 @@ async def test_a_batch_that_is_cancelled_while_it_is_taken_up_anew_ends(
 async def test_lines_whose_input_cannot_be_read_for_a_while_end_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Server(tmp_path) as server:
+    async with Server(tmp_path, stores_replies=False) as server:
         batch = await server.create(jsonl([*(line(f"c{i}", n=2) for i in range(3))]))
         await server.until_given(batch.id)
         errors = [OSError(errno.EMFILE, "too many open files"), OSError(errno.EIO, "I/O error")]
@@ -119,7 +122,7 @@ async def test_lines_whose_input_cannot_be_read_for_a_while_end_well(
 async def test_a_batch_whose_input_cannot_be_read_can_be_cancelled_and_the_server_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Server(tmp_path) as server:
+    async with Server(tmp_path, stores_replies=False) as server:
         first, second = await server.create(numbered(2)), await server.create(numbered(2))
         for one in (first, second):
             await server.until_given(one.id)
@@ -130,7 +133,7 @@ async def test_a_batch_whose_input_cannot_be_read_can_be_cancelled_and_the_serve
         assert (record.num_completed, record.num_failed) == (0, 2)
         server.engine.answer(second.id)
     monkeypatch.undo()
-    async with Server(tmp_path) as server:
+    async with Server(tmp_path, stores_replies=False) as server:
         server.engine.auto = True
         await server.until_given(second.id)
         server.engine.answer(second.id)
@@ -157,7 +160,7 @@ class Unreadable:
 async def test_a_batch_whose_input_cannot_be_read_holds_up_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Server(tmp_path) as server:
+    async with Server(tmp_path, stores_replies=False) as server:
         broken, whole = await server.create(numbered(2)), await server.create(numbered(3))
         for one in (broken, whole):
             await server.until_given(one.id)
@@ -179,7 +182,7 @@ async def test_a_batch_whose_input_cannot_be_read_holds_up_no_other(
 async def test_what_a_dead_engine_said_of_a_file_that_could_not_be_read_is_computed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Server(tmp_path) as server:
+    async with Server(tmp_path, stores_replies=False) as server:
         batch = await server.create(numbered(2))
         await server.until_given(batch.id)
         file = Unreadable(server, batch.input_file_id, monkeypatch)
@@ -197,14 +200,14 @@ async def test_a_batch_of_which_too_much_waits_is_taken_from_the_engine_and_give
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("neaptide.server.batches.running.job_runner.MAX_UNFED_OUTPUTS", 2)
-    async with Server(tmp_path) as server:
+    async with Server(tmp_path, stores_replies=False) as server:
         batch = await server.create(numbered(2))
         await server.until_given(batch.id)
         file = Unreadable(server, batch.input_file_id, monkeypatch)
         for piece in (b"a", b"b", b"c", b"d"):
             server.engine.say([output(batch.id, 0, piece)])
         await until(lambda: batch.id not in server.engine.waiting)
-        server.service._machine._runner.on_engine_ready()  # as after results that waited for the disk
+        server.service._machine._runner.engine_is_empty()  # as after results that waited for the disk
         other = await server.create(numbered(1))
         await server.until_given(other.id)
         assert len(server.engine.added(batch.id)) == 1
@@ -217,7 +220,7 @@ async def test_a_batch_of_which_too_much_waits_is_taken_from_the_engine_and_give
 
 
 async def test_lines_whose_input_is_away_wait_until_it_is_back(tmp_path: Path) -> None:
-    async with Server(tmp_path) as server:
+    async with Server(tmp_path, stores_replies=False) as server:
         batch = await server.create(numbered(3))
         await server.until_given(batch.id)
         path = server.service.files.path(batch.input_file_id)

@@ -373,7 +373,7 @@ async def test_nothing_is_readable_by_others_whatever_the_umask(tmp_path: Path, 
             await server.until_given(batch.id)
             found = modes(tmp_path / "data")
             assert {DATABASE_NAME, f"{DATABASE_NAME}-wal", f"{DATABASE_NAME}-shm"} <= set(found)
-            ends = ("tokens", "offsets", "prefixes", "plan", "sha256")
+            ends = ("tokens", "offsets", "prefixes", "replies", "plan", "sha256")
             assert {f"jobs/{batch.id}.{end}" for end in ends} <= set(found)
             assert_closed(tmp_path / "data")
             server.engine.answer(batch.id)

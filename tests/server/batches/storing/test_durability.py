@@ -96,7 +96,10 @@ async def test_the_plan_of_a_job_is_on_disk_before_its_batch_begins(
         await server.until_given(batch.id)
         sizes = {path.suffix: path.stat().st_size for path in (tmp_path / "jobs").iterdir()}
         found = calls.between(f"sync {batch.id}", "begin_batch")
-        plan = [f"sync {batch.id}{suffix} {sizes[suffix]}" for suffix in (".tokens", ".offsets", ".prefixes", ".plan")]
+        plan = [
+            f"sync {batch.id}{suffix} {sizes[suffix]}"
+            for suffix in (".tokens", ".offsets", ".replies", ".prefixes", ".plan")
+        ]
         assert found == [*plan, "sync jobs", f"sync {batch.id}.sha256 64", "sync jobs", "begin_batch"]
 
 

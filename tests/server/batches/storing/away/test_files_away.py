@@ -18,7 +18,7 @@ from tests.server.batches.fakes import Server, ThreadChecker, numbered
 from tests.server.batches.test_http import app_of, http_client
 
 NUM_LINES = 6
-PLAN = (".tokens", ".offsets", ".plan", ".sha256", ".prefixes")
+PLAN = (".tokens", ".offsets", ".plan", ".sha256", ".prefixes", ".replies")
 
 
 @pytest.fixture(autouse=True)
@@ -214,8 +214,8 @@ async def test_answers_of_changed_prompts_are_not_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
-async def test_an_input_that_changes_while_its_batch_runs_is_waited_for(tmp_path: Path, is_cut: bool) -> None:
-    async with Server(tmp_path / "data") as server:
+async def test_an_input_that_changes_while_replies_need_it_is_waited_for(tmp_path: Path, is_cut: bool) -> None:
+    async with Server(tmp_path / "data", stores_replies=False) as server:
         batch = await server.create(numbered(NUM_LINES))
         await server.until_given(batch.id)
         path = server.service.files.path(batch.input_file_id)
@@ -267,7 +267,8 @@ async def _given(record: object) -> object:
 
 async def test_a_copy_that_is_gone_while_the_blob_is_away_ends_no_line(tmp_path: Path) -> None:
     """On one database with shared storage: SQLite and blobs in a directory."""
-    async with Server(tmp_path / "data", blobs_url=f"file://{tmp_path}/blobs") as server:
+    url = f"file://{tmp_path}/blobs"
+    async with Server(tmp_path / "data", blobs_url=url, stores_replies=False) as server:
         batch = await server.create(numbered(NUM_LINES))
         await until(lambda: len(server.engine.waiting) == 1)
         (job_id,) = server.engine.waiting
