@@ -2,8 +2,8 @@
 
 Slack comes first, then the cached prefix. A replica that cannot compute the prompt in time is never chosen while
 another one can. Among the replicas with nearly the most slack, the one with the longest cached prefix wins; among
-equals, the one with the fewest requests in flight. Reports are out of date, so a router subtracts the prompts that it has
-sent since, and remembers their prefixes. Nothing here reads a clock, draws a random number of its own or does IO.
+equals, the one with the fewest requests in flight. Reports are out of date, so a router subtracts the prompts that it
+has sent since, and remembers their prefixes. Nothing here reads a clock, draws a random number of its own or does IO.
 """
 
 import hashlib
