@@ -2,9 +2,9 @@
 
     python3 -m tools.size [--root DIR] [--list]
 
-The serving closure is every module that a single server may load, its child processes included: what
-``neaptide.launch.serve`` imports, directly or not, and each module whose name stands in such a module as text. Names of
-the cluster's modules do not count as text: a server loads these only when its settings or an operator ask for them.
+The serving closure is every module that a server may load, its child processes included: what ``neaptide.launch.serve``
+imports, directly or not, and each module whose name stands in such a module as text. A single server loads nothing of
+the cluster: only a server whose settings ask for a shared database does.
 """
 
 import argparse
@@ -84,10 +84,8 @@ def closure(files: Sequence[Source], first: str = SERVES, without: str | None = 
 
 
 def references(tree: ast.Module) -> Iterator[str]:
-    """Names that may be modules: those of imports, and those in texts such as ``module:function``.
-
-    Left out are imports for type checkers alone, and texts that name the cluster.
-    """
+    """Names that may be modules: those of imports, and those in texts such as ``module:function``. Imports only for
+    type checkers are left out."""
     for node in _run(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -95,9 +93,7 @@ def references(tree: ast.Module) -> Iterator[str]:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            name = node.value.partition(":")[0]
-            if not name.startswith(CLUSTER):
-                yield name
+            yield node.value.partition(":")[0]
 
 
 def _run(node: ast.AST) -> Iterator[ast.AST]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import openai
 
 from tests.e2e.server import RunningServer
-from tools.size import closure, sources
+from tools.size import CLUSTER, closure, sources
 
 NOTE_IMPORTS = """
 import os, sys
@@ -23,7 +23,7 @@ sys.meta_path.insert(0, NoteImports())
 """A module that Python imports at the start of every process."""
 REPOSITORY = Path(__file__).parents[2]
 COMMAND_LINE = ("neaptide.__main__", "neaptide.cli", "neaptide.commands", "neaptide.server.client_variables")
-FORBIDDEN = ("neaptide.cluster", "neaptide.simulation", "neaptide_lab")
+FORBIDDEN = (CLUSTER, "neaptide.simulation", "neaptide_lab")
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
 
 
@@ -44,7 +44,7 @@ def test_a_single_server_loads_no_module_of_the_cluster_the_laboratory_or_the_si
     assert len(serving) >= 4, "the API, the engine, the child that checks files, and the one that compiles grammars"
     found = set().union(*serving)
     assert {name for name in found if name.startswith(FORBIDDEN)} == set()
-    counted = closure(sources(REPOSITORY, "neaptide"))
+    counted = closure(sources(REPOSITORY, "neaptide"), without=CLUSTER)
     assert {name for name in found - counted if not name.startswith(COMMAND_LINE)} == set()
 
 
