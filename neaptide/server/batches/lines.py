@@ -1,6 +1,6 @@
-"""Where the batch plane meets the request plane: a line's body in, prompts out; outputs in, a response out.
+"""Interface of batches to requests: a line's body becomes prompts, and outputs become a response.
 
-The rest of the batch plane knows only these protocols, so its tests need neither tokenizer nor model.
+The rest of the batch service knows only these protocols, so its tests need neither tokenizer nor model.
 """
 
 import copy
@@ -27,16 +27,16 @@ from neaptide.server.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class CompiledLine:
-    """What the engine needs of a line: one prompt and one set of parameters for each choice."""
+    """Engine input of a line: one prompt and one set of parameters for each choice."""
 
     prompts: Sequence[list[int]]
     params: Sequence[SamplingParams]
     wants_stream: bool
-    """The body has stop strings: tokens are wanted at every step, so that the row can be stopped in time."""
+    """Whether the body has stop strings. Tokens are then needed at every step, so that the row is stopped in time."""
     is_cut: bool = False
-    """The body asks for longer answers than the server's context leaves."""
+    """Whether the body asks for longer answers than the server's context allows."""
     reply: bytes | None = None
-    """What ``LineCompiler.stored_assembler`` makes the response of; None: only the body says it."""
+    """Data from which ``LineCompiler.stored_assembler`` builds the response; None if it needs the body."""
 
 
 class Assembler(Protocol):
@@ -46,7 +46,7 @@ class Assembler(Protocol):
 
     @property
     def stop_hit(self) -> Sequence[bool]:
-        """For each choice: a stop string ended it, and what the engine still makes of it is not wanted."""
+        """Whether each choice has ended with a stop string; its further output is not needed."""
         ...
 
     @property
@@ -61,7 +61,7 @@ class Assembler(Protocol):
 
 
 class LineCompiler(Protocol):
-    """Called in worker threads."""
+    """Compiles lines. Called in worker threads."""
 
     @property
     def served(self) -> Served:
@@ -73,7 +73,7 @@ class LineCompiler(Protocol):
         ...
 
     def compile(self, endpoint: str, body: dict[str, Any]) -> CompiledLine:
-        """Raises ApiError exactly where the synchronous endpoint would answer with that error."""
+        """Compiles a line. Raises ApiError exactly where the synchronous endpoint would answer with that error."""
         ...
 
     def stored_assembler(self, reply: bytes) -> Assembler:
@@ -87,7 +87,7 @@ class LineCompiler(Protocol):
 
 
 class ContextCompiler:
-    """The compiler of a running server: batch lines go the same way as online requests."""
+    """Compiler of a running server: batch lines are prepared like online requests."""
 
     def __init__(self, context: ServingContext) -> None:
         self._context = context
@@ -116,7 +116,7 @@ class ContextCompiler:
         return ContextCompiler(context)
 
     def compile(self, endpoint: str, body: dict[str, Any]) -> CompiledLine:
-        """Raises ApiError as the synchronous endpoint would."""
+        """Prepares a line's body. Raises ApiError as the synchronous endpoint would."""
         prepared = prepare(endpoint, body, self._context, Tier.BATCH)
         if prepared.constraint is not None:
             ensure_held(prepared.constraint, self._context)
@@ -130,18 +130,18 @@ class ContextCompiler:
         return ResponseAssembler(Reply(form, self._context, int(self._context.wall_clock())))
 
     def assembler(self, endpoint: str, body: dict[str, Any]) -> Assembler:
-        """Raises ApiError as the synchronous endpoint of an able server would: an abler one than this may have checked
-        the line."""
+        """Prepares a line that may have been checked by a server with other abilities. Raises ApiError as that server
+        would."""
         return ResponseAssembler.of(prepare(endpoint, body, self._unlimited, Tier.BATCH))
 
     def recipe(self) -> "Recipe":
-        """What makes the same compiler in another process."""
+        """The data that builds the same compiler in another process."""
         known = {name: getattr(self._context, name) for name in Recipe.__struct_fields__ if name != "tokenizer_dir"}
         return Recipe(tokenizer_dir=str(self._context.tokenizer.directory), **known)
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """What a ``ContextCompiler`` depends on, as data; fields as in ``ServingContext``."""
+    """Inputs of a ``ContextCompiler`` as data; fields as in ``ServingContext``."""
 
     tokenizer_dir: str
     model_id: str
@@ -158,7 +158,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     engine_python: str | None = None
 
     def compiler(self) -> ContextCompiler:
-        """A compiler that only compiles: no engine is behind it."""
+        """Builds a compiler without an engine."""
         known = {name: getattr(self, name) for name in self.__struct_fields__ if name != "tokenizer_dir"}
         tokenizer = Tokenizer(Path(self.tokenizer_dir))
         return ContextCompiler(ServingContext(tokenizer=tokenizer, client=EngineClient(), **known))

@@ -1,7 +1,7 @@
-"""The API process's view of the engine: requests in, their outputs out, across engine restarts.
+"""The API process's client of the engine: sends requests and delivers their outputs, across engine restarts.
 
-One ``EngineClient`` outlives many engine processes. The supervisor attaches a link when an engine is
-ready and detaches it when that engine is gone; everything in flight is told at once.
+One ``EngineClient`` outlives many engine processes. The supervisor attaches a link when an engine is ready and detaches
+it when that engine ends. All requests in flight are then notified at once.
 """
 
 import asyncio
@@ -37,13 +37,13 @@ logger = logging.getLogger(__name__)
 
 MAX_REPLAYS = 2
 REPLAY_WAIT_S = 60.0
-"""So long a request that has said nothing yet waits for the next engine."""
+"""Time for which a request without output waits for the next engine."""
 
 
 class EngineUnavailableError(Exception):
-    """No engine is attached, or the one that held this request is gone.
+    """No engine is attached, or the engine of this request ended.
 
-    ``may_have_caused_it``: the engine died in this request's first step, so sending it again may kill the next one.
+    ``may_have_caused_it``: the engine died in this request's first step, so a retry may crash the next one.
     """
 
     def __init__(self, message: str, *, may_have_caused_it: bool = False) -> None:
@@ -52,18 +52,21 @@ class EngineUnavailableError(Exception):
 
 
 class _Lost(NamedTuple):
-    """What a request's queue is told when its engine is gone."""
+    """Entry in a request's queue: its engine ended."""
 
     in_step: bool
-    """The request took part in the step that the engine did not survive."""
+    """The request was scheduled in the last step of the engine."""
 
 
 class EngineLink(Protocol):
-    """The way to one engine process."""
+    """Connection to one engine process."""
 
     def send(self, message: ToEngine) -> None:
-        """Never waits and never fails. What an engine that is gone does not get is lost like what it had in hand:
-        ``detach`` follows, and whoever waits for an answer is told then."""
+        """Sends a message. Never waits and never fails.
+
+        A message to an engine that has ended is lost, like the engine's other work. ``detach`` follows and notifies all
+        that wait for an answer.
+        """
         ...
 
 
@@ -80,7 +83,7 @@ class EngineClient:
         self._listeners: defaultdict[type[Any], list[Callable[[Any], None]]] = defaultdict(list)
         self._offline_paused = False
         self.has_given_up = False
-        """The supervisor expects no engine any more, though it may go on to try."""
+        """Whether the supervisor expects no engine any more, though it may keep trying."""
 
     # ---- what HTTP handlers and the batch service use ----
 
@@ -90,7 +93,7 @@ class EngineClient:
 
     @property
     def info(self) -> EngineReady:
-        """What the engine said of itself. Raises EngineUnavailableError before the first engine was ready."""
+        """The engine's own description. Raises EngineUnavailableError before the first engine was ready."""
         if self._info is None:
             raise EngineUnavailableError("the engine has not started yet")
         return self._info
@@ -110,12 +113,12 @@ class EngineClient:
     async def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request; the last has ``finish_reason``. Leaving early aborts it in the engine.
 
-        A request that was waiting when its engine went away is given to the next one; only the caller's patience
-        is spent. One that has answered in part, or was in the engine's last step, is not.
+        A request that was waiting when its engine ended is given to the next one. A request that has answered in part,
+        or was in the engine's last step, fails.
 
         Raises:
-            EngineUnavailableError: no engine, or it went away and the request could not be given to the next.
-            SlowReaderError: outputs were not taken fast enough; the request has been aborted.
+            EngineUnavailableError: no engine, or it ended and the request could not be given to the next.
+            SlowReaderError: outputs were not read fast enough; the request has been aborted.
         """
         link = self._require_link()
         queue: OutputBacklog[_Lost] = OutputBacklog()
@@ -173,7 +176,7 @@ class EngineClient:
             self._link.send(plan)
 
     def set_offline(self, paused: bool) -> None:
-        """Holds for this engine and for those that follow it."""
+        """Pauses or resumes offline work, for this engine and later ones."""
         self._offline_paused = paused
         if self._link is not None:
             self._link.send(SetOffline(paused))
@@ -181,18 +184,18 @@ class EngineClient:
     def subscribe(self, event_type: type[EventT], listener: Callable[[EventT], None]) -> None:
         """Calls ``listener`` with every event of this type, in the order of subscriptions. It must not block.
 
-        A subscriber to ``EngineReady`` hears at once of the engine that there is already.
+        A subscriber to ``EngineReady`` is called at once if an engine is ready.
         """
         self._listeners[event_type].append(listener)
         if event_type is EngineReady and self._link is not None:
             cast("Callable[[EngineReady], None]", listener)(self.info)
 
     def ask_traffic(self) -> None:
-        """Subscribers to ``Traffic`` hear soon what the engine has. Raises EngineUnavailableError."""
+        """Asks the engine for its traffic, which subscribers to ``Traffic`` get. Raises EngineUnavailableError."""
         self._require_link().send(TellTraffic())
 
     def ask_room(self, with_cached: bool) -> None:
-        """Subscribers to ``Room`` hear soon what room the engine has. Raises EngineUnavailableError."""
+        """Asks the engine for its capacity, which subscribers to ``Room`` get. Raises EngineUnavailableError."""
         self._require_link().send(TellRoom(with_cached))
 
     # ---- what the supervisor uses ----
@@ -207,10 +210,9 @@ class EngineClient:
         self._tell(info)
 
     def detach(self, suspects: Sequence[str] = (), evidence: Evidence = Evidence.STRONG) -> None:
-        """The engine is gone: tells every stream and every subscriber.
+        """Notifies every stream and subscriber that the engine ended.
 
-        ``suspects`` are the ids of the requests in the step that it did not survive, ``evidence`` what its end says
-        against them.
+        ``suspects`` are the ids of the requests in its last step. ``evidence`` is what its end says against them.
         """
         if self._link is None:
             return
@@ -221,7 +223,7 @@ class EngineClient:
         for request_id, queue in self._queues.items():
             queue.put_nowait(_Lost(request_id in in_step))
         rows = [row for request_id in suspects if (row := RowId.parse(request_id)) is not None]
-        # A request that had said nothing yet is a likelier cause than rows that have run for a while.
+        # A request without output is a likelier cause than rows that have run for a while.
         excuse = in_step & self._silent
         self._tell(EngineLost(rows, Evidence.EXCUSED if excuse else evidence))
 

@@ -1,4 +1,4 @@
-"""What an ``EngineClient`` tells its subscribers, besides the engine's own messages."""
+"""Events that an ``EngineClient`` passes to its subscribers, in addition to the engine's own messages."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
@@ -9,13 +9,13 @@ from neaptide.server.link.deaths import Evidence
 
 
 class BatchOutputs(NamedTuple):
-    """Outputs of batch rows: the ``request_id`` of each is that of a ``RowId``."""
+    """Outputs of batch rows; each ``request_id`` is a ``RowId``."""
 
     outputs: Sequence[RequestOutput]
 
 
 class BatchOutlooks(NamedTuple):
-    """Outlooks of all batches that the engine has; of none when it has gone."""
+    """Deadline status of all batches of the engine; empty after its end."""
 
     outlooks: Sequence[BatchOutlook]
 
@@ -27,14 +27,14 @@ class RequestFailed(NamedTuple):
 
 
 class EngineLost(NamedTuple):
-    """The engine is gone, and with it all that it was given."""
+    """The engine ended, and its requests are lost."""
 
     suspects: Sequence[RowId]
-    """Batch rows in the step that it did not survive; empty if it ended in peace."""
+    """Batch rows in its last step; empty after an orderly stop."""
     evidence: Evidence
-    """What its end says against them."""
+    """What the engine's end says against these rows."""
 
 
 Event = StepStats | Occupancy | Traffic | Room | EngineReady | EngineLost | BatchOutputs | BatchOutlooks | RequestFailed
-"""All that can be subscribed to. ``EngineReady`` says that there is a new engine, which knows no request."""
+"""All events that can be subscribed to. ``EngineReady`` announces a new engine, which has no requests."""
 EventT = TypeVar("EventT", bound=Event)

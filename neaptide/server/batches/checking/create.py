@@ -1,4 +1,4 @@
-"""The body of ``POST /v1/batches``, checked."""
+"""Checks the body of ``POST /v1/batches``."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ def window_seconds(window: str) -> int:
 
 
 def parse_create(body: Mapping[str, Any], windows: Sequence[str]) -> CreateBatch:
-    """Raises InvalidRequestError for the first thing that is wrong; null counts as omitted."""
+    """Checks the body; null counts as omitted. Raises InvalidRequestError for the first error."""
     for name in ("input_file_id", "endpoint", "completion_window"):
         if body.get(name) is None:
             raise InvalidRequestError(

@@ -1,8 +1,7 @@
-"""The files of one job: its prompts (``engine.offline.token_file``), their prefix tree, the sampling of every row and
-what the reply to each line needs of it (``reply_records``).
+"""Files of one job: prompts (``engine.offline.token_file``), prefix tree, sampling, and reply records.
 
-Written once at validation, durable before the job starts, mapped or read again after every restart, removed
-when the batch has ended.
+They are written once, at validation, and durable before the job starts. After every restart they are mapped or read
+again. They are removed when the batch has ended.
 """
 
 import errno
@@ -26,7 +25,7 @@ from neaptide.server.batches.storing.data_dir import sync_directory
 
 
 class JobPlan(msgspec.Struct):
-    """Sampling of each row. Few sets of parameters, many rows: hence a table and an index into it."""
+    """Sampling of each row. There are few sets of parameters for many rows, so this is a table and an index into it."""
 
     params_table: list[SamplingParams]
     params_index: list[int]
@@ -38,7 +37,7 @@ class JobPlan(msgspec.Struct):
 
 
 class SealedPlan(NamedTuple):
-    """A plan that was compared with its seal, and the version of the token file that was."""
+    """A plan that matches its seal, and the version of its token file."""
 
     plan: JobPlan
     tokens_version: tuple[int, ...] | None
@@ -48,7 +47,7 @@ _decoder = msgspec.msgpack.Decoder(JobPlan)
 
 
 class PlanLostError(Exception):
-    """A plan is missing or damaged where nothing else is. It can be made again from the batch's input."""
+    """A plan is missing or damaged, but its storage works. It can be made again from the batch's input."""
 
 
 class PlanWriter:
@@ -63,7 +62,7 @@ class PlanWriter:
         self._closed = False
         self.num_tokens = 0
         self.digest = ""
-        """Hash of the plan for its seal, once everything is written."""
+        """Hash of the finished plan for its seal."""
 
     @property
     def num_rows(self) -> int:
@@ -101,7 +100,7 @@ class PlanWriter:
         sync_directory(self._stem.parent)
 
     def abandon(self) -> None:
-        """Removes what was written."""
+        """Removes the files written so far."""
         if not self._closed:
             self._closed = True
             self._tokens.close()
@@ -119,13 +118,13 @@ def _plan_path(stem: Path) -> Path:
 
 
 def read_plan(stem: Path) -> JobPlan:
-    """Raises PlanLostError when the plan is missing or damaged, OSError when it cannot be read now."""
+    """Reads a plan. Raises PlanLostError if it is missing or damaged, OSError if it cannot be read now."""
     with plan_faults(stem):
         return _decoder.decode(_plan_path(stem).read_bytes())
 
 
 def read_sealed_plan(stem: Path) -> SealedPlan:
-    """A plan that is the one that was sealed, and whole.
+    """Reads a plan and compares it with its seal.
 
     Raises:
         PlanLostError: it is missing or damaged.
@@ -142,11 +141,11 @@ def read_sealed_plan(stem: Path) -> SealedPlan:
 
 @contextmanager
 def plan_faults(stem: Path) -> Iterator[None]:
-    """Tells a plan that is lost (``PlanLostError``) from a storage that is away (any other ``OSError``)."""
+    """Separates a lost plan (``PlanLostError``) from an unavailable storage (any other ``OSError``)."""
     try:
         yield
     except (FileNotFoundError, ValueError, msgspec.DecodeError) as error:
-        # Raises FileNotFoundError where the directory is not there: then nothing is known of the plan.
+        # Raises FileNotFoundError if the directory is missing: the state of the plan is then unknown.
         stem.parent.stat()
         raise PlanLostError(f"the plan of {stem.name} is lost: {error}") from error
     except OSError as error:
@@ -167,14 +166,14 @@ def tokens_version(stem: Path) -> tuple[int, ...] | None:
 
 _SUFFIXES = (".tokens", ".offsets", ".plan")
 PREFIXES = ".prefixes"
-"""Only an order: a job of an earlier version has none, and one that is damaged is not used."""
+"""The file only orders rows. Jobs of earlier versions have none, and a damaged one is not used."""
 REPLIES = ".replies"
-"""Only what saves time: a job of an earlier version has none, and a damaged record is not used."""
+"""The file only saves time. Jobs of earlier versions have none, and a damaged record is not used."""
 SPARE_SUFFIXES = (PREFIXES, REPLIES)
-"""Files without which a job runs all the same."""
+"""Files that a job can run without."""
 SEAL_SUFFIX = ".sha256"
 PLAN_SUFFIXES = (*_SUFFIXES, *SPARE_SUFFIXES, SEAL_SUFFIX)
-"""Of all files of a job, the one that says that the others are whole at last."""
+"""The file that is written last; it confirms that the others are complete."""
 
 
 def _seal_of(*digests: bytes) -> str:
@@ -190,14 +189,14 @@ def _digest(stem: Path) -> str:
 
 
 def seal_plan(stem: Path, digest: str) -> None:
-    """Notes the hash of a finished plan, durably: after a restart a damaged prompt must not be answered.
+    """Stores the hash of a finished plan durably, so that a prompt damaged later is not answered.
 
     Args:
-        digest: ``PlanWriter.digest``, of what was written.
+        digest: ``PlanWriter.digest`` of the written plan.
 
     Raises:
-        PlanLostError: a file of the plan is missing, or is not what was written.
-        OSError: not now.
+        PlanLostError: a file of the plan is missing, or differs from what was written.
+        OSError: not possible now.
     """
     with plan_faults(stem):
         if _digest(stem) != digest:
@@ -210,7 +209,7 @@ def seal_plan(stem: Path, digest: str) -> None:
 
 
 def check_seal(stem: Path) -> None:
-    """Raises ValueError when the plan is not the one that was sealed, FileNotFoundError when a file is missing."""
+    """Compares a plan with its seal. Raises ValueError if it differs, FileNotFoundError if a file is missing."""
     if _seal_path(stem).read_text(errors="replace") != _digest(stem):
         raise ValueError("the token file or the plan is damaged")
 

@@ -1,4 +1,4 @@
-"""What a server must be able to do to run lines: read off their rows. Blocking; for a thread."""
+"""Abilities that lines need of a server, computed from their rows. Blocking; for a thread."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from neaptide.server.batches.storing.models import PendingLine
 
 
 def needed_tokens(lines: Sequence[PendingLine], plan: JobPlan, tokens: TokenFile) -> IntArray:
-    """[lines] the context that a server must have to run each: tokens of its longest row, prompt and answer."""
+    """[lines] context length that each needs: tokens of its longest row, prompt and answer."""
     needed = np.zeros(len(lines), np.int64)
     index_of_row = np.repeat(np.arange(len(lines)), [line.num_rows for line in lines])
     prompts, limits = row_lengths(lines, plan, tokens)
@@ -21,7 +21,7 @@ def needed_tokens(lines: Sequence[PendingLine], plan: JobPlan, tokens: TokenFile
 
 
 def lacks(served: Served, lines: Sequence[PendingLine], plan: JobPlan, tokens: TokenFile) -> str | None:
-    """What keeps the server from running all of the lines; None where nothing does."""
+    """The ability that this server lacks for some of the lines; None if it can run all of them."""
     abilities = served.abilities
     longest = int(needed_tokens(lines, plan, tokens).max(initial=0))
     if longest > abilities.max_model_len:
@@ -40,7 +40,7 @@ def _rows(lines: Sequence[PendingLine]) -> list[int]:
 
 
 def row_lengths(lines: Sequence[PendingLine], plan: JobPlan, tokens: TokenFile) -> tuple[IntArray, IntArray]:
-    """[rows] tokens of the prompts, and the most that answers may have."""
+    """[rows] prompt tokens, and maximum answer tokens."""
     rows = np.array(_rows(lines), np.int64)
     limits = np.array([plan.params_table[plan.params_index[row]].max_tokens for row in rows.tolist()], np.int64)
     return tokens.lengths(rows), limits

@@ -1,4 +1,4 @@
-"""The reply file of a job: what the reply to each line needs of it, so that the line is prepared once.
+"""Reply file of a job: data for the reply to each line, so that a line is prepared only once.
 
 ``STEM.replies`` holds records one after another, of the compiler's own form. Lines that ask for the same kind of reply
 share a record. The job's plan has the place and the checksum of each. Nothing else depends on the file: a line whose
@@ -34,11 +34,11 @@ class ReplyWriter:
 
     @property
     def places(self) -> bytes:
-        """For the job's plan."""
+        """Places of the records, for the job's plan."""
         return bytes(self._places)
 
     def append(self, record: bytes | None, num_rows: int) -> None:
-        """The record of the next rows, which are one line's."""
+        """Adds the record of the next rows, which belong to one line."""
         self._places += (_NO_PLACE if record is None else self._place(record)) * num_rows
 
     def _place(self, record: bytes) -> bytes:
@@ -59,17 +59,17 @@ class ReplyWriter:
 
 
 class ReplyPlace(NamedTuple):
-    """Where a record stands, and what it is."""
+    """Position, length and checksum of a record."""
 
     offset: int
     num_bytes: int
     checksum: int
 
     def read(self, path: Path) -> bytes:
-        """The record.
+        """Reads a record.
 
         Raises:
-            ValueError: the file does not hold what was written.
+            ValueError: the file is damaged.
             OSError: it cannot be read.
         """
         with path.open("rb", buffering=0) as f:
@@ -80,17 +80,17 @@ class ReplyPlace(NamedTuple):
 
 
 class ReplyPlaces:
-    """Where the records of a job's rows stand.
+    """Positions of the records of a job's rows.
 
     Raises:
-        ValueError: these are no places.
+        ValueError: the positions are invalid.
     """
 
     def __init__(self, places: bytes) -> None:
         self._places = np.frombuffer(places, _PLACE)
 
     def of(self, row: int) -> ReplyPlace | None:
-        """None for a row without a record."""
+        """The place of a row's record; None if it has none."""
         if row >= len(self._places):
             return None
         place = ReplyPlace(*self._places[row].item())

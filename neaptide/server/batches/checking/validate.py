@@ -1,8 +1,7 @@
-"""Reads a whole input file and decides: a job, or a list of what is wrong with it. Blocking; for a worker.
+"""Checks a whole input file: the result is a job, or a list of errors. Blocking; for a worker.
 
-All or nothing: one malformed line fails the batch before anything runs. A line that is well-formed but
-whose *body* the endpoint would refuse (a temperature of 9) is not malformed: it ends at once with the reply
-that the endpoint would have given.
+All or nothing: one malformed line fails the batch before anything runs. A well-formed line whose *body* the endpoint
+would refuse (a temperature of 9) is not malformed. It ends at once with the reply that the endpoint would have given.
 """
 
 import json
@@ -25,7 +24,7 @@ MAX_ERRORS = 100
 MAX_CUSTOM_ID_CHARS = 512
 LINES_PER_GROUP = 256
 MAX_TRIES = 3
-"""Of a line that meets a passing fault, before the whole file has to wait."""
+"""Number of tries of a line with a temporary fault, before the whole file has to wait."""
 _BOM = b"\xef\xbb\xbf"
 _PROMPT_FIELD = {"/v1/chat/completions": "messages", "/v1/completions": "prompt", "/v1/responses": "input"}
 ENDPOINTS = tuple(_PROMPT_FIELD)
@@ -42,11 +41,11 @@ class RawLine(NamedTuple):
     line_no: int
     byte_offset: int
     content: bytes
-    """Without the newline; cut off behind ``MAX_BODY_BYTES``."""
+    """The line without its newline, cut off after ``MAX_BODY_BYTES``."""
 
 
 class LineFault(Exception):
-    """What is wrong with one line."""
+    """Error of one line."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -58,16 +57,16 @@ class LineFault(Exception):
 
 @dataclass(slots=True)
 class Report:
-    """``errors`` empty means: the job can start."""
+    """Result of a check. The job can start if ``errors`` is empty."""
 
     errors: list[BatchError] = field(default_factory=list)
     num_lines: int = 0
     num_rows: int = 0
     model: str = ""
     is_foreign: bool = False
-    """The lines name ``model``, which another server may have; nothing else is known of them."""
+    """Whether the lines name ``model``, which another server may have. Nothing else about them is known then."""
     plan_digest: str = ""
-    """Hash of the job's plan as it was written."""
+    """Hash of the job's plan when it was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +79,10 @@ class Check:
     """Where the job's plan is written."""
     limits: Limits
     share: str = ""
-    """The key whose turn it takes, as the scheduler's shares name keys."""
+    """Key that the check is charged to, as named in the scheduler's shares."""
     others: tuple[Abilities, ...] | None = None
-    """Abilities of the servers that may run what this one cannot, the longest context first; None where this server is
-    alone."""
+    """Abilities of the servers that may run lines that this one cannot, longest context first; None for a single
+    server."""
 
 
 Keep = Callable[[Sequence[NewLine]], Coroutine[Any, Any, None]]
@@ -97,9 +96,9 @@ class _ForeignModelError(Exception):
 
 
 class CheckerDiedError(Exception):
-    """Whatever checked the file is gone; what it has stored of the lines is not all of them.
+    """The process that checked the file ended, and only some lines are stored.
 
-    ``by_itself``: it was not killed, so it may have died of the file.
+    ``by_itself``: it was not killed, so the file may have crashed it.
     """
 
     def __init__(self, message: str, *, by_itself: bool = True) -> None:
@@ -111,13 +110,13 @@ class Checker(Protocol):
     """Checks files, one of each key at a time, off the event loop."""
 
     async def check(self, check: Check, keep: Keep) -> Report:
-        """The report comes when all are stored and the plan is durable.
+        """Checks a file; returns when all lines are stored and the plan is durable.
 
-        Cancelling it stops the work and waits until nothing more is written.
+        Cancelling it stops the work, and waits until nothing more is written.
 
         Raises:
-            CheckerDiedError: it may work at the next try.
-            UnavailableError: the same; the machine is too busy now.
+            CheckerDiedError: a retry may succeed.
+            UnavailableError: a retry may succeed; the machine is too busy now.
             OSError: a file cannot be read or written.
         """
         ...
@@ -173,7 +172,7 @@ class Validator:
         self._c = check
         self._served = compiler.served
         self._compilers = [compiler, *map(compiler.on, check.others or ())]
-        """This server's, then those of others."""
+        """Abilities of this server, then of others."""
         self._keep = keep
         self._pause = pause
         self._custom_ids: set[str] = set()
@@ -207,7 +206,7 @@ class Validator:
         return self._report
 
     def _check_lines(self, path: Path, plan: PlanWriter) -> None:
-        # Counted first: to learn it after a minute of tokenizing helps nobody, nor the files that wait for their turn.
+        # Counted first, so that a file that is too large fails before it has been tokenized for a minute.
         limits = self._c.limits
         self._report.num_lines = sum(1 for _ in islice(read_lines(path), 1 + limits.max_lines))
         if self._report.num_lines > limits.max_lines:
@@ -221,7 +220,7 @@ class Validator:
             except LineFault as found:
                 self._add_error(found, raw.line_no)
                 continue
-            # Tokenizing is most of the work, and for nothing once the batch is known to fail.
+            # Tokenizing is most of the work, and useless once the batch is known to fail.
             if not self._report.errors:
                 self._compile(raw, custom_id, body, plan)
             if plan.num_tokens > limits.max_prompt_tokens:
@@ -248,10 +247,10 @@ class Validator:
             self._group = []
 
     def _compiled(self, body: dict[str, Any]) -> CompiledLine:
-        """As this server runs it; or, if it cannot, or not to the length that the line asks for, as another one does.
+        """Compiles a line for this server; if it cannot run all of it, for another server.
 
         Raises:
-            ApiError: no server can; it is the one with the longest context that says why.
+            ApiError: no server can run it; the error is that of the server with the longest context.
         """
         cut: CompiledLine | None = None
         refusals: list[tuple[int, ApiError]] = []
@@ -328,7 +327,7 @@ class Validator:
 
     @property
     def _may_be_foreign(self) -> bool:
-        """No line so far says otherwise."""
+        """Whether the whole file may be for another model. True until a line says otherwise."""
         return self._c.others is not None and not self._report.model and not self._report.errors
 
 
@@ -353,10 +352,10 @@ def dump_json(value: object) -> str:
 
 
 def refused(line_no: int, error: ApiError) -> LineResult:
-    """The end of a line that got an HTTP-type error.
+    """Result of a line that got an HTTP error.
 
     Raises:
-        ApiError: the same, if it is a passing one: the line is not at fault, and has not ended.
+        ApiError: the same error, if it is temporary; the line has not ended then.
     """
     if is_passing(error):
         raise error

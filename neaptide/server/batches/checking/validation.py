@@ -1,4 +1,4 @@
-"""Validating a batch: its file is checked line by line, and a verdict becomes durable."""
+"""Validation of a batch: checks its file line by line and stores the verdict."""
 
 import asyncio
 import errno
@@ -22,28 +22,29 @@ from neaptide.server.edge.errors import NotFoundError, UnavailableError
 logger = logging.getLogger(__name__)
 
 MAX_DEATHS = 2
-"""Of the process that checks a file, by itself (a crash, more memory than it may have), before the batch fails: it may
-have been the file, or not. A process that was killed says nothing of the file, however often."""
+"""Number of crashes of the checking process, or overruns of its memory, after which the batch fails: its file may be
+the cause. Processes that were killed do not count."""
 FIRST_DELAY_S = 1.0
 MAX_DELAY_S = 60.0
 
 
 class Validation:
-    """Checks files, one of each key at a time; patient where the disk refuses or the process that checks is killed."""
+    """Checks files, one of each key at a time. Retries when the disk refuses or the checking process is killed."""
 
     def __init__(self, plane: BatchPlane, disk: PatientDisk) -> None:
         self._p = plane
         self._disk = disk
         self._one_at_a_time: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """By owner: files of different keys are checked by turns."""
+        """Lock of each owner. Files of different keys are checked in turns."""
 
     async def run(self, record: BatchRecord, stop: asyncio.Event, hold: Hold) -> bool:
-        """Whether the batch is durably in_progress: False when it has failed, is left to a server of another model, or
-        ``stop`` came first.
+        """Validates a batch; returns whether it is durably in_progress.
+
+        False if it has failed, is left to a server of another model, or ``stop`` came first.
 
         Raises:
             ServerStoppingError: the server stops before there is a verdict.
-            LeaseLostError: another server has taken the batch over.
+            LeaseLostError: another server has leased the batch.
         """
         while True:
             report = await self._disk.retry(record.id, lambda: self._check_unless(record, stop, hold))
@@ -64,7 +65,7 @@ class Validation:
         return False
 
     async def _check_unless(self, record: BatchRecord, stop: asyncio.Event, hold: Hold) -> Report | None:
-        """The file's report, or None when ``stop`` came first."""
+        """The file's report, or None if ``stop`` came first."""
         checking, stopped = asyncio.create_task(self._check(record, hold)), asyncio.create_task(stop.wait())
         try:
             await asyncio.wait({checking, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -88,7 +89,7 @@ class Validation:
         try:
             file = await self._p.verify_input(record)
             report = await self._check_file(record, file, begin, keep)
-            # What was read is what was stored: the bytes may have changed since they were compared.
+            # Confirms that the bytes read are the stored ones; they may have changed since they were compared.
             await self._p.files.verify(file)
         except NotFoundError:
             fault = LineFault("invalid_request", "Cannot find the input file.", "file_id")
@@ -96,16 +97,16 @@ class Validation:
         return report
 
     async def make_plan_again(self, record: BatchRecord, file: FileRecord) -> list[NewLine]:
-        """Writes a plan that is lost once more, from its input; returns what the lines are in it.
+        """Builds a lost plan again from its input; returns its lines.
 
         Raises:
-            OSError: not now.
+            OSError: not possible now.
         """
         found: list[NewLine] = []
 
         async def begin() -> None:
             found.clear()
-            # Not written over: the engine may have mapped what is there.
+            # The old file is not overwritten, because the engine may have mapped it.
             await asyncio.to_thread(remove_plan, self._p.stem(record.id))
 
         async def keep(lines: Sequence[NewLine]) -> None:
@@ -122,8 +123,7 @@ class Validation:
         return found
 
     async def _others(self) -> tuple[Abilities, ...] | None:
-        """Abilities of the servers of this model that can do something that this one cannot; None where this server is
-        alone."""
+        """Abilities of this model's servers that can do something this one cannot; None for a single server."""
         if self._p.store.blobs is None:
             return None
         served = self._p.compiler.served
@@ -133,7 +133,7 @@ class Validation:
     async def _check_file(
         self, record: BatchRecord, file: FileRecord, begin: Callable[[], Awaitable[None]], keep: Keep
     ) -> Report:
-        """``begin`` comes before each try."""
+        """Retries a check; ``begin`` is called before each try."""
         path, stem, others = self._p.files.path(file.id), self._p.stem(record.id), await self._others()
         check = Check(record.endpoint, str(path), str(stem), self._p.settings.limits, share_of(record.owner), others)
         num_deaths, delay_s = 0, FIRST_DELAY_S
@@ -154,7 +154,7 @@ class Validation:
             except Exception:
                 logger.exception("batch %s: validation failed", record.id)
                 break
-            # Other files are checked meanwhile: a machine that is short of memory kills the larger one first.
+            # Other files are checked in the meantime: a machine that is short of memory kills the larger process first.
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, MAX_DELAY_S)
         return Report(errors=[LineFault("internal_error", "The file could not be checked.").entry(None)])
@@ -165,7 +165,7 @@ class Validation:
         )
         await self._p.store.write(hold.guarded(server_rows.leave_to_model), record.id, report.model)
 
-    # Both ask for ``stop`` first: a disk that refuses must not keep a cancelled batch, and its plan's space.
+    # Both look at ``stop`` first: a failing disk must not keep a cancelled batch and its plan's space.
 
     async def _write_failed(self, record: BatchRecord, report: Report, stop: asyncio.Event, hold: Hold) -> bool:
         if stop.is_set():

@@ -1,9 +1,9 @@
-"""A process of its own for checking batch files: the event loop does not feel it, and it may die of a file.
+"""Process that checks batch files. It keeps the work off the event loop, and a file may crash it without other harm.
 
-``python -m neaptide.server.batches.checking.worker`` reads what to do from its standard input and tells
-what it found on its standard output: frames of a length (4 bytes, big-endian) and msgpack. The first frame is the
-recipe of the line compiler. It works in slices: after each it says so, and waits for a word to go on. It runs at low
-priority and with bounded memory.
+``python -m neaptide.server.batches.checking.worker`` reads its tasks from standard input and writes its findings to
+standard output. Both are frames: a length (4 bytes, big-endian) and msgpack. The first frame is the recipe of the line
+compiler. The worker reports after each slice and waits for permission to continue. It runs at low priority and with
+bounded memory.
 """
 
 import asyncio
@@ -30,17 +30,18 @@ from neaptide.server.link.deaths import was_killed_from_outside
 
 NICENESS = 10
 MEMORY_BYTES = 2 << 30
-"""Of the worker; a file that needs more fails its batch. A line of 32 MiB of JSON may become 1 GiB of objects."""
+"""Memory limit of the worker; a file that needs more fails its batch. A line of 32 MiB of JSON may become 1 GiB of
+objects."""
 IDLE_S = 60.0
-"""How long a worker waits for the next file; starting one takes a second."""
+"""Time for which a worker waits for the next file; starting one takes a second."""
 MAX_SILENCE_S = 1800.0
 """Longest duration of one slice: its last line may be long, and the machine busy."""
 SLICE_S = 0.25
-"""Other keys' files wait for so long, and each slice costs a word to the server and back."""
+"""Length of a slice. Other keys' files wait for as long, and each slice costs a message to the server and back."""
 MAX_TURN_S = 2.0
-"""A slice whose last line takes longer goes on, and the next key's begins."""
+"""Time after which the next key's slice begins although the last line of this one still runs."""
 MAX_WORKERS = 8
-"""Keys whose files are checked by turns; more wait for the end of a file of these. Each worker has 60 MB."""
+"""Number of keys whose files are checked in turns; more wait for one of these files to end. Each worker has 60 MB."""
 _GO_ON = b"go on"
 
 
@@ -49,7 +50,7 @@ class _Lines(msgspec.Struct, tag=True):
 
 
 class _Paused(msgspec.Struct, tag=True):
-    """The slice is over; also said once by a process that is ready for its first file."""
+    """The slice is over. A process that is ready for its first file sends this too."""
 
 
 class _Done(msgspec.Struct, tag=True):
@@ -80,11 +81,11 @@ _decoder: msgspec.msgpack.Decoder[_Word] = msgspec.msgpack.Decoder(_Word)
 
 
 class ValidationError(Exception):
-    """The check of one file failed for a reason of ours; names it, and quotes nothing of the file."""
+    """The check of one file failed by our own fault. The text names the error and quotes nothing of the file."""
 
 
 Turn = Callable[[], AbstractAsyncContextManager[None]]
-"""Surrounds one slice of a check."""
+"""Context of one slice of a check."""
 
 
 class WorkerChecker:
@@ -99,12 +100,12 @@ class WorkerChecker:
 
     @property
     def pid(self) -> int | None:
-        """The worker's, while there is one."""
+        """The worker's process, while there is one."""
         return self._child.pid
 
     async def check(self, check: Check, keep: Keep, turn: Turn = nullcontext) -> Report:
-        """Raises CheckerDiedError, UnavailableError, OSError and ValidationError; whatever ends it early ends the
-        worker too."""
+        """Checks a file. Raises CheckerDiedError, UnavailableError, OSError and ValidationError. An early end of the
+        check ends the worker too."""
         try:
             if await self._child.wake():
                 await self._receive()
@@ -157,7 +158,7 @@ class WorkerChecker:
                     raise ValidationError(kind)
 
     async def _receive(self) -> _Word:
-        """Raises CheckerDiedError."""
+        """Receives a message. Raises CheckerDiedError."""
         try:
             return _decoder.decode(await self._child.receive(MAX_SILENCE_S))
         except ChildDiedError as error:
@@ -219,7 +220,7 @@ def main(make_compiler: Callable[[Recipe], LineCompiler] = Recipe.compiler) -> N
 
 
 class _Slices:
-    """Called between lines: pauses where the slice is over."""
+    """Pauses at the end of a slice; called between lines."""
 
     def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
         self._source, self._sink = source, sink
@@ -247,7 +248,7 @@ def _check(check: Check, compiler: LineCompiler, sink: BinaryIO, pause: Callable
     except UnavailableError as error:
         _write(sink, _Busy(error.message))
     except Exception as error:
-        # Where, not what: the message may quote the file.
+        # The text says where, but not what: the message may quote the file.
         traceback.print_tb(error.__traceback__)
         _write(sink, _Bug(type(error).__name__))
 

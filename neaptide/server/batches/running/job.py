@@ -1,5 +1,4 @@
-"""One running batch, or a chunk of one that this server has on lease: which rows are still to run, and the lines whose
-outputs are arriving."""
+"""State of one running batch or leased chunk: the rows still to run, and the lines whose outputs are arriving."""
 
 import logging
 from array import array
@@ -27,31 +26,32 @@ from neaptide.server.edge.errors import ApiError, EngineFailedError, is_passing
 logger = logging.getLogger(__name__)
 
 MESSAGE_ROWS = 2000
-"""Rows that the engine is given in one message."""
+"""Maximum number of rows in one message to the engine."""
 NO_ENGINE = -1
-"""In place of the number of one."""
+"""Placeholder for the number of an engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobFiles:
-    """What a job reads, and what the engine reads of it."""
+    """Files of a job, for this server and the engine."""
 
     input: FileRecord
     open_input: Callable[[FileRecord], BinaryIO]
-    """Raises OSError where the bytes are not to be had now."""
+    """Opens the input file. Raises OSError if its bytes cannot be read now."""
     stem: Path
     """Path of the token file without its suffix."""
     tokens_version: tuple[int, ...] | None
-    """Version of the token file that was found to be sound."""
+    """Version of the token file when it was verified."""
 
     @property
     def have_other_tokens(self) -> bool:
-        """Whether another token file lies where the engine reads. A missing one says nothing of what the engine has."""
+        """Whether the engine's path has another token file. A missing file does not count, as the engine may have it
+        open."""
         return tokens_version(self.stem) not in (None, self.tokens_version)
 
     @property
     def have_lost_tokens(self) -> bool:
-        """Whether there is no token file any more, or another one, where the storage is not away itself."""
+        """Whether the token file is missing or replaced although the storage itself is available."""
         try:
             return self.stem.parent.exists() and tokens_version(self.stem) != self.tokens_version
         except OSError:
@@ -60,19 +60,19 @@ class JobFiles:
 
 @dataclass(slots=True)
 class Heard:
-    """What the engine said of a job, as far as it is still to be taken in, and what follows from the rest."""
+    """Outputs of a job that remain to be processed, and the effects of the others."""
 
     outputs: deque[RequestOutput]
     results: list[LineResult] = field(default_factory=list)
-    """Of lines that have ended."""
+    """Results of lines that have ended."""
     stops: list[str] = field(default_factory=list)
     """Rows that the engine should stop."""
 
 
 class Job:
-    """Assembles a batch's lines from row outputs. One thread at a time; knows neither store nor event loop.
+    """Assembles a batch's lines from row outputs. One thread at a time; independent of store and event loop.
 
-    Holds numbers for every line, and bodies only of lines that have begun to answer.
+    It has numbers for every line, but bodies only for lines with outputs.
     """
 
     def __init__(
@@ -86,18 +86,18 @@ class Job:
     ) -> None:
         self.batch_id = record.id
         self.lease = lease
-        """On the lines, where servers share batches."""
+        """Lease on the lines, if servers share batches."""
         self.id = record.id if lease is None else lease.job_id
-        """Its name in this server and in the engine."""
+        """Name in this server and in the engine."""
         self.endpoint = record.endpoint
         self.salt = bytes.fromhex(record.salt)
         self.owner = record.owner
         self.share = share_of(record.owner)
         self.expires_at = record.expires_at
         self.num_undurable = len(lines)
-        """Lines whose result has not been committed."""
+        """Number of lines whose results have not been committed."""
         self.submitted_epoch = NO_ENGINE
-        """The engine (counted) that knows this job."""
+        """Number of the engine that has this job."""
         self._plan = plan
         self._stream_rows = frozenset(plan.stream_rows)
         self._lines = [line for line in lines if line.num_rows]
@@ -106,36 +106,36 @@ class Job:
         self._compiler = compiler
         self._ended = bytearray(len(self._lines))
         self._answer_tokens = array("i", [-1]) * len(self._lines)
-        """Of a line that has ended, for each of its rows in the mean; -1 if that is not known."""
+        """[lines] mean output length of an ended line's rows; -1 if unknown."""
         self._next = 0
         """Lines before this one have been given to the engine, or wait as suspects."""
         self._waiting: dict[int, None] = {}
-        """Suspects whose turn to be given has not come."""
+        """Suspects that have not been given to the engine yet."""
         self._given_alone: set[int] = set()
-        """Suspects that the engine was given out of turn, since nothing else may run beside them."""
+        """Suspects that were given out of order, because nothing else may run with them."""
         self._open: dict[int, Assembler] = {}
         self._replies = StoredReplies(files.stem, plan)
 
-    # ---- what the engine is told ----
+    # ---- input of the engine ----
 
     @property
     def attempts(self) -> dict[LineKey, int]:
-        """Lines that were in engines' last steps before this server started, and how often."""
+        """Engine deaths before this server started, by line; lines without any are omitted."""
         return {self._key(i): line.attempts for i, line in enumerate(self._lines) if line.attempts}
 
     @property
     def num_open(self) -> int:
-        """Lines that have not ended."""
+        """Number of lines that have not ended."""
         return self._ended.count(0)
 
     def begin_anew(self) -> None:
-        """The engine has none of the job's rows."""
+        """Resets the job for an engine that has none of its rows."""
         self._next = 0
         self._waiting.clear()
         self._given_alone.clear()
 
     def message(self, path: Path, deadline_s: float, suspects: Suspects) -> AddBatch | None:
-        """The next rows for the engine; None when it has all that may run now."""
+        """The next rows for the engine; None if it has all that may run now."""
         rows = [row for i in self._take_lines(suspects) for row in self._rows(self._lines[i])]
         if not rows:
             return None
@@ -154,8 +154,8 @@ class Job:
         )
 
     def left(self, path: Path) -> JobRows:
-        """What has not ended, and how long answers were, for the planner. In any thread: what ends meanwhile is left or
-        not."""
+        """Open lines and known output lengths, for the planner. Any thread; lines that end meanwhile may be
+        included."""
         rows, ended_rows, ended_tokens = array("i"), array("i"), array("i")
         for line, is_ended, num_tokens in zip(self._lines, bytes(self._ended), list(self._answer_tokens), strict=True):
             if not is_ended:
@@ -203,17 +203,17 @@ class Job:
         return [index]
 
     def forget_open(self) -> None:
-        """The engine is gone: lines that have not ended will be run again from their first token."""
+        """Resets the open lines after the engine's end; they run again from the first token."""
         self._open.clear()
 
-    # ---- what the engine says ----
+    # ---- output of the engine ----
 
     def feed(self, heard: Heard) -> None:
-        """Takes outputs of this job's rows, one by one. Blocking.
+        """Processes outputs of this job's rows, one by one. Blocking.
 
         Raises:
-            OSError: a file cannot be read now. Nothing is lost: what is left can be fed later.
-            PlanLostError: the prompts that were run may be others than those that were checked.
+            OSError: a file cannot be read now. Nothing is lost: the rest can be fed later.
+            PlanLostError: the engine may have run other prompts than those that were checked.
         """
         if self.files.have_other_tokens:
             raise PlanLostError(f"the token file of {self.batch_id} has changed")
@@ -228,7 +228,7 @@ class Job:
             return
         row = found.row
         if output.finish_reason is FinishReason.ABORT:
-            # The engine let go of the row, and it will be given again: from its first token.
+            # The engine dropped the row, which will be given again from its first token.
             self._open.pop(index, None)
             return
         result = self._feed_line(index, row, output, heard.stops)
@@ -259,17 +259,17 @@ class Job:
         except Exception as error:
             if is_passing(error):
                 raise
-            # Isolation: whatever one line does, the others of the job complete.
+            # Isolation: a line's error does not keep the other lines of the job from completing.
             logger.exception("batch %s line %d: its response could not be assembled", self.batch_id, line.line_no)
             return refused(line.line_no, ApiError("Internal server error.", code="internal_error"))
 
     def line_of(self, row: int) -> LineKey | None:
-        """The line that the row belongs to; None if it has ended."""
+        """The line of the row; None if it has ended."""
         index = self._open_line(row)
         return None if index is None else self._key(index)
 
     def convict(self, line_no: int) -> LineResult:
-        """The end of a line that kills every engine."""
+        """Result of a line that crashes every engine."""
         self._end(self._index(line_no))
         return refused(line_no, ApiError("The engine failed repeatedly on this request.", code="engine_crash"))
 
@@ -294,7 +294,7 @@ class Job:
         """Assembler made from what was stored when the line was checked; without that, from the line's body.
 
         Raises:
-            OSError: not now.
+            OSError: not possible now.
             ApiError: the body is refused.
         """
         record = self._replies.record(line.first_row)
@@ -326,7 +326,7 @@ def _ended(line_no: int, assembler: Assembler) -> LineResult:
 
 def _usage(body: Mapping[str, Any]) -> Usage:
     usage = body.get("usage") or {}
-    # The Responses API has names of its own.
+    # The Responses API has its own names.
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
     return Usage(
         input_tokens=usage.get("prompt_tokens", usage.get("input_tokens", 0)),
