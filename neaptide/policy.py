@@ -1,4 +1,4 @@
-"""What a policy may import: scheduling policies and orders of the offline pool, ours and anybody's (write-a-policy.md).
+"""Public interface for scheduling policies and orders of the offline pool, see write-a-policy.md.
 
 A policy is a class derived from ``Scheduler``. Its ``pack`` fills a ``Draft`` of the next step. An order is a function
 of a ``Pool`` and the rows to put in order.

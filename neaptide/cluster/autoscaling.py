@@ -59,7 +59,7 @@ def pressure(backlog: Iterable[Backlog], now_s: float, share: float) -> float:
 
 
 def wanted(scale: Scale, online_loads: Iterable[float], pressed: float) -> int:
-    """Replicas that are enough at this moment.
+    """Number of replicas that are enough now.
 
     Args:
         online_loads: online load of each replica that takes requests.
@@ -73,7 +73,7 @@ def wanted(scale: Scale, online_loads: Iterable[float], pressed: float) -> int:
 
 
 class Serving(NamedTuple):
-    """A replica that takes requests."""
+    """A replica that accepts requests."""
 
     name: str
     online_load: float

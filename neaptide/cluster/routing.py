@@ -130,7 +130,8 @@ class Router(ABC):
 
 
 class SlackRouter(Router):
-    """
+    """Chooses by slack, then by cached prefix.
+
     Args:
         conceded_share: share of the TTFT target that is conceded in slack for a longer cached prefix. The time that
             the prefix saves for the prompt itself counts as slack already; this is for the requests after it. With

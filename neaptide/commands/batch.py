@@ -153,15 +153,19 @@ def _submit(client: httpx.Client, args: argparse.Namespace) -> int:
 def _list(client: httpx.Client, args: argparse.Namespace) -> int:
     left: int = args.limit
     after: str | None = None
+    is_empty = True
     while left:
         params: dict[str, str | int] = {"limit": min(left, PAGE)} | ({} if after is None else {"after": after})
         page = _call(client, "GET", "/v1/batches", params=params)
         for batch in page["data"]:
             print(json.dumps(batch) if args.json else _row(batch))
+            is_empty = False
         left -= len(page["data"])
         after = page["last_id"]
         if not page["has_more"]:
             break
+    if is_empty and not args.json:
+        print("no batches (with API keys, each key sees its own)", file=sys.stderr)
     return 0
 
 
@@ -170,7 +174,8 @@ def _row(batch: dict[str, Any]) -> str:
     done = f"{counts['completed'] + counts['failed']}/{counts['total']}"
     failed = f" ({counts['failed']} failed)" if counts["failed"] else ""
     created = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(batch["created_at"]))
-    return f"{batch['id']}  {created}  {batch['status']:<11}  {done}{failed}"
+    why = f"  {errors_of(batch)[0]}" if batch["errors"] else ""
+    return f"{batch['id']}  {created}  {batch['status']:<11}  {done}{failed}{why}"
 
 
 def _watch(client: httpx.Client, args: argparse.Namespace) -> int:

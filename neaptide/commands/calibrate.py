@@ -12,8 +12,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "calibrate",
         help="measure how long steps take on this machine, and write a device profile",
-        description="Measures steps of a model on this machine, fits the iteration-time models, says how well each "
-        "predicts steps that were held out, and writes a device profile. The machine should have nothing else to do.",
+        description="Measures steps of a model on this machine, fits the iteration-time models, reports how well "
+        "each predicts held-out steps, and writes a device profile. The machine should have nothing else to do.",
     )
     add = parser.add_argument
     add("--model", default=EMBEDDED_MODEL, metavar="MODEL", help=f"directory, hub id, or {EMBEDDED_MODEL} (default)")

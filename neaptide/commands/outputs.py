@@ -1,11 +1,15 @@
 """Checks that output files can be written, before a command works for minutes."""
 
 import os
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+STDOUT = Path("-")
+"""Value of ``--json`` that stands for standard output."""
+JSON_HELP = "write the result to this file as one line of JSON; - prints it, also on a terminal"
 NO_MATPLOTLIB = "--plot needs matplotlib: pip install 'neaptide[plots]'"
 
 
@@ -15,12 +19,26 @@ def check_writable(path: Path) -> None:
     Raises:
         ValueError: a file cannot be written there. The message is one line.
     """
+    if path == STDOUT:
+        return
     if path.is_dir():
         raise ValueError(f"{path} is a directory, not a file")
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent}: no such directory")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ValueError(f"{path} cannot be written")
+
+
+def write_json(line: str, path: Path | None) -> None:
+    """Writes a result's JSON line to the file of ``--json``, if there is one. Raises OSError."""
+    if path is not None and path != STDOUT:
+        path.write_text(line + "\n", encoding="utf-8")
+
+
+def print_json(line: str, path: Path | None) -> None:
+    """Prints a result's JSON line for programs: always with ``--json -``, else unless standard output is a terminal."""
+    if path == STDOUT or not sys.stdout.isatty():
+        print(line)
 
 
 def check_plot(path: Path) -> None:

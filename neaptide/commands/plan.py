@@ -18,7 +18,7 @@ from rich.table import Table
 from neaptide.cluster.capacity.measure import TARGETS
 from neaptide.cluster.capacity.planner import Question, plan, within_context
 from neaptide.cluster.capacity.result import Beside, OfflinePlan, Plan, Point
-from neaptide.commands.outputs import check_plot, check_writable, draw
+from neaptide.commands.outputs import JSON_HELP, check_plot, check_writable, draw, print_json, write_json
 from neaptide.commands.simulation_flags import (
     add_limits,
     add_load,
@@ -60,7 +60,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     policy_help = "scheduling policy; NAME@1536 or NAME@2048x512 sets its own step tokens and slots (neaptide)"
     add("--policy", default="neaptide", metavar="P", help=policy_help)
     add_limits(parser)
-    add("--json", type=Path, metavar="OUT", help="also write the result to this file")
+    add("--json", type=Path, metavar="OUT", help=JSON_HELP)
     plot_help = "draw attainment and offline tokens/s against size (.png, .pdf, .svg); takes more simulations"
     add("--plot", type=Path, metavar="OUT.png", help=plot_help)
     parser.set_defaults(func=run_command)
@@ -87,13 +87,12 @@ def run_command(args: argparse.Namespace) -> int:
     _show(args, questions, plans, best)
     status = 0 if best is not None else 1
     try:
-        if args.json is not None:
-            args.json.write_text(line + "\n", encoding="utf-8")
+        write_json(line, args.json)
         if args.plot is not None:
             draw(lambda figure: _plot(figure, plans, questions[0]), args.plot)
     except OSError as error:
         status = _refuse(f"{error.filename}: {error.strerror}")
-    print(line)
+    print_json(line, args.json)
     return status
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from neaptide.cluster.simulation.cluster import simulate_cluster
 from neaptide.cluster.simulation.fleet import Fleet
-from neaptide.commands.outputs import check_writable
+from neaptide.commands.outputs import JSON_HELP, check_writable, print_json, write_json
 from neaptide.commands.simulate_tables import show_comparison, show_replicas, show_run
 from neaptide.commands.simulation_flags import (
     add_fleet,
@@ -71,7 +71,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add("--profile", default="h100-80g-llama-3.1-8b", metavar="NAME", help="device profile, by name or file")
     add_limits(parser)
     add_fleet(parser)
-    add("--json", type=Path, metavar="OUT", help="also write the result to this file")
+    add("--json", type=Path, metavar="OUT", help=JSON_HELP)
     add("--step-log", type=Path, metavar="OUT", help="write every scheduling decision, for replay; .gz compresses")
     add("--chrome-trace", type=Path, metavar="OUT", help="write a trace for chrome://tracing or Perfetto")
     add("--explain", type=int, metavar="STEP", help="print what this step computed, and why")
@@ -110,27 +110,25 @@ def run_command(args: argparse.Namespace) -> int:
 def _run_one(scenario: Scenario, args: argparse.Namespace) -> int:
     explainer = Explainer(args.explain) if args.explain is not None else None
     run = _simulate(scenario, args, explainer)
-    line = run.result.to_json()
-    if args.json is not None:
-        args.json.write_bytes(line + b"\n")
+    line = run.result.to_json().decode()
+    write_json(line, args.json)
     _warn(run, scenario)
     if explainer is not None:
         print(explainer.text or f"there is no step {args.explain}: the run had {run.result.steps}")
     show_run(run)
-    print(line.decode())
+    print_json(line, args.json)
     return 0
 
 
 def _run_cluster(scenario: Scenario, fleet: Fleet, args: argparse.Namespace) -> int:
     with progress("simulating") as on_progress:
         run = simulate_cluster(scenario, fleet, on_progress=on_progress)
-    line = run.result.to_json()
-    if args.json is not None:
-        args.json.write_bytes(line + b"\n")
+    line = run.result.to_json().decode()
+    write_json(line, args.json)
     _warn(run.whole, scenario)
     show_run(run.whole)
     show_replicas(run.result)
-    print(line.decode())
+    print_json(line, args.json)
     return 0
 
 
@@ -147,10 +145,9 @@ def _run_several(scenarios: dict[str, Scenario], fleet: Fleet | None, args: argp
         _warn(runs[-1][1], scenario, name)
     found: list[dict[str, Any]] = [{"name": name} | msgspec.to_builtins(run.result) for name, run in runs]
     line = json.dumps(found, allow_nan=False)
-    if args.json is not None:
-        args.json.write_text(line + "\n", encoding="utf-8")
+    write_json(line, args.json)
     show_comparison(runs)
-    print(line)
+    print_json(line, args.json)
     return 0
 
 

@@ -12,14 +12,15 @@ BlockArray = npt.NDArray[np.int32]
 """Ids of KV blocks."""
 
 ONE: IntArray = np.array(1)
-"""For columns of every step: a number of Python's takes an operation on some hundred of numpy's as long again."""
+"""Array constant for the columns of every step. A Python int makes an operation on a few hundred values take twice as
+long."""
 
 
 def smallest(values: FloatArray) -> float:
-    """Of at least one. ``np.minimum.reduce`` takes four times as long for some hundred values, and every step asks."""
+    """Smallest of at least one value. ``np.minimum.reduce`` takes four times as long for a few hundred values."""
     return float(values[values.argmin()])
 
 
 def largest(values: IntArray) -> int:
-    """As ``smallest``, the largest."""
+    """Largest of at least one value; see ``smallest``."""
     return int(values[values.argmax()])

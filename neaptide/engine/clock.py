@@ -27,7 +27,7 @@ class MonotonicClock:
 
 
 class VirtualClock:
-    """Time that moves only when told to."""
+    """Time that moves only in ``sleep_until``."""
 
     def __init__(self, now_s: float = 0.0) -> None:
         self._now_s = now_s

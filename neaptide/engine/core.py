@@ -47,13 +47,13 @@ logger = logging.getLogger(__name__)
 
 PLANNING_WINDOW_STEPS = 100
 READ_AGAIN_S = 1.0
-"""Between two tries to read a token file."""
+"""Time between two attempts to read a token file."""
 
 Publish = Callable[[list[RequestOutput]], None]
 
 
 def _kv_cache(config: CacheConfig, policy: type[Scheduler], num_blocks: int, table: RequestTable) -> KVCacheManager:
-    """The cache that the policy wants, as far as the executor and its host memory allow it."""
+    """The cache that the policy asks for, as far as the executor and its host memory allow it."""
     if policy.shares_blocks and config.two_tenant_blocks and config.num_host_blocks:
         return TwoTenantCache(num_blocks, table, config.num_host_blocks)
     prefix_cache = config.enable_prefix_cache and policy.uses_prefix_cache
@@ -66,7 +66,7 @@ class EngineCore:
 
     Args:
         eos_token_ids: the model's end-of-sequence tokens.
-        observers: told of everything; closed by ``close``.
+        observers: notified of every event; closed by ``close``.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class EngineCore:
         policy = policy_of(config.scheduler)
         block_size = config.cache.block_size
         self._max_num_tokens = min(config.scheduler.max_model_len, executor.num_blocks * block_size)
-        """Prompt and output tokens of one request at most."""
+        """Most prompt and output tokens of one request."""
         table = RequestTable(config.scheduler.max_num_seqs, self._max_num_tokens, block_size)
         self.kv = _kv_cache(config.cache, policy, executor.num_blocks, table)
         self.scheduler = set_up(policy, config.scheduler, self.kv, cost_model, headroom)
@@ -97,21 +97,21 @@ class EngineCore:
         self._committer = Committer(self.scheduler, eos_token_ids, self._observers)
         self._in_flight: Step | None = None
         self._unread: list[AddBatch] = []
-        """Rows whose token file could not be read."""
+        """Batches whose token file could not be read."""
         self._read_again_at_s = 0.0
         self._planning_s: deque[float] = deque(maxlen=PLANNING_WINDOW_STEPS)
-        """Of the last steps ..."""
+        """Time to plan each of the last steps."""
         self._starting_s: deque[float] = deque(maxlen=PLANNING_WINDOW_STEPS)
-        """... and until the executor had taken what was planned."""
+        """Time to plan and submit each of the last steps."""
         self._executed_at_s = -math.inf
-        """When the last step was done."""
+        """When the last step ended."""
 
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work or self._in_flight is not None or self._committer.has_outputs
 
     def subscribe(self, observer: EngineObserver) -> None:
-        """From now on the observer is told of everything as well."""
+        """Notifies the observer of every later event."""
         self._observers.subscribe(observer)
 
     @property
@@ -120,14 +120,14 @@ class EngineCore:
 
     @property
     def plan_at_s(self) -> float:
-        """When ``step`` should be called: at once, or so late that the step in flight is nearly done.
+        """When to call ``step``: at once, or just before the step in flight is expected to end.
 
-        A plan made early would let an arrival wait for two steps; made at the last moment, it would keep the device
-        waiting, and so would one that is made when the step is expected to end wherever it ends sooner. What planning
-        and submitting took at most of late is kept, planning once more, and the prediction's margin.
+        A plan made too early makes an arrival wait for two steps. A plan made too late keeps the device idle, as does
+        one that is planned for the expected end when the step ends early. So this subtracts the longest recent planning
+        and submission, one more planning, and the prediction's margin.
 
-        Submitting counts, for on a GPU the host launches hundreds of kernels in it. A host that was not back before the
-        step in flight is done would take its own delay for the step's time, expect it of the next, and wait longer.
+        Submission counts: on a GPU the host launches hundreds of kernels in it. A host that returns after the step has
+        ended would measure its own delay as step time, predict longer steps, and wait longer.
         """
         if self._in_flight is None or self._committer.has_outputs:
             return -math.inf
@@ -135,7 +135,7 @@ class EngineCore:
         return self._in_flight.earliest_end_s - needed_s
 
     def close(self) -> None:
-        """Ends what watches the engine, and what computes for it."""
+        """Closes the observers and the executor."""
         self._observers.close()
         self._executor.close()
 
@@ -148,12 +148,12 @@ class EngineCore:
             try:
                 self._add_request(message)
             except Exception:
-                logger.exception("request %s could not be taken in", message.request_id)
+                logger.exception("request %s could not be added", message.request_id)
                 self._committer.refuse(message.request_id, INTERNAL_ERROR)
         elif isinstance(message, AbortRequest):
             for request_id in message.request_ids:
                 self._abort(request_id, message.reason)
-            self.scheduler.observe_held(now_s)  # perhaps nothing is left to run, and no step will tell
+            self.scheduler.observe_held(now_s)  # If no request is left to run, no step reports this.
         elif isinstance(message, AddBatch):
             self._add_batch(message, now_s)
         elif isinstance(message, CancelBatch):
@@ -164,7 +164,7 @@ class EngineCore:
             self.scheduler.offline_paused = message.paused
 
     def read_again(self) -> None:
-        """Takes in rows whose token file could not be read, as far as it can be now. To be called now and then."""
+        """Takes in the rows whose token file has become readable. To be called now and then."""
         if not self._unread or self._clock.now() < self._read_again_at_s:
             return
         unread, self._unread = self._unread, []
@@ -192,8 +192,10 @@ class EngineCore:
             self.scheduler.queues.pool.add_flex(request)
 
     def _add_batch(self, message: AddBatch, now_s: float) -> None:
-        """Rows that cannot run end at once; none of the others waits for that. All wait where the token file is away or
-        torn, which is no fault of theirs: it comes back, or whoever has sent them takes them back."""
+        """Takes in rows of a batch. Rows that cannot run end at once and delay no other row.
+
+        While the token file is missing or torn, all rows wait. The file may return, or the server cancels the batch.
+        """
         try:
             refused = self.scheduler.queues.pool.add_batch(message, now_s, self._max_num_tokens)
         except (OSError, ValueError) as exception:
@@ -208,7 +210,7 @@ class EngineCore:
         self._outlooks.hurry()
 
     def _refusal(self, request: Request) -> str | None:
-        """Why the request can never run; the edge checks first, so this guards against a bug there."""
+        """Why the request can never run, or None. The server checks first, so this guards against its bugs."""
         if not request.prompt_token_ids:
             return "the prompt is empty"
         if request.num_prompt_tokens + request.params.max_tokens > self._max_num_tokens:
@@ -219,7 +221,7 @@ class EngineCore:
         queues = self.scheduler.queues
         request = queues.find(request_id)
         if request is None and (request := queues.pool.remove(request_id)) is None:
-            return  # it has ended already
+            return  # It has already ended.
         self._committer.end(request, reason)
 
     def _cancel_batch(self, batch_id: str) -> None:
@@ -237,13 +239,13 @@ class EngineCore:
     # ---- one step ----
 
     def step(self, publish: Publish | None = None) -> StepOutputs:
-        """Plans and starts a step, and commits the one before it while it runs (``overlap_depth`` 1) or itself (0).
+        """Plans and starts a step; commits it (``overlap_depth`` 0) or the step before it (1).
 
-        Returns everything there is to report, perhaps nothing.
+        Returns all there is to report, perhaps nothing.
 
         Args:
-            publish: takes the outputs of a step as soon as they are known, before what it took is noted; they are not
-                returned then. Where one of them is an end all are returned: whoever hears of an end finds it counted.
+            publish: sends a step's outputs as soon as they are known, before the step is recorded. They are then not
+                returned. If one of them is terminal, all are returned: a reported end must already be recorded.
         """
         step = self._start_step()
         stats: list[StepStats] = []
@@ -256,7 +258,7 @@ class EngineCore:
         return StepOutputs(self._committer.take_outputs(), stats)
 
     def _start_step(self) -> Step | None:
-        """The next step, submitted; None if no request can run."""
+        """The next step, submitted, or None if no request can run."""
         timer = StepTimer(self._clock)
         now_s = timer.start_s
         if self._in_flight is not None:
@@ -280,7 +282,7 @@ class EngineCore:
                 self._observers.idle(now_s, self.scheduler)
             return None
         if self._overlap_depth:
-            _ = step.plan.request_ids  # its rows may belong to others when it is committed
+            _ = step.plan.request_ids  # Reads the ids now: by the commit, the slots may belong to other requests.
             step.note_published()
         self._observers.planned(step, draft, self.scheduler)
         step.starts_s = timer.scheduled_at_s
@@ -293,7 +295,7 @@ class EngineCore:
             self._observers.row(request)
 
     def _finish(self, step: Step, publish: Publish | None = None) -> StepStats:
-        """Waits for a step and commits it, while the one in flight runs."""
+        """Waits for a step and commits it, while the step in flight runs."""
         assert step.handle is not None
         timer, following = step.timer, self._in_flight
         try:
@@ -324,8 +326,8 @@ class EngineCore:
         return step_stats(step, result, self.scheduler)
 
     def _give_up(self, step: Step, result: StepResult) -> StepStats:
-        """Nothing came of the step: an online request has come, and the next step is for that."""
-        assert self._in_flight is None  # none is planned on a step that may be given up
+        """The step was aborted by an online arrival; discard its results."""
+        assert self._in_flight is None  # No step is planned on top of an abortable step.
         self.scheduler.give_up(step)
         self.scheduler.observe_held(step.timer.executed_at_s)
         step.timer.committed()
@@ -333,7 +335,7 @@ class EngineCore:
         return step_stats(step, result, self.scheduler)
 
     def _undo_in_flight(self) -> None:
-        """A step that was planned on one that failed: it is waited for, and its rows compute the same again."""
+        """Undoes the step that was planned on a failed one; its requests compute the same tokens again."""
         step, self._in_flight = self._in_flight, None
         if step is not None:
             assert step.handle is not None
@@ -343,7 +345,7 @@ class EngineCore:
             self._observers.undone(step)
 
     def _take_apart(self, step: Step, error: BaseException | None) -> StepResult:
-        """The result of a step that raised, of those of its rows that still are what they were."""
+        """Result of a step that raised, for the rows whose requests have not changed since."""
         current = np.flatnonzero(step.is_current())
         if not len(current):
             self.scheduler.tell_again(step.plan)
@@ -352,11 +354,11 @@ class EngineCore:
     # ---- inspection ----
 
     def report_outlooks(self) -> list[BatchOutlook] | None:
-        """Whether each batch will end in its window; None if that was reported a moment ago."""
+        """Deadline status of each batch; None if it was reported a moment ago."""
         queues = self.scheduler.queues
         rate = queues.pool.turns.rate_tokens_per_s
         return self._outlooks.report(queues.pool.jobs, queues.table, rate, self._clock.now())
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if queues, seats, block tables, pool and index do not agree."""
+        """Raises AssertionError if queues, slots, block tables, pool and index do not agree."""
         self.scheduler.queues.check_integrity()

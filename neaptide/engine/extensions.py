@@ -1,4 +1,4 @@
-"""Loads what other packages bring: policies, orders of the offline pool, commands.
+"""Loads extensions of other packages: policies, orders of the offline pool, commands.
 
 A package declares them as entry points. A single file needs no package: ``module:Name`` is imported from the installed
 packages, from ``PYTHONPATH``, or from the working directory.
@@ -28,19 +28,19 @@ def is_path(name: str) -> bool:
 
 
 def known_names(group: str, built_in: Iterable[str]) -> list[str]:
-    """Names of an entry point group and of what is built in, sorted."""
+    """Names of an entry point group and of the built-in objects, sorted."""
     return sorted({*built_in, *(point.name for point in entry_points(group=group))})
 
 
 def refusal(group: str, built_in: Iterable[str], kind: str, name: str) -> ExtensionError:
-    """The error for a name that nothing has."""
+    """The error for an unknown name."""
     names = ", ".join(known_names(group, built_in))
     return ExtensionError(f"there is no {kind} {name!r}; there are: {names}; your own is named module:Name")
 
 
 @cache
 def load(group: str, kind: str, name: str) -> Any:
-    """What the name stands for, by an entry point of the group or by ``module:Name``; None if no entry point has it.
+    """The object that an entry point of the group or ``module:Name`` names; None if no entry point has the name.
 
     Raises:
         ExtensionError: it cannot be imported.
@@ -52,9 +52,10 @@ def load(group: str, kind: str, name: str) -> Any:
 
 
 def _imported(kind: str, path: str, name: str | None = None) -> Any:
-    """
+    """Imports ``module:Name``.
+
     Args:
-        name: what the user wrote, if not the path itself.
+        name: the user's name for it, if that is not the path.
     """
     title = f"the {kind} {name or path!r}"
     module_name, _, attribute = path.partition(":")
@@ -84,12 +85,12 @@ def _module(name: str) -> Any:
 
 
 def _is_about(error: ModuleNotFoundError, name: str) -> bool:
-    """Whether the module itself, or a package it is in, was not found; else it lacks something that it imports."""
+    """Whether the module itself or its package was not found, and not a module that it imports."""
     return error.name is not None and f"{name}.".startswith(f"{error.name}.")
 
 
 def reason(error: BaseException, module_name: str = "") -> str:
-    """One line about what went wrong in an extension, and where.
+    """One line that says what failed in an extension, and where.
 
     Args:
         module_name: the module that was to be imported.

@@ -1,4 +1,5 @@
-"""The seams. The engine owns the protocols; runner and estimator implement them; the composition root wires them."""
+"""Protocols at the engine's borders. The engine owns them, runner and estimator implement them, ``launch`` wires
+them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -22,9 +23,9 @@ class Executor(Protocol):
         ...
 
     def submit(self, plan: StepPlan) -> StepHandle:
-        """Starts a step. If it raises, or its handle does, the same requests may come again in another company.
+        """Starts a step. If it raises, or its handle does, the same requests may come again in other steps.
 
-        A plan without parts only tells which requests ended.
+        A plan without parts only reports which requests ended.
         """
         ...
 
@@ -53,17 +54,17 @@ class HeadroomPredictor(Protocol):
     def observe(self, now_s: float, online_held_blocks: int) -> None: ...
 
     def observe_arrival(self, now_s: float) -> None:
-        """An online request has come."""
+        """Notes the arrival of an online request."""
         ...
 
     def headroom_blocks(self, now_s: float) -> int:
-        """Blocks that offline work has to leave for online work, those it holds now included."""
+        """Blocks for online work, those it holds included. Offline work may use only the rest."""
         ...
 
 
 class MessageSource(Protocol):
     def poll(self, timeout_s: float) -> Sequence[ToEngine]:
-        """Messages that are here, after waiting ``timeout_s`` at most for the first."""
+        """Messages that have arrived; waits ``timeout_s`` at most for the first."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Wire structs between the API process and the engine process (msgpack over ZeroMQ).
 
-Encoded as arrays that begin with the type's name; both sides are always the same version, because the
-API process starts the engine from its own installation.
+They are encoded as arrays that begin with the type's name. Both sides always have the same version, because the API
+process starts the engine from its own installation.
 """
 
 from enum import StrEnum
@@ -30,9 +30,9 @@ class AddRequest(_Message):
     ttft_slo_s: float
     tpot_slo_s: float
     salt: bytes = b""
-    """First level of every prefix structure: requests share cached prefixes only within one salt."""
+    """Salt of the prefix hashes. Requests share cached prefixes only if their salts are equal."""
     share: str = ""
-    """Whose share of the offline work a flex request takes; an API key's name."""
+    """API key's name, which accounts for the offline work of a flex request."""
 
 
 class AbortRequest(_Message):
@@ -43,22 +43,22 @@ class AbortRequest(_Message):
 
 
 class AddBatch(_Message):
-    """Rows of a batch job; prompts are read from the job's token file (``engine.offline.token_file``).
+    """Lines of a batch job; prompts are read from the job's token file (``engine.offline.token_file``).
 
-    Further messages for the same batch add rows behind those that are there; each may name another token file. Rows of
-    a file that cannot be read now wait in the engine until it can be.
+    Later messages for the same batch append lines; each may name another token file. While a file cannot be read, its
+    lines wait in the engine.
     """
 
     batch_id: str
     path: str
     """Path stem of the token file."""
     rows: list[int]
-    """Rows still to run, in file order; rows that finished before a restart are left out."""
+    """Lines still to run, in file order. Lines that ended before a restart are omitted."""
     params_table: list[SamplingParams]
     params_index: list[int]
-    """For each entry of ``rows`` its index in ``params_table``."""
+    """Index into ``params_table`` for each entry of ``rows``."""
     stream_rows: list[int]
-    """Rows whose tokens are wanted at every step (they carry stop strings); the rest report once, at the end."""
+    """Lines whose tokens are reported at every step (they have stop strings). The others report once, at the end."""
     deadline_s: float
     """``CLOCK_MONOTONIC`` second by which the job should be done."""
     salt: bytes = b""
@@ -67,46 +67,46 @@ class AddBatch(_Message):
 
 
 class CancelBatch(_Message):
-    """Rows that have started end with ABORT; the others are forgotten without a word, however many they are."""
+    """Ends started rows with ABORT. The other rows are dropped without an output."""
 
     batch_id: str
 
 
 class TwoEnds(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """What it takes to go along an order from both ends: it is sorted by compute density, the densest rows first."""
+    """Dual-scan order: rows sorted by compute density, densest first, to be taken from both ends."""
 
     held_tokens: bytes
-    """[order] int32: tokens of KV that each row holds on average while it runs ..."""
+    """[order] int32: tokens of KV that each row holds on average while it runs."""
     lasting_steps: bytes
-    """[order] int32: ... which is for so many steps: the tokens of its answer."""
+    """[order] int32: steps for which each row runs, which is the length of its answer in tokens."""
     densities: list[float]
-    """Compute over memory time of as many windows of equal numbers of rows, in the order ..."""
+    """Compute time over memory time of consecutive windows with equal numbers of rows, in the order."""
     memory_s: list[float]
-    """... and their memory time."""
+    """Memory time of each window, in seconds."""
     root_density: float
-    """Of all of it."""
+    """Compute time over memory time of the whole order."""
     token_s: float
-    """What the device takes to compute a token ..."""
+    """Seconds that the device takes to compute one token."""
     kv_token_s: float
-    """... and to read the KV of one."""
+    """Seconds that the device takes to read the KV of one token."""
     turns: bytes
-    """[order] int32: in which they are expected to be handed out."""
+    """[order] int32: rows in the expected order of admission."""
     starts: bytes = b""
-    """[order] int32: the step, from the first one with this order on, in which each row is to start; negative for rows
-    without. Empty if there is no timetable."""
+    """[order] int32: step, counted from the start of this order, in which each row is to start. Negative for rows
+    without a start step. Empty if there is no timetable."""
     kv_tokens: int = 0
-    """Of the memory that these starts are for."""
+    """Tokens of KV memory that ``starts`` was planned for."""
     num_first: int = 0
-    """So many rows at the front, whatever their density, come before either end."""
+    """Rows at the front that are admitted before both ends, whatever their density."""
     tile_tokens: int = 1
-    """Of the device: steps should have multiples of so many tokens."""
+    """Tile size of the device. The token count of a step should be a multiple of it."""
 
 
 class PlanReady(_Message):
-    """An order over rows that waited when planning began. It takes the place of the one before at once.
+    """Order of the rows that waited when planning began. It replaces the earlier order at once.
 
-    Rows that have been handed out or have ended meanwhile are skipped, those that came later stand behind. Numbers are
-    raw arrays, for an order may have some hundred thousand.
+    Rows that have been admitted or have ended since are skipped. Rows that came later are appended. Numbers are raw
+    arrays, because an order may have several hundred thousand rows.
     """
 
     batch_ids: list[str]
@@ -115,24 +115,24 @@ class PlanReady(_Message):
     rows: bytes
     """[order] int32."""
     ends: TwoEnds | None = None
-    """None: it is to be followed from its begin only."""
+    """Dual-scan data. None: the order is followed from its start only."""
 
 
 class SetOffline(_Message):
-    """The operator's switch: while paused no offline request takes part in a step."""
+    """The operator's switch: while paused, no offline request is scheduled."""
 
     paused: bool
 
 
 class TellTraffic(_Message):
-    """Asks for a piece of the record of what is served, with what runs and waits now (``engine.record.traffic``)."""
+    """Asks for a piece of the traffic record that includes the present requests (``engine.record.traffic``)."""
 
 
 class TellRoom(_Message):
-    """Asks what room for online work there is."""
+    """Asks how much online work the engine can take."""
 
     with_cached: bool
-    """And what the cache holds."""
+    """Whether the answer includes the cached blocks."""
 
 
 class Shutdown(_Message):
@@ -148,7 +148,7 @@ ToEngine = (
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """Log-probabilities at one position: of the token that stands there, and of the top-k."""
+    """Log-probabilities at one position: of the chosen token and of the top k."""
 
     token_id: int
     logprob: float
@@ -165,7 +165,7 @@ class RequestOutput(msgspec.Struct, array_like=True, gc=False):
     request_id: str
     new_token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
-    """For each new token, and at the end one more for ``stop_token_id``."""
+    """One entry for each new token, and at the end one more for ``stop_token_id``."""
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Sent once, with the first output; entry i belongs to prompt token i + 1."""
     finish_reason: FinishReason | None = None
@@ -177,7 +177,7 @@ class RequestOutput(msgspec.Struct, array_like=True, gc=False):
     """Prompt tokens found in the prefix cache at first admission."""
     num_preemptions: int = 0
     scheduled_s: float = 0.0
-    """When the request first took part in a step (engine clock, ``CLOCK_MONOTONIC``)."""
+    """When the request was first scheduled (engine clock, ``CLOCK_MONOTONIC``)."""
     first_token_s: float = 0.0
 
 
@@ -218,71 +218,72 @@ class StepStats(msgspec.Struct, array_like=True, gc=False):
     recomputed_tokens: int
     """Tokens whose KV was dropped by this step's preemptions."""
     saved_blocks: int = 0
-    """Copied to host memory as they left the cache ..."""
+    """Blocks copied to host memory as they left the cache."""
     loaded_blocks: int = 0
-    """... and back, for requests that this step admitted."""
+    """Blocks copied back from host memory, for requests that this step admitted."""
     blocks_reserved: int = 0
-    """That offline admissions leave for online work, those that it holds included."""
+    """Blocks for online work, those it holds included. Offline admissions may use only the rest."""
     memory_ran_out: int = 0
-    """Times in this step; the executor then computes it in pieces."""
+    """Number of times that the step ran out of device memory; the executor then computes it in pieces."""
     mask_s: float = 0.0
     """Seconds that the step waited for masks of grammars."""
     late_masks: int = 0
-    """Number of masks that were not there in time."""
+    """Number of masks that were late."""
     grammar_bytes: int = 0
-    """Host memory that grammars take, about."""
+    """Host memory that grammars take, roughly."""
     is_given_up: bool = False
-    """For an online request that came: no token of it counts, nor does what it admitted and preempted, which the step
-    behind it tells."""
+    """Whether an online arrival aborted the step. None of its tokens count. Its admissions and preemptions are reported
+    with the next step."""
 
 
 class Outlook(StrEnum):
-    """Whether a batch will end in its window; also the values of the metric label ``outlook``."""
+    """Deadline status of a batch; also the values of the metric label ``outlook``."""
 
     ON_TIME = "on_time"
     AT_RISK = "at_risk"
-    """Not at the rate at which offline work was done of late."""
+    """Not met at the recent rate of offline work."""
     INFEASIBLE = "infeasible"
-    """Not even with the whole device."""
+    """Not met even with the whole device."""
 
 
 class BatchOutlook(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """What the engine expects of one batch. Answers are taken to be as long as those that have ended."""
+    """Expected end of one batch. Assumes that answers are as long as those that have ended."""
 
     batch_id: str
     outlook: Outlook
     needed_s: float
-    """With the whole device, the batches before it included."""
+    """Seconds with the whole device, including the batches before it."""
     expected_s: float | None
-    """At the rate at which offline work was done of late; None if that is not known."""
+    """Seconds at the recent rate of offline work; None if that is not known."""
     left_s: float
-    """Until the deadline."""
+    """Seconds until the deadline."""
     running_rows: bytes = b""
-    """Rows that have put out tokens and not ended (int32) ..."""
+    """Rows with output tokens that have not ended (int32)."""
     running_tokens: bytes = b""
-    """... and how many each has (int32)."""
+    """Number of output tokens of each entry of ``running_rows`` (int32)."""
 
 
 class Traffic(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """A piece of the record of what is served."""
+    """A piece of the traffic record."""
 
     piece: bytes
-    """For ``engine.record.traffic`` to read."""
+    """An encoded ``engine.record.traffic.TrafficPiece``."""
     has_present: bool
-    """It was asked for, and says what runs and waits, but nothing of what ended: the piece before it does."""
+    """Whether the piece was asked for. It then has the present requests, and no ended ones: the piece before has
+    those."""
 
 
 class Room(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """What room for online work an engine has, for whoever decides which of several gets a request."""
+    """Online capacity of an engine, for the router that chooses among several."""
 
     free_slack_s: float
-    """Of the TTFT target, what is left when the prompts that are there are computed beside the streams."""
+    """Part of the TTFT target that is left after the waiting prompts, in seconds, while the streams run."""
     prompt_token_s: float
-    """What a further prompt token takes from it."""
+    """Seconds of it that one more prompt token takes."""
     cached: bytes | None = None
-    """``kv.cache_digest.digest_of`` the cached blocks, one key after the other; None: that was not asked for."""
+    """Concatenated ``kv.cache_digest.digest_of`` of the cached blocks. None if it was not asked for."""
     online_load: float = 0.0
-    """The share of the engine's time that its online targets need."""
+    """Fraction of the engine's time that its online targets need."""
 
 
 class EngineReady(_Message):
@@ -297,19 +298,19 @@ class EngineReady(_Message):
     num_blocks: int
     eos_token_ids: list[int]
     longest_step_s: float = 0.0
-    """The longest step that its limits allow, as predicted; longer silence than a few of these is a hang."""
+    """Predicted time of the longest step that its limits allow. Silence for several times this is a hang."""
     planned_order: str = ""
-    """That its policy follows (``engine.offline.planning.pooled``); empty if it follows none."""
+    """Name of the order that its policy follows (``engine.offline.planning.pooled``); empty if none."""
     token_s: float = 0.0
-    """What the device takes to compute one more token of a full step ..."""
+    """Predicted seconds to compute one more token of a full step, at the start."""
     kv_token_s: float = 0.0
-    """... and to read one more cached one, as predicted at the start."""
+    """Predicted seconds to read the KV of one more token, at the start."""
     tile_tokens: int = 1
-    """Its steps should have multiples of so many tokens."""
+    """Tile size of the device. The token count of a step should be a multiple of it."""
 
 
 class Occupancy(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """What runs, waits and is held between two steps, as ``StepStats`` has it at the end of one."""
+    """Requests that run and wait, and blocks that are held, between two steps; fields as in ``StepStats``."""
 
     running_online: int
     running_offline: int
@@ -323,22 +324,22 @@ class Occupancy(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 
 class StepOutputs(_Message):
-    """Everything one or more steps have to say; also the heartbeat, with empty ``outputs``, at least once a second."""
+    """Reports of one or more steps. Also the heartbeat, with empty ``outputs``, at least once a second."""
 
     outputs: list[RequestOutput]
     stats: list[StepStats]
     outlooks: list[BatchOutlook] | None = None
-    """Of all batches, now and then; None says nothing."""
+    """Deadline status of all batches, sent now and then; None if unchanged."""
     traffic: list[Traffic] | None = None
-    """Now and then; None says nothing."""
+    """Traffic record, sent now and then; None if there is no piece."""
     room: Room | None = None
-    """As it was asked for; None says nothing."""
+    """Answer to ``TellRoom``; None without a question."""
     occupancy: Occupancy | None = None
-    """Where no step has just ended to tell it, for what ends between steps may leave none to run; None says nothing."""
+    """Occupancy when no step has just ended, as a request may end between steps. None with ``stats``."""
 
 
 class EngineFatal(_Message):
-    """Last words of an engine that cannot go on (bad model, out of memory at start)."""
+    """Last message of an engine that cannot go on (bad model, out of memory at start)."""
 
     message: str
 

@@ -1,4 +1,4 @@
-"""What there is to see of a running engine; whatever watches it subscribes here."""
+"""Events of a running engine, to which observers subscribe."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,29 +13,29 @@ from neaptide.engine.steps.step import Step
 
 
 class EngineObserver:
-    """Told of everything, in the order in which it happens; every method does nothing unless overridden.
+    """Receives every event of the engine, in order; each method does nothing unless overridden.
 
-    Observers must not change what they see. Recorder, request log, witness, statistics, simulator and ``--explain``
-    are observers.
+    Observers must not change what they see. Examples are recorder, request log, crash marker, statistics, simulator
+    and ``--explain``.
     """
 
     def warmed_up(self, shape: BatchShape, seconds: float) -> None:
-        """The cost model was shown a measured step before the engine's first."""
+        """The cost model has learned from a warm-up step."""
 
     def message(self, message: ToEngine, now_s: float) -> None:
         """The engine takes in a message."""
 
     def refused(self, request_id: str) -> None:
-        """A request, or a row, of which the engine was told will never run."""
+        """A request or a row that the engine received will never run."""
 
     def cancelled(self, batch_id: str) -> None:
-        """The batch's rows that had started have ended; the others are forgotten."""
+        """The batch is cancelled: its started rows have ended, the others are dropped."""
 
     def planning(self, now_s: float) -> None:
         """A step is about to be planned."""
 
     def row(self, request: Request) -> None:
-        """A policy looks at a batch row for the first time."""
+        """A policy has made a batch row into a request for the first time."""
 
     def idle(self, start_s: float, scheduler: Scheduler) -> None:
         """Planning at ``start_s`` found no request that could run."""
@@ -47,16 +47,16 @@ class EngineObserver:
         """The step is done and about to be committed."""
 
     def undone(self, step: Step) -> None:
-        """The step before this one failed while this one was in flight: its requests compute the same again."""
+        """The step was undone because the step before it failed; its requests compute the same tokens again."""
 
     def given_up(self, step: Step, scheduler: Scheduler) -> None:
-        """In place of ``committed``: the step was given up, and its requests compute the same again."""
+        """The step was aborted, so ``committed`` does not follow; its requests compute the same tokens again."""
 
     def ended(self, request: Request, reason: FinishReason) -> None:
-        """A request that was accepted ends, in a commit or between steps. Its tokens are still there."""
+        """An accepted request ends, in a commit or between steps. Its tokens are still available."""
 
     def committed(self, step: Step, result: StepResult, scheduler: Scheduler) -> None:
-        """The step's tokens and ends are in."""
+        """The step's tokens have been added and its ended requests removed."""
 
     def close(self) -> None:
         """The engine ends."""
@@ -66,7 +66,7 @@ EVENTS = tuple(name for name, value in vars(EngineObserver).items() if not name.
 
 
 class Observers(EngineObserver):
-    """Passes every event on to those of its observers that want it; costs nothing for the others."""
+    """Passes each event to the observers that override it, at no cost to the others."""
 
     def __init__(self, observers: Sequence[EngineObserver]) -> None:
         self._observers: list[EngineObserver] = []

@@ -1,4 +1,4 @@
-"""What a caller may ask of one request: its tier, its sampling, and how it may end."""
+"""Parameters of one request: its tier, its sampling, and how it may end."""
 
 from enum import IntEnum, StrEnum
 
@@ -15,7 +15,7 @@ class Tier(StrEnum):
 
 
 class RequestClass(IntEnum):
-    """ONLINE work has latency targets; OFFLINE work takes what is left."""
+    """Scheduling class. ONLINE work has latency targets; OFFLINE work takes the capacity that is left."""
 
     ONLINE = 0
     OFFLINE = 1
@@ -35,46 +35,45 @@ class FinishReason(IntEnum):
 NUMERICAL_ERROR = "numerical_error"
 """The model's logits for this request were not finite."""
 INVALID_TOKEN = "invalid_token"  # noqa: S105
-"""A token id outside the vocabulary got past the edge."""
+"""A token id outside the vocabulary passed the server's checks."""
 INTERNAL_ERROR = "internal_error"
-"""The engine raised while it worked on this request."""
+"""The engine raised an exception while it processed this request."""
 OUT_OF_MEMORY = "out_of_memory"
-"""The device's memory does not hold what a single token of this request takes."""
+"""The device's memory cannot hold what a single token of this request needs."""
 GRAMMAR_ERROR = "grammar_error"
-"""The grammar that this request's output has to follow could not be followed any further."""
+"""This request's output could not be matched to its grammar any more."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """How to pick tokens and when to stop.
 
-    Values are checked at the edge (``neaptide.server.openai.schemas``); the engine trusts them.
-    Stop *strings* are not here: text never enters the engine, the detokenizer watches for them
-    and aborts the request with reason ``stop``.
+    The server checks the values (``neaptide.server.openai.schemas``); the engine trusts them. Stop *strings* are not
+    here, because text never enters the engine. The detokenizer finds them and aborts the request with reason ``stop``.
     """
 
     max_tokens: int = 16
-    """Output tokens at most; 0 computes (and scores) the prompt only."""
+    """Most output tokens; 0 computes (and scores) the prompt only."""
     min_tokens: int = 0
     """End-of-sequence and stop tokens are masked before this many output tokens."""
     temperature: float = 1.0
-    """0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     top_p: float = 1.0
     top_k: int = 0
-    """0 is off."""
+    """Number of most likely tokens to sample from; 0 turns this off."""
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
     seed: int | None = None
-    """The random stream of a request depends on (seed, output position) only."""
+    """Seed of the request's random stream, which depends on (seed, output position) only."""
     stop_token_ids: tuple[int, ...] = ()
-    """Ends the output, beside the model's own end-of-sequence ids."""
+    """Token ids that end the output, in addition to the model's end-of-sequence ids."""
     ignore_eos: bool = False
     logprobs: int | None = None
-    """Top-k log-probabilities for each output token; 0 gives the chosen token's alone."""
+    """Number of top log-probabilities for each output token; 0 gives the chosen token's alone."""
     prompt_logprobs: int | None = None
-    """The same for prompt tokens 1..n-1 (token 0 has no condition)."""
+    """Number of top log-probabilities for prompt tokens 1..n-1 (token 0 has no condition)."""
     grammar: str = ""
-    """What the output has to follow, as ``neaptide.models.grammars`` reads it: the edge has compiled it, so that it is
-    known to be one. Empty allows any output."""
+    """Grammar of the output, as ``neaptide.models.grammars`` reads it. The server has compiled it, so it is valid.
+    Empty allows any output."""

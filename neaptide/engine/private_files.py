@@ -1,4 +1,4 @@
-"""Files and directories that only their owner can read, whatever the umask: they hold prompts, answers, or traces of
+"""Files and directories that only their owner can read, whatever the umask. They hold prompts, answers, or parts of
 them."""
 
 import os
@@ -9,7 +9,8 @@ DIRECTORY_MODE = 0o700
 
 
 def private_opener(path: str, flags: int) -> int:
-    """For ``open``: the file is its owner's alone before the first byte is written, also where it was there before."""
+    """Opener for ``open``. Gives the file private permissions before the first byte is written, even if it exists
+    already."""
     fd = os.open(path, flags, FILE_MODE)
     try:
         found = os.fstat(fd)
@@ -22,7 +23,7 @@ def private_opener(path: str, flags: int) -> int:
 
 
 def make_private_directory(path: str | os.PathLike[str]) -> None:
-    """Makes the directory unless it is there, and its owner's alone either way."""
+    """Makes the directory unless it exists, and makes it private either way."""
     try:
         os.mkdir(path, DIRECTORY_MODE)
     except FileExistsError:

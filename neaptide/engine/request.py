@@ -16,14 +16,15 @@ from neaptide.engine.table import RequestTable
 class RequestStatus(IntEnum):
     WAITING = 0
     RUNNING = 1
-    """Has a seat and may hold KV blocks; whether it takes part in a step is decided step by step."""
+    """Holds a slot and may hold KV blocks; each step decides whether it is scheduled."""
     FINISHED = 2
 
 
 class Request:
     """State of one request. ``num_computed_tokens`` is the one progress counter: there are no phases.
 
-    While it runs, what changes from step to step stands in its row of the ``RequestTable``, and this is a view on it.
+    While the request runs, the values that change at each step are in its slot of the ``RequestTable``. This is a view
+    on it.
     """
 
     __slots__ = (
@@ -88,13 +89,13 @@ class Request:
         self.tpot_slo_s = tpot_slo_s
         self.salt = salt
         self.report_every_step = report_every_step
-        """False: tokens are kept and reported once, with the terminal output."""
+        """False: tokens are collected and reported once, with the terminal output."""
         self.deadline_s = deadline_s
-        """Of its batch."""
+        """Deadline of its batch."""
         self.segments = segments
-        """What it shares with other rows of its job; empty if that is not known."""
+        """Prefix nodes that it shares with other rows of its job; empty if they are not known."""
         self.share = share
-        """Whose share of the offline work it takes."""
+        """Name of the tenant that its offline work is charged to."""
         self.request_class: RequestClass = request_class(tier)
         self.is_online = self.request_class is RequestClass.ONLINE
         self.is_priority = tier is Tier.PRIORITY
@@ -105,39 +106,40 @@ class Request:
         self.table: RequestTable | None = None
         self.seat = -1
         self.block_hashes: list[bytes] = []
-        """Chained hashes of the full blocks of its tokens, as far as they were needed."""
+        """Chained hashes of its full blocks, computed when needed."""
         self.num_cached_tokens = 0
         """Prompt tokens found in the prefix cache at the first admission."""
         self.has_hit = False
-        """It took its seat with blocks that the prefix cache had."""
+        """Whether its last admission found blocks in the prefix cache."""
         self.trusts_cache = True
-        """False: others' KV may have spoilt its own once. It computes all of that by itself, and shares none."""
+        """Whether it may use cached KV. False once other requests' KV may have corrupted its own: it then computes all
+        of its KV and shares none."""
         self.num_preemptions = 0
         self.known_to_executor = False
         self.scheduled_s = self._first_token_s = 0.0
         self.admission_index = 0
-        """Counts admissions: the youngest offline request is the first victim. 0 before the first."""
+        """Number of its last admission; 0 before the first. The youngest offline request is preempted first."""
         self.put_off_s = 0.0
-        """How long it has been put off for masks; while it has a seat, the table knows."""
+        """Time for which late masks delayed it. While it has a slot, the table has the value."""
         self.num_reported_tokens = 0
-        """Of the output."""
+        """Output tokens that have been reported."""
         self.unreported_logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs_reported = False
         self._output_token_ids: list[int] = []
-        """While it has no seat."""
+        """Output tokens while it has no slot."""
 
-    # ---- seats ----
+    # ---- slots ----
 
     def sit(self, table: RequestTable, admission_index: int) -> None:
-        """Takes a row of the table."""
+        """Takes a slot of the table."""
         self.admission_index = admission_index
         self.seat = table.take_seat(self, self.prompt_token_ids + self._output_token_ids, admission_index)
         self.table = table
         self.status = RequestStatus.RUNNING
 
     def rise(self, status: RequestStatus) -> None:
-        """Leaves its row; its blocks have been taken back. A token that a step in flight samples is given up."""
+        """Frees its slot; its blocks have been freed before. A token that a step in flight samples is dropped."""
         table = self.table
         assert table is not None
         self._output_token_ids = self.output_token_ids(0)
@@ -155,12 +157,12 @@ class Request:
 
     @property
     def num_sound_tokens(self) -> int:
-        """Those of them whose KV is in the cache already."""
+        """Computed tokens whose KV is in the cache already."""
         return 0 if self.table is None else int(self.table.sound[self.seat])
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output, a token that is being sampled included."""
+        """Prompt and output tokens, including a token that is being sampled."""
         if self.table is None:
             return self.num_prompt_tokens + len(self._output_token_ids)
         return int(self.table.total[self.seat])
@@ -209,7 +211,7 @@ class Request:
 
     @property
     def last_step(self) -> int:
-        """Step that it last took part in since its admission."""
+        """Last step in which it was scheduled since its admission; -1 if none."""
         return -1 if self.table is None else int(self.table.last_step[self.seat])
 
     @property

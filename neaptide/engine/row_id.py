@@ -1,4 +1,4 @@
-"""The name of one row of a batch job, as the engine's requests carry it."""
+"""Request id of one line of a batch job."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ _SEPARATOR = ":"
 
 
 class RowId(NamedTuple):
-    """Row ``row`` of the job's token file. ``str`` gives the request id, ``parse`` reads it."""
+    """Line ``row`` of the job's token file. ``str`` gives the request id, ``parse`` reads it."""
 
     batch_id: str
     row: int
@@ -16,11 +16,11 @@ class RowId(NamedTuple):
 
     @classmethod
     def parse(cls, request_id: str) -> "RowId | None":
-        """None for the id of a request that belongs to no batch."""
+        """The batch and line of a request id; None if the request belongs to no batch."""
         batch_id, separator, row = request_id.rpartition(_SEPARATOR)
         return cls(batch_id, int(row)) if separator and row.isdecimal() else None
 
 
 def is_row_of(request_id: str, batch_id: str) -> bool:
-    """Whether the request is one of the batch's rows."""
+    """Whether the request is one of the batch's lines."""
     return request_id.startswith(f"{batch_id}{_SEPARATOR}")

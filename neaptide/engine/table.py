@@ -1,7 +1,7 @@
-"""The request table: what every step reads of every running request, in numpy columns, one row per seat.
+"""The request table: the state of every running request in numpy columns, with one slot per request.
 
-A request that runs has a seat; ``Request`` is a view on its row. Policies ask by name (``by_deadline``,
-``Draft.due_decodes``) and get row numbers, which they hand on; only this module indexes.
+``Request`` is a view on its slot. Policies query the table by name (``by_deadline``, ``Draft.due_decodes``) and pass
+on the slot numbers they get; only this module indexes the columns.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 PLACEHOLDER_TOKEN_ID = -1
-"""Stands for a token that a step in flight has still to sample."""
+"""Placeholder for a token that a step in flight will sample."""
 
 
 NO_ROWS: IntArray = np.zeros(0, np.int64)
 
 
 class ByClass(NamedTuple):
-    """Rows by their requests' class."""
+    """Slots by the class of their requests."""
 
     online: IntArray
     offline: IntArray
@@ -37,16 +37,16 @@ NO_ROWS_OF_EITHER = ByClass(NO_ROWS, NO_ROWS)
 
 
 class Lacking(NamedTuple):
-    """Rows by what they lack."""
+    """Slots by the number of their uncomputed tokens."""
 
     ones: ByClass
     """Exactly one token: decodes."""
     more: ByClass
-    """More than one: prompts, and what is computed again."""
+    """More than one token: prompts, and tokens that are computed again."""
 
 
 class Streams(NamedTuple):
-    """Rows that have put out a token, and what bounds on a step ask of each."""
+    """Slots with output tokens, and the values that bound the step time."""
 
     rows: IntArray
     total: IntArray
@@ -56,7 +56,7 @@ class Streams(NamedTuple):
     """When its next token is due."""
 
     def slower_than(self, seconds: float) -> "Streams":
-        """Those that may take longer than this for a token."""
+        """The streams whose TPOT target is longer than ``seconds``."""
         kept = self.tpot_slo_s > seconds
         return Streams(
             self.rows[kept], self.total[kept], self.num_output[kept], self.tpot_slo_s[kept], self.due_s[kept]
@@ -64,11 +64,11 @@ class Streams(NamedTuple):
 
 
 class RequestTable:
-    """Rows of running requests. A row's numbers mean something while ``live`` is set.
+    """Columns of running requests. A slot's values are valid while ``live`` is set.
 
     Args:
-        num_seats: requests that may run at once.
-        max_tokens: prompt and output tokens of one request at most.
+        num_seats: most requests that run at once.
+        max_tokens: most prompt and output tokens of one request.
         block_size: tokens per KV block.
     """
 
@@ -79,29 +79,29 @@ class RequestTable:
         self.blocks = BlockTables(num_seats, max_tokens, block_size)
         num_blocks = max_tokens // block_size + 1
         self.token_blocks: TokenArray = np.zeros((num_seats, num_blocks, block_size), np.int32)
-        """[seats, blocks, slots]: ``tokens``, by KV block."""
+        """[slots, blocks, positions]: ``tokens``, by KV block."""
         self.tokens: TokenArray = self.token_blocks.reshape(num_seats, num_blocks * block_size)
-        """[seats, positions]: prompt and output. Pages that no token has touched cost no memory."""
+        """[slots, positions]: prompt and output. Pages that no token has touched take no memory."""
         self.live: BoolArray = np.zeros(num_seats, np.bool_)
         self.computed = _ints(num_seats)
         """Tokens whose KV is in the cache, or will be when the steps in flight end."""
         self.sound = _ints(num_seats)
-        """Tokens whose KV committed steps have computed, or that were found in the cache."""
+        """Tokens whose KV was computed by committed steps or found in the cache."""
         self.known = _ints(num_seats)
         """Tokens of prompt and output whose ids are known."""
         self.total = _ints(num_seats)
-        """``known``, and one more while a step in flight samples a token that another will follow."""
+        """``known``, plus one while a step in flight samples a token that another token will follow."""
         self.prompt = _ints(num_seats)
         self.limit = _ints(num_seats)
-        """Prompt and ``max_tokens``."""
+        """Prompt tokens plus ``max_tokens``."""
         self.min_output = _ints(num_seats)
         self.indexed = _ints(num_seats)
         """Leading blocks that have been offered to the prefix index."""
         self.last_step = _ints(num_seats)
         self.admission = _ints(num_seats)
-        """Counts admissions."""
+        """Number of the request's admission."""
         self.epoch = _ints(num_seats)
-        """Changes whenever what a step in flight computes for the row is worth nothing any more."""
+        """Version of the slot; it changes whenever results of a step in flight become invalid."""
         self.arrival_s = _floats(num_seats)
         self.ttft_slo_s = _floats(num_seats)
         self.tpot_slo_s = _floats(num_seats)
@@ -111,25 +111,25 @@ class RequestTable:
         self.put_off_s = _floats(num_seats)
         """Total time for which the request was put off, in seconds. Its deadlines move by this."""
         self.all_run_at_s = 0.0
-        """When no row is put off any more."""
+        """Time from which no slot is put off any more."""
         self.online: BoolArray = np.zeros(num_seats, np.bool_)
         self.offline: BoolArray = np.zeros(num_seats, np.bool_)
         self.no_priority: BoolArray = np.zeros(num_seats, np.bool_)
         self.streams: BoolArray = np.zeros(num_seats, np.bool_)
-        """Its tokens are reported at every step."""
+        """Whether its tokens are reported at every step."""
         self.ignore_eos: BoolArray = np.zeros(num_seats, np.bool_)
         self.own_stops: BoolArray = np.zeros(num_seats, np.bool_)
-        """It brings stop tokens of its own."""
+        """Whether it has stop tokens of its own."""
         self.num_own_stops = 0
-        """Live rows that do."""
+        """Number of live slots with stop tokens of their own."""
         self._free = list(range(num_seats - 1, -1, -1))
         self.num_epochs = 0
-        """Grows with every change of ``epoch``."""
+        """Number of changes of ``epoch``."""
 
-    # ---- seats ----
+    # ---- slots ----
 
     def take_seat(self, request: "Request", token_ids: list[int], admission_index: int) -> int:
-        """A row for a request that starts; it holds no block and has computed nothing."""
+        """Assigns a slot to a starting request, without blocks or computed tokens."""
         seat = self._free.pop()
         params = request.params
         num_tokens = len(token_ids)
@@ -155,7 +155,7 @@ class RequestTable:
         return seat
 
     def leave_seat(self, seat: int) -> None:
-        """The row's request ends or waits again; its blocks have been taken back."""
+        """Frees the slot of a request that ends or waits again; its blocks have been freed before."""
         assert not self.blocks.num_blocks[seat]
         self.live[seat] = False
         self.num_own_stops -= bool(self.own_stops[seat])
@@ -165,14 +165,14 @@ class RequestTable:
         self._free.append(seat)
 
     def renew(self, seat: int) -> None:
-        """What steps in flight compute for this row is to be dropped."""
+        """Invalidates the results of steps in flight for this slot."""
         self.num_epochs += 1
         self.epoch[seat] = self.num_epochs
 
     def put_off(self, seat: int, num_sound: int, now_s: float, late_s: float) -> None:
-        """The row has computed its last token in vain. It stays away for so long, and computes it again.
+        """Puts off the request for ``late_s`` seconds because its mask was late; it computes its last token again.
 
-        What it has lost is no fault of others: a stream is not late when it may go on.
+        The delay is not the scheduler's fault, so the request's deadlines move: a stream is not late when it resumes.
         """
         put_off_s = float(self.put_off_s[seat]) + late_s
         if num_output := int(self.known[seat] - self.prompt[seat]):
@@ -205,8 +205,8 @@ class RequestTable:
     # ---- what policies ask ----
 
     def lacking(self, now_s: float) -> Lacking:
-        """Rows that have something to compute: all but those whose last token a step in flight samples, and those that
-        are put off."""
+        """Slots with tokens to compute. Omits slots whose last token a step in flight samples, and those that are put
+        off."""
         lacking = self.total - self.computed
         if now_s < self.all_run_at_s:
             lacking[self.not_before_s > now_s] = 0
@@ -216,11 +216,11 @@ class RequestTable:
         return Lacking(ones, self._by_class(lacking > 1))
 
     def _by_class(self, chosen: BoolArray) -> ByClass:
-        """Of the chosen seats."""
+        """Splits the chosen slots by class."""
         return ByClass((chosen & self.online).nonzero()[0], (chosen & self.offline).nonzero()[0])
 
     def with_output(self, rows: IntArray) -> Streams:
-        """Those of the rows that have put out a token, in their order: the very array that was given if all have."""
+        """The rows with output, in their order. Returns the given array itself if all have some."""
         total = self.total[rows]
         num_output = total - self.prompt[rows]
         if np.count_nonzero(num_output) < len(rows):
@@ -238,9 +238,10 @@ class RequestTable:
         return due_s
 
     def by_deadline(self, rows: IntArray, deadline_s: FloatArray | None = None) -> IntArray:
-        """Earliest next deadline first; at equal deadline ``priority`` before ``default``, then the older, then by id.
+        """Earliest next deadline first. Ties: ``priority`` before ``default``, then the older request, then by id.
 
-        ``scheduler.queues.deadline_order`` for rows. ``deadline_s``: their ``next_deadline_s``, if it is known.
+        The same order as ``scheduler.queues.deadline_order``. ``deadline_s``: their ``next_deadline_s``, if it is
+        known.
         """
         if len(rows) < 2:
             return rows
@@ -260,7 +261,7 @@ class RequestTable:
         return rows[order]
 
     def by_last_step(self, rows: IntArray) -> IntArray:
-        """Longest sat out first, then in order of admission."""
+        """Least recently scheduled first, then in order of admission."""
         return rows[np.lexsort((self.admission[rows], self.last_step[rows]))] if len(rows) > 1 else rows
 
     def by_admission(self, rows: IntArray) -> IntArray:
@@ -269,9 +270,9 @@ class RequestTable:
     # ---- invariants ----
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless seats, requests and counts agree."""
+        """Raises AssertionError unless slots, requests and counts agree."""
         free = set(self._free)
-        assert len(free) == len(self._free), "a seat is free twice"
+        assert len(free) == len(self._free), "a slot is free twice"
         seated = {seat for seat, request in enumerate(self.requests) if request is not None}
         assert not free & seated
         assert len(free) + len(seated) == self.num_seats
@@ -286,9 +287,9 @@ class RequestTable:
             "computed tokens without a block"
         )
         assert (self.indexed[rows] * block_size <= self.computed[rows]).all(), "a row published too much"
-        assert (self.blocks.num_blocks[~self.live] == 0).all(), "an empty seat holds blocks"
-        assert (self.total[~self.live] == 0).all(), "an empty seat has tokens"
-        assert (self.computed[~self.live] == 0).all(), "an empty seat has computed tokens"
+        assert (self.blocks.num_blocks[~self.live] == 0).all(), "an empty slot holds blocks"
+        assert (self.total[~self.live] == 0).all(), "an empty slot has tokens"
+        assert (self.computed[~self.live] == 0).all(), "an empty slot has computed tokens"
 
 
 def _ints(count: int) -> IntArray:

@@ -1,4 +1,4 @@
-"""The ASGI application, built from its parts; it holds no state of its own."""
+"""The ASGI application, assembled from its parts; it holds no state of its own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ __all__ = ["ServerState", "ServingContext", "create_app"]
 
 @dataclass(slots=True, kw_only=True)
 class ServerState:
-    """What the composition root hands to the app."""
+    """Parts that ``launch`` gives to the app."""
 
     context: ServingContext
     keys: KeyRing = field(default_factory=lambda: KeyRing(()))
@@ -53,17 +53,17 @@ class ServerState:
     metrics_compat: str = "vllm"
     """``vllm`` also emits the series that stock vLLM dashboards read; ``none`` does not."""
     hosts: HostFilter | None = None
-    """Which ``Host`` headers are answered; None is all."""
+    """Accepted ``Host`` headers; None accepts all."""
     cors_origins: Sequence[str] = ()
     """Sites whose pages may call this server from a browser; ``*`` is any."""
     batches: BatchService | None = None
     """The batch service, for the routers that serve it."""
     shadow: Shadow | None = None
-    """What simulates the recorded traffic; None records none."""
+    """Counterfactual replay of the recorded traffic; None records none."""
 
 
 def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -> FastAPI:
-    """The app for one model. What stands behind it is started and stopped by the composition root.
+    """The app for one model. ``launch`` starts and stops the services that it uses.
 
     Routes find ``context``, ``metrics``, ``keys`` and ``batches`` in ``request.app.state``.
     """
@@ -88,7 +88,7 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
         title="Neaptide",
         version=neaptide.__version__,
         redirect_slashes=False,
-        docs_url=None,  # FastAPI's own pages load their scripts from other servers; ours is a route
+        docs_url=None,  # FastAPI's own pages load scripts from other servers; ours is a route.
         redoc_url=None,
     )
     app.state.context = state.context
@@ -100,8 +100,8 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     install_handlers(app, RequestValidationError)
     install_openapi(app)
     app.add_middleware(HeadMiddleware)
-    # The last one added is the outermost: replies of the key check carry a request id as well, and a browser's
-    # question whether a page may call, which has no key, is answered before the check.
+    # The last one added is the outermost. So replies of the key check also get a request id, and a browser's CORS
+    # preflight, which has no key, is answered before the check.
     app.add_middleware(AuthMiddleware, keys=state.keys)
     if state.cors_origins:
         app.add_middleware(

@@ -1,4 +1,4 @@
-"""What every route needs to know: the model that is served, its tokenizer, the engine, the clocks."""
+"""Context of every route: the served model, its tokenizer, the engine, the clocks."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ MAX_TOP_K = 2**31 - 1
 
 @dataclass(slots=True, frozen=True)
 class GenerationDefaults:
-    """Sampling that a model's authors recommend, for requests that do not say."""
+    """Sampling that a model's authors recommend, used where a request sets none."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -35,7 +35,7 @@ class GenerationDefaults:
 
     @classmethod
     def load(cls, directory: Path) -> "GenerationDefaults":
-        """From ``generation_config.json``; what it does not set, or sets for greedy use, keeps OpenAI's default.
+        """Reads ``generation_config.json``. Missing values, and those for greedy decoding, keep OpenAI's defaults.
 
         Raises:
             ValueError: a value that no request could ask for.
@@ -61,11 +61,10 @@ def _recommended(config: Mapping[str, object], name: str, default: float, low: f
 
 
 class Admission:
-    """Counts requests between arrival and reply, so that a queue without end cannot build up.
+    """Counts requests between arrival and reply, which bounds the queue.
 
-    A class that is full refuses the tenants that have their share of it. A tenant with less is admitted all the same,
-    up to that share: one tenant cannot take the places of all. So ``n`` tenants hold at most 1 + 1/2 + ... + 1/n times
-    the limit.
+    A full class refuses tenants that have at least their share of it. Other tenants are still admitted up to their
+    share, so that no tenant can fill the class alone. ``n`` tenants hold at most 1 + 1/2 + ... + 1/n times the limit.
     """
 
     def __init__(self, max_online: int, max_offline: int) -> None:
@@ -73,7 +72,7 @@ class Admission:
         self._counts: dict[RequestClass, Counter[str]] = {one: Counter() for one in self._limits}
 
     def check(self, request_class: RequestClass, tenant: str, choices: int = 1) -> None:
-        """Raises OverloadedError when the class has no room for the tenant."""
+        """Raises OverloadedError if the class has no room for the tenant."""
         limit, counts = self._limits[request_class], self._counts[request_class]
         if counts.total() + choices <= limit:
             return
@@ -83,25 +82,25 @@ class Admission:
             raise OverloadedError(online=online, retry_after_s=1 if online else 10)
 
     def enter(self, request_class: RequestClass, tenant: str, choices: int) -> None:
-        """Counts choices in; ``leave`` must follow. Raises OverloadedError when the class has no room."""
+        """Adds choices; ``leave`` must follow. Raises OverloadedError if the class has no room."""
         self.check(request_class, tenant, choices)
         self._counts[request_class][tenant] += choices
 
     def leave(self, request_class: RequestClass, tenant: str, choices: int) -> None:
-        """Counts choices out."""
+        """Removes choices."""
         counts = self._counts[request_class]
         counts[tenant] -= choices
         if not counts[tenant]:
             del counts[tenant]
 
     def count(self, request_class: RequestClass) -> int:
-        """Choices at work."""
+        """Number of running and waiting choices."""
         return self._counts[request_class].total()
 
 
 @dataclass(slots=True, kw_only=True)
 class ServingContext:
-    """One model behind one engine client. Times are seconds."""
+    """One served model with its engine client. Times are in seconds."""
 
     model_id: str
     tokenizer: Tokenizer
@@ -110,9 +109,9 @@ class ServingContext:
     """Unix time that ``/v1/models`` reports."""
     max_model_len: int
     vocab_size: int
-    """Rows of the embedding table: the range of token ids that a caller may send."""
+    """Rows of the embedding table, which bound the token ids that a caller may send."""
     fingerprint: str = ""
-    """Differs where another model, tokenizer or template may answer differently; see ``fingerprint.py``."""
+    """Fingerprint of model, tokenizer and template; see ``fingerprint.py``."""
     eos_token_ids: tuple[int, ...] = ()
     model_aliases: tuple[str, ...] = ()
     """Further names that requests may use for the same model."""
@@ -125,27 +124,27 @@ class ServingContext:
     keep_alive_s: float = 10.0
     """Longest silence on an event stream."""
     flex_wait_s: float = 600.0
-    """A flex request that is not streamed has its first token within this time, or is answered 429."""
+    """Longest wait for the first token of a flex request that is not streamed; after that it gets 429."""
     admission: Admission = field(default_factory=lambda: Admission(max_online=4096, max_offline=4096))
     bodies: BodyThreads = field(default_factory=BodyThreads)
     """Threads that parse and tokenize."""
     shape_limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(2))
-    """Threads that shape long replies at once; streams must not wait for those that tokenize."""
+    """Threads that format long replies. They are separate, so that streams do not wait for tokenization."""
     grammar_turns: FairQueue = field(default_factory=FairQueue)
-    """Whose grammar is compiled next, by key."""
+    """Queue for grammar compilation, fair between keys."""
     refusals: Refusals = field(default_factory=Refusals)
-    """What each caller's refused requests have taken, and when the next refusal may be told."""
+    """Time spent on each caller's refused requests, which delays further refusals."""
     follows_grammars: bool = True
     """Whether the executor enforces structured output."""
     max_masked_ends: int | None = None
-    """Stop tokens, the model's own included, that the executor can hold back for ``min_tokens``; None: any number."""
+    """Most stop tokens, the model's own included, that the executor can mask for ``min_tokens``; None: any number."""
     engine_python: str | None = None
-    """The engine's interpreter, if it has one of its own: grammars are checked there, by the version that enforces."""
+    """The engine's own interpreter, if it has one. Grammars are checked there, by the version that enforces them."""
     grammars: GrammarChecker = field(init=False)
     call_format: CallFormat = field(init=False)
-    """How the model writes calls of functions."""
+    """The model's format of function calls."""
     draining: bool = False
-    """Set at shutdown: new work is refused, streams that run may end."""
+    """Set at shutdown: new work is refused, running streams may end."""
 
     def __post_init__(self) -> None:
         self.grammars = GrammarChecker(
@@ -159,16 +158,16 @@ class ServingContext:
 
     @property
     def system_fingerprint(self) -> str | None:
-        """What a reply says of the system that made it: another value, and a seed may give other tokens."""
+        """Identifies the system that made a reply. With another value, the same seed may give other tokens."""
         if not self.fingerprint:
             return None
         return "fp_" + hashlib.sha256(f"{__version__} {self.fingerprint}".encode()).hexdigest()[:12]
 
     def check_open(self) -> None:
-        """Raises UnavailableError where new work is refused because the server stops."""
+        """Raises UnavailableError if new work is refused because the server stops."""
         if self.draining:
             raise server_stops()
 
     def serves(self, model: str) -> bool:
-        """Whether a request's ``model`` means ours; empty does."""
+        """Whether a request's ``model`` names the served model; an empty one does."""
         return model in ("", self.model_id) or model in self.model_aliases

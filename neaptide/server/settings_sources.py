@@ -1,4 +1,4 @@
-"""The one place that reads settings: from flags, ``NEAPTIDE_*`` variables and a TOML file."""
+"""Reads settings from flags, ``NEAPTIDE_*`` variables and a TOML file; the only place that does."""
 
 import difflib
 import os
@@ -14,7 +14,7 @@ from neaptide.server.settings import OPTIONS, Settings, SettingsError, split_lis
 
 ENV_PREFIX = "NEAPTIDE_"
 _OTHER_VARIABLES = frozenset({"BASE_URL", "CONFIG"})
-"""Read by client commands, and by ``load_settings`` itself; no settings."""
+"""Variables of client commands and of ``load_settings`` itself, which are no settings."""
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", tuple: "a list of texts", str: "a text"}
 
 
@@ -51,10 +51,10 @@ def load_settings(
 
 
 def data_path(data_dir: str) -> Path:
-    """The data directory that the setting names, absolute.
+    """Absolute path of the data directory.
 
     Raises:
-        SettingsError: it begins with the home of a user who has none, as in a container without a HOME.
+        SettingsError: it begins with ``~`` and the user has no home directory, as in a container without HOME.
     """
     try:
         return Path(data_dir).expanduser().absolute()
@@ -65,7 +65,7 @@ def data_path(data_dir: str) -> Path:
 
 
 def _wrong_kind(error: str, values: Mapping[str, Any]) -> str:
-    """In the operator's words. Not the value of a text, which may be a key."""
+    """The error in the operator's words. Omits the value of a text, which may be a key."""
     found = re.search(r"`\$\.(\w+)", error)
     if found is None:
         return error

@@ -297,9 +297,9 @@ def test_rivals_of_two_engines_have_colours_of_their_own(tmp_path: Path) -> None
 def test_the_picture_has_the_headlines_load_and_names_every_point(tmp_path: Path) -> None:
     draw_picture(curves([case_result(0.2, 100.0), case_result(0.1, 50.0)]), tmp_path / "small.svg")
     text = (tmp_path / "small.svg").read_text()
-    for label in ("priority", "fcfs", "20% of the machine", "chat alone", "batch alone", "never ends"):
+    for label in ("priority", "fcfs", "chats at 20% load", "chat alone", "batch alone", "never ends"):
         assert f"<!-- {label}" in text or label in text
-    assert "10% of the machine" not in text
+    assert "chats at 10% load" not in text
 
 
 def test_the_name_of_a_point_at_the_foot_does_not_lie_on_the_axis() -> None:

@@ -97,7 +97,7 @@ def test_poisoned_line_is_quarantined_and_the_others_complete(tmp_path: Path) ->
             r["custom_id"]: r["response"] for r in result_lines(server, batch) if "error" in r["response"]["body"]
         }
         assert {k: v["body"]["error"]["code"] for k, v in failed.items()} == {"c5": "engine_crash"}
-        assert 2 <= server.log.count("the engine ended; it is started again") <= 5  # 8 suspects, 4, 2, 1
+        assert 2 <= server.log.count("the engine ended; it restarts") <= 5  # 8 suspects, 4, 2, 1
         assert "Segmentation fault" in server.log
         assert server.http.post("/v1/chat/completions", json=body("hello", 3)).status_code == 200
 

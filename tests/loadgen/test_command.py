@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +11,9 @@ import pytest
 
 from neaptide.cli import main
 from neaptide.commands.loadgen.flags import add_common, add_synth, shots_of
+from neaptide.commands.loadgen.view import RunView
 from neaptide.loadgen.percentiles import percentiles
+from neaptide.loadgen.run.runner import Progress
 from neaptide.loadgen.workloads.traces import TraceRequest
 from tests.loadgen.fake_server import FakeServer, fake_server
 
@@ -210,3 +214,28 @@ def test_a_server_that_is_not_there_is_one_line(
     complaint = capsys.readouterr().err
     assert "ConnectError" in complaint
     assert complaint.endswith("; start a server with: neaptide serve\n")
+
+
+def test_a_stopped_run_reports_what_has_ended(
+    server: FakeServer,
+    report: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trace = tmp_path / "mine"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n0.0,20,2\n1000000.0,30,3\n")
+
+    def interrupt_after_an_answer(_: RunView, progress: Progress) -> None:
+        if progress.records and not progress.was_stopped:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(RunView, "update", interrupt_after_an_answer)
+    with pytest.raises(KeyboardInterrupt):
+        main(["loadgen", "replay", str(trace), "--server", server.url, *report])
+    captured = capsys.readouterr()
+    found = json.loads(captured.out.splitlines()[-1])
+    (figures,) = found["servers"].values()
+    assert (found["partial"], figures["requests"]) == (True, 1)
+    assert "stopped: the results are partial, of 1 of 2 requests" in captured.err
+    assert "partial: stopped by Ctrl-C" in (tmp_path / "out.html").read_text()

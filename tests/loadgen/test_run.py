@@ -15,7 +15,7 @@ from neaptide.loadgen.client.recorder import Record
 from neaptide.loadgen.client.wording import Counting, Wording
 from neaptide.loadgen.report.summary import ratios, summary
 from neaptide.loadgen.run.load import Cancelling, Shot, Target, make_shots
-from neaptide.loadgen.run.runner import How, Progress, RunError, Users, run
+from neaptide.loadgen.run.runner import How, Progress, RunError, StoppedError, Users, run
 from neaptide.loadgen.workloads.traces import TraceRequest
 from tests.loadgen.fake_server import TEMPLATE_TOKENS, FakeServer, fake_server
 from tests.patience import PATIENCE_S, until
@@ -279,3 +279,25 @@ def test_ratios_are_over_the_first() -> None:
     first, other = (summary(given((EASY, answered(first_s)))) for first_s in (0.2, 0.3))
     found = ratios(first, other)
     assert (found["ttft_p50"], found["tpot_p99"], found["offline_tokens_per_s"]) == (1.5, 1.0, None)
+
+
+async def test_a_run_that_is_stopped_before_it_has_begun_sends_nothing(server: FakeServer) -> None:
+    stop = asyncio.Event()
+    stop.set()
+    async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as http:
+        with pytest.raises(StoppedError):
+            await run(http, shots(2), How(), lambda progress: None, stop)
+    assert server.bodies == []
+
+
+async def test_a_run_that_is_stopped_drops_what_has_not_ended_and_cancels_its_batch(server: FakeServer) -> None:
+    server.stalls.clear()
+    stop = asyncio.Event()
+    async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as http:
+        how = How(batch=("mine.jsonl", b'{"url": "/v1/completions"}'))
+        running = asyncio.create_task(run(http, shots(2), how, lambda progress: None, stop))
+        await until(lambda: len(server.bodies) == 2)
+        stop.set()
+        progress = await running
+    assert (progress.records, progress.was_stopped) == ([], True)
+    assert server.cancelled == ["/v1/batches/batch-1/cancel"]

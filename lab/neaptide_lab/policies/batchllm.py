@@ -1,9 +1,9 @@
-"""``batchllm``: prefix groups planned over the whole pool, and batches that fill memory (BatchLLM, sections 4.2, 4.3).
+"""Policy ``batchllm``: prefix groups planned over the whole pool, and batches that fill memory (sections 4.2, 4.3).
 
-Groups are those of Algorithm 1, those first that have the most to decode for what they prefill (``R_group``). In a step
-decodes go first, then prompts that were begun, then further ones of the group, then the next group with its prefix: the
-three queues of section 4.3.1. Memory-centric batching: a prompt is admitted as long as what is held stays below a
-threshold and the step has tokens; there is no other cap than the engine's seats.
+Groups are those of Algorithm 1, ordered by their decoding per prefill (``R_group``), the largest first. In a step
+decodes come first, then started prompts, then further ones of the group, then the next group with its prefix. These are
+the three queues of section 4.3.1. Memory-centric batching admits a prompt while the held memory is below a threshold
+and the step has tokens. There is no other cap than the engine's slots.
 """
 
 from typing import ClassVar
@@ -23,5 +23,5 @@ class BatchLlm(VllmV1Fcfs):
         return ByAge()
 
     def _running(self, draft: Draft) -> list[Request]:
-        """Decodes in order of admission, then prompts that were begun."""
+        """Decodes in order of admission, then started prompts."""
         return sorted(super()._running(draft), key=lambda request: request.num_uncomputed_tokens > 1)

@@ -1,8 +1,8 @@
-"""``blendserve``: the whole pool by compute density, taken from both ends (BlendServe, ASPLOS'26, section 5).
+"""Policy ``blendserve``: the whole pool by compute density, taken from both ends (BlendServe, ASPLOS'26, section 5).
 
-The tree is sorted and split beside the engine (``offline/planning/blend.py``). The dual scan runs here: each end fills
-its part of the memory, and what a request held goes back to its end when it ends, which is the repair of section 5.3
-for answers that are shorter or longer than expected. The frame is that of ``dfs``, as in section 6.1.
+The tree is sorted and split outside of the engine (``offline/planning/blend.py``). The dual scan runs here: each end
+fills its part of the memory, and a request that ends returns its memory to its end. That is the correction of section
+5.3 for answers that are shorter or longer than expected. The frame is that of ``dfs``, as in section 6.1.
 """
 
 from typing import ClassVar
@@ -18,7 +18,7 @@ class BlendServe(VllmV1Fcfs):
         return super().pack(draft)
 
     def _pace(self, draft: Draft) -> None:
-        """Algorithm 3: a step has as many prompt tokens as belong to decodes that fill the memory."""
+        """Limits the prompt tokens of a step to those that match decodes which fill the memory (Algorithm 3)."""
         ends, budget = draft.pool.ends, draft.budget
         if ends is None:
             return

@@ -1,8 +1,8 @@
 """BROS (arXiv 2504.09590), section 4: real-time requests by urgency, then best-effort ones.
 
 RT and BE are the paper's names for online and offline. Its bidirectional blocks (section 5) are those of
-``kv.two_tenants``, where the executor can do that and there is host memory. Else a request that lacks blocks drops
-others, which are computed again, as in the paper's own run without them (section 7.4.1).
+``kv.two_tenants``, if the executor supports them and there is host memory. Otherwise a request that lacks blocks
+preempts others, which are computed again, as in the paper's own run without them (section 7.4.1).
 """
 
 import math
@@ -30,11 +30,11 @@ from neaptide.policy import (
 from neaptide_lab.policies.whole_prompts import WholePromptScheduler
 
 MEAN_WEIGHT = 0.1
-"""Weight of the newest step in the moving average of step times; the paper gives no window."""
+"""Weight of the newest step in the moving average of step times. The paper gives no window."""
 
 
 class AdaptiveBatchSize:
-    """Requests of one batch at most: one more after every step without early return, else back to the initial size.
+    """Largest number of requests in a batch: one more after every step without early return, else the initial number.
 
     Section 4.2, "Adaptive Batch Sizing".
     """
@@ -49,13 +49,14 @@ class AdaptiveBatchSize:
 
 
 class UrgentChoice:
-    """RT requests chosen for a step, most urgent first. They take blocks only when it is settled that they stay."""
+    """RT requests chosen for a step, most urgent first. Their blocks are allocated once it is certain that they
+    stay."""
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         self.chosen: list[Request] = []
         self.num_blocks = 0
-        """That they lack."""
+        """Blocks that the chosen requests lack."""
         self.num_admissions = 0
         self.shape = BatchShape()
         """Shape of the whole batch, BE requests included."""
@@ -77,7 +78,7 @@ class UrgentChoice:
         self._shape_without_last = None
 
     def count(self, request: Request) -> None:
-        """A BE request is being added to the step."""
+        """Counts a BE request that is added to the step."""
         self._add_to(self.shape, request)
         self._shape_without_last = None
 
@@ -103,7 +104,7 @@ class UrgentChoice:
 
 
 def add_to(shape: BatchShape, draft: Draft, request: Request) -> None:
-    """One more request of the batch, with what it needs from host memory."""
+    """Adds a request to the batch, with the blocks that it needs from host memory."""
     kv = draft.kv
     shape.add(kv.num_uncomputed(request), kv.num_computed(request))
     if num_away := kv.num_away(request):
@@ -112,7 +113,7 @@ def add_to(shape: BatchShape, draft: Draft, request: Request) -> None:
 
 @dataclass(slots=True)
 class BrosNotes:
-    """What a draft found, for the policy to remember if it is applied."""
+    """State of a draft that the policy keeps if it is applied."""
 
     returned_s: dict[Request, float]
     """When the last token of each RT request was returned."""
@@ -120,7 +121,7 @@ class BrosNotes:
 
 
 def waiting_order(request: Request) -> tuple[bool, float, float, str]:
-    """Requests that were dropped after their first token, then the others by the deadline of their first token."""
+    """Sort key: requests that were preempted after their first token, then the others by the deadline of it."""
     return (
         request.num_output_tokens == 0,
         request.arrival_s + request.ttft_slo_s,
@@ -132,8 +133,8 @@ def waiting_order(request: Request) -> tuple[bool, float, float, str]:
 class BrosScheduler(WholePromptScheduler):
     """Algorithm 1 with token groups of one token.
 
-    Deadlines are the paper's: TTFT after arrival, then TPOT after the last returned token. Times are predicted
-    without a margin.
+    Deadlines are the paper's: TTFT after arrival, then TPOT after the last returned token. Times are predicted without
+    a margin.
     """
 
     online_order: ClassVar[OnlineOrder] = staticmethod(waiting_order)
@@ -186,13 +187,13 @@ class BrosScheduler(WholePromptScheduler):
             self.batch_size.observe(notes.returned_early)
 
     def _newly_returned_s(self, now_s: float) -> dict[Request, float]:
-        """The last step has ended by now, and an RT request that took part in it has a new token."""
+        """Return times of the new tokens of the last step, which has ended by now."""
         return {request: now_s for request in self._in_last_step if request.status is not RequestStatus.FINISHED}
 
     # ---- step 1: RT ----
 
     def urgency(self, draft: Draft) -> Callable[[Request], tuple[float, float, str]]:
-        """Orders by the deadline of the next token."""
+        """Sort key: deadline of the next token."""
         returned_s: dict[Request, float] = draft.notes.returned_s
 
         def key(request: Request) -> tuple[float, float, str]:
@@ -206,8 +207,8 @@ class BrosScheduler(WholePromptScheduler):
     def pull(self, draft: Draft) -> Iterator[Request]:
         """RT requests, most urgent first.
 
-        Section 4.2, "Request pulling optimization": only requests with tokens are sorted; those that wait for their
-        first stand in order already, and the two are polled in turn.
+        Section 4.2, "Request pulling optimization": only requests with tokens are sorted. Those that wait for their
+        first token are in order already, and the two lists are merged.
         """
         urgency, waiting = self.urgency(draft), draft.waiting_online
         first = bisect_left(waiting, True, key=lambda r: r.num_output_tokens == 0)
@@ -215,9 +216,9 @@ class BrosScheduler(WholePromptScheduler):
         return merge(pending, waiting[first:], key=urgency)
 
     def tightest_slack_s(self, draft: Draft) -> float:
-        """Least remaining time of the RT requests that can still make their deadline; infinite without any.
+        """Least remaining time of the RT requests that can still meet their deadline; infinite without any.
 
-        A request that is lost would otherwise stop all the others: the paper means "the one closest to its deadline
+        A request that cannot would otherwise stop all the others: the paper means "the one closest to its deadline
         [that] does not fail".
         """
         urgency = self.urgency(draft)
@@ -228,11 +229,11 @@ class BrosScheduler(WholePromptScheduler):
         return math.inf
 
     def _choose_urgent(self, draft: Draft, choice: UrgentChoice, slack_s: float) -> bool:
-        """Lines 5-15: until the batch is full, or the step would outlast the tightest slack.
+        """Lines 5-15: adds RT requests until the batch is full or the step would exceed the tightest slack.
 
-        Returns whether the latter was the case: the early return of lines 11-12. The first request is taken anyway:
-        an empty batch would help none. Behind a waiting request that lacks memory only resident ones are taken,
-        and behind a resident one that had others dropped.
+        Returns whether the slack was the limit, which is the early return of lines 11-12. The first request is added
+        anyway, because an empty batch would help none. After a waiting request that lacks memory, or a resident one
+        that preempted others, only resident requests are added.
         """
         can_admit, num_dropped = True, draft.preempted.online
         for request in self.pull(draft):
@@ -258,10 +259,11 @@ class BrosScheduler(WholePromptScheduler):
         return False
 
     def _make_urgent_room(self, draft: Draft, choice: UrgentChoice, request: Request, num_blocks: int) -> bool:
-        """Drops BE requests, youngest first. A resident request that must grow may also drop RT requests with more
-        remaining time, most first (section 5.2); if a waiting one could, they would drop each other in turn.
+        """Preempts BE requests, youngest first.
 
-        Blocks that BE requests can give up slot by slot are no reason to drop any.
+        A resident request that must grow may also preempt RT requests with more remaining time, most first (section
+        5.2). If a waiting one could, they would preempt each other in turn. No request is preempted for blocks that BE
+        requests can release slot by slot.
         """
         is_waiting = not draft.is_running(request)
         seats = max(choice.num_seats_taken + is_waiting - self.config.max_num_seqs, 0)
@@ -289,19 +291,19 @@ class BrosScheduler(WholePromptScheduler):
     # ---- step 2: BE ----
 
     def _add_resident_best_effort(self, draft: Draft, choice: UrgentChoice, slack_s: float) -> bool:
-        """Lines 17-33: by the number of slots in host memory; those with as many cost the same to resume, so they go in
-        order of admission.
+        """Lines 17-33 for resident BE requests, by the number of their slots in host memory.
 
-        Returns False if one with slots there has not found its way back: new ones would take the blocks that it needs.
+        Those with equal numbers cost the same to resume, so they go in order of admission. Returns False if one with
+        slots in host memory could not resume: new requests would take the blocks that it needs.
         """
         are_all_in, kv = True, draft.kv
         resident = [(kv.num_away(request), request) for request in draft.running(RequestClass.OFFLINE)]
         for num_away, request in sorted(resident, key=itemgetter(0)):
             if choice.num_requests >= self.batch_size.limit and not choice.chosen:
                 return are_all_in
-            if kv.num_away(request) > num_away:  # swapped out for an older one
+            if kv.num_away(request) > num_away:  # Swapped out for an older one.
                 are_all_in = False
-            elif draft.is_running(request):  # not dropped for an older one
+            elif draft.is_running(request):  # Not preempted for an older one.
                 draft.at = request
                 is_in = self._add_or_replace(draft, choice, request, slack_s)
                 are_all_in &= is_in or not num_away
@@ -309,14 +311,14 @@ class BrosScheduler(WholePromptScheduler):
         return are_all_in
 
     def _admit_best_effort(self, draft: Draft, choice: UrgentChoice, slack_s: float) -> None:
-        """Lines 17-33 for the pool, in its order. Not in a step that dropped requests: they stand first in it."""
+        """Lines 17-33 for the pool, in its order. Not in a step that preempted requests, which are first in it."""
         while choice.num_seats_taken < self.config.max_num_seqs:
             request = draft.at = draft.pool.peek()
             if request is None or not self._add_or_replace(draft, choice, request, slack_s):
                 return
 
     def _add_or_replace(self, draft: Draft, choice: UrgentChoice, request: Request, slack_s: float) -> bool:
-        """Adds a BE request to the batch, or puts it in place of the least urgent RT request that can wait a step."""
+        """Adds a BE request to the batch, or replaces the least urgent RT request that can wait a step."""
         num_blocks = self._blocks(draft, request)
         if not (
             choice.num_requests < self.batch_size.limit
@@ -338,7 +340,7 @@ class BrosScheduler(WholePromptScheduler):
         return True
 
     def _can_wait(self, draft: Draft, choice: UrgentChoice, spared: Request, instead: Request, slack_s: float) -> bool:
-        """Constraint (6) for an RT request left out: this step and its own next one end before its deadline."""
+        """Constraint (6) for an omitted RT request: this step and its own next one end before its deadline."""
         shape = choice.shape_without_last()
         step_s = self._seconds(draft, shape, instead)
         remaining_s = self.urgency(draft)(spared)[0] - draft.now_s
@@ -346,7 +348,7 @@ class BrosScheduler(WholePromptScheduler):
         return self._fits(draft, shape, instead) and step_s <= slack_s and step_s + next_s <= remaining_s
 
     def _make_best_effort_room(self, draft: Draft, choice: UrgentChoice, request: Request, num_blocks: int) -> bool:
-        """A resident request may drop younger ones to grow; a new one takes what is free."""
+        """Finds blocks: a resident request may preempt younger ones to grow; a new one takes free blocks."""
         if self._is_room_left(draft, choice.num_blocks, request, num_blocks):
             return True
         if not num_blocks or not draft.is_running(request):

@@ -1,7 +1,7 @@
 """Echo's BS+E (section 7.1): vLLM's priority scheduling, and an estimator that keeps steps within the targets.
 
-No choice of offline requests by cache or length, no task-aware cache: those are BS+E+S and Echo. The frame is that
-of the mixed steps that Echo's equation 8 describes: prompts are cut and run beside decodes.
+It does not choose offline requests by cache or length and has no task-aware cache: those are BS+E+S and Echo. The frame
+is that of the mixed steps in Echo's equation 8: prompts are split and run together with decodes.
 """
 
 import math
@@ -18,10 +18,10 @@ def slack_s(request: Request, now_s: float) -> float:
 
 
 class EchoBaseWithEstimator(OneQueueScheduler):
-    """Online requests first, by arrival; offline ones, by arrival, when no online request waits any more.
+    """Online requests first, by arrival; then offline ones, by arrival, once no online request waits.
 
-    Predicted times carry the cost model's margin, as they do for every policy here that uses it: Echo, too, compares
-    its variants with one estimator.
+    Predicted times include the cost model's margin, as for every policy here that uses it. Echo, too, compares its
+    variants with one estimator.
     """
 
     online_order: ClassVar[OnlineOrder] = staticmethod(priority_order)
@@ -41,7 +41,7 @@ class EchoBaseWithEstimator(OneQueueScheduler):
     # ---- online ----
 
     def _pack_online(self, draft: Draft) -> float:
-        """Decodes, then prompts in chunks that leave the running streams on time."""
+        """Adds decodes, then prompts in chunks that leave the running streams on time."""
         running = sorted(draft.running(RequestClass.ONLINE), key=priority_order)
         for request in running:
             if request.num_uncomputed_tokens == 1:
@@ -56,8 +56,10 @@ class EchoBaseWithEstimator(OneQueueScheduler):
         return limit_s
 
     def _online_limit_s(self, draft: Draft) -> float:
-        """Least slack of the streams that keep their deadline at least if nothing is added. One that is late anyway
-        must not keep the others' prompts waiting."""
+        """Least slack of the streams that meet their deadline if nothing is added.
+
+        A stream that is late anyway must not delay the others' prompts.
+        """
         decodes_s = sum(self.cost_model.predict(draft.budget.shape))
         running = draft.running(RequestClass.ONLINE)
         slacks = [slack_s(request, draft.now_s) for request in running if request.num_output_tokens]
@@ -80,13 +82,13 @@ class EchoBaseWithEstimator(OneQueueScheduler):
     # ---- offline ----
 
     def _pack_offline(self, draft: Draft, limit_s: float) -> None:
-        """Resident ones, then the pool, as long as the step stays within the least slack.
+        """Adds resident offline requests, then the pool, while the step stays within the least slack.
 
-        None leaves the pool in a step that dropped one.
+        None leaves the pool in a step that preempted one.
         """
         for request in self._residents(draft):
             if not draft.is_running(request):
-                continue  # dropped for an earlier one
+                continue  # Preempted for an earlier one.
             chunk = self._chunk(draft, request.num_uncomputed_tokens, request.num_computed_tokens, limit_s)
             if chunk == 0:
                 return
@@ -96,7 +98,7 @@ class EchoBaseWithEstimator(OneQueueScheduler):
                 pass
 
     def _residents(self, draft: Draft) -> list[Request]:
-        """In order of admission."""
+        """Resident offline requests in order of admission."""
         return draft.running(RequestClass.OFFLINE)
 
     def _admit_offline(self, draft: Draft, limit_s: float) -> bool:
@@ -117,10 +119,10 @@ class EchoBaseWithEstimator(OneQueueScheduler):
         return draft.budget.largest_chunk(num_tokens, context_tokens, limit_s)
 
     def _continue(self, draft: Draft, request: Request, num_tokens: int) -> None:
-        """Adds a running request if it has tokens and room; else it sits this step out and keeps its KV."""
+        """Adds a running request if it has tokens and room; otherwise it skips this step and keeps its KV."""
         draft.at = request
         if not draft.is_running(request):
-            return  # dropped for an earlier one
+            return  # Preempted for an earlier one.
         if num_tokens == 0 or draft.budget.tokens_left == 0:
             return
         num_blocks = draft.kv.blocks_needed(request, num_tokens)
@@ -128,7 +130,7 @@ class EchoBaseWithEstimator(OneQueueScheduler):
             draft.add(request, num_tokens)
 
     def _victims(self, draft: Draft, request: Request) -> Iterator[Request]:
-        """Those that come after the request in order of (priority, arrival), last first: offline ones before online."""
+        """Requests after this one in order of (priority, arrival), last first, so offline ones before online ones."""
         order = priority_order(request)
         running = sorted(draft.all_running(), key=priority_order, reverse=True)
         return (r for r in running if not draft.takes_part(r) and priority_order(r) > order)

@@ -1,9 +1,9 @@
-"""Echo's BS+E+S and Echo itself: offline requests by what they bring to the step, and a cache that knows their tasks.
+"""Echo's BS+E+S and Echo itself: offline requests chosen by their benefit to the step, and a task-aware cache.
 
-Source: Echo, sections 4 and 6. Each step starts from what ran in the last one and is changed in small moves: a resident
-decode more, a prompt more, an offline request less. A plan is the step with one more request; the best is the one with
-the most benefit less punishment for each second, equation 4. Benefit and punishment are tokens of weight one: tokens
-whose KV the step brings about, and tokens whose KV it evicts although a request still wants them.
+Source: Echo, sections 4 and 6. Each step starts from the requests of the last one and is changed in small moves: a
+resident decode more, a prompt more, an offline request less. A plan is the step with one more request. The best one has
+the most benefit minus punishment per second, equation 4. Benefit and punishment are tokens of weight one: tokens whose
+KV the step produces, and tokens whose KV it evicts although a request still needs them.
 """
 
 from collections.abc import Iterator
@@ -21,22 +21,22 @@ class OfflinePlan:
     request: Request
     hit: PrefixHit
     num_tokens: int
-    """That it computes."""
+    """Tokens that the request computes."""
     benefit_tokens: int
     """Tokens of the whole step."""
     punishment_tokens: int
-    """For this request."""
+    """Punishment for this request."""
     seconds: float
     """Predicted time of the whole step."""
 
     @property
     def score(self) -> float:
-        """Equation 4."""
+        """Score by equation 4."""
         return (self.benefit_tokens - self.punishment_tokens) / self.seconds
 
 
 def best_of(plans: list[OfflinePlan]) -> OfflinePlan:
-    """The plan selector: the highest score; the first of equals."""
+    """The plan with the highest score; the first of equals."""
     return max(plans, key=lambda plan: plan.score)
 
 
@@ -57,7 +57,7 @@ def scores_without(draft: Draft, victims: list[Request], cost_model: CostModel) 
 
 
 def _num_shared(draft: Draft, request: Request) -> int:
-    """Blocks that others hold as well."""
+    """Number of blocks that other requests hold as well."""
     return sum(draft.kv.pool.ref_cnt(block) > 1 for block in draft.kv.blocks_of(request))
 
 
@@ -67,13 +67,15 @@ def _seconds(cost_model: CostModel, shape: BatchShape) -> float:
 
 
 class EchoWithSelector(EchoBaseWithEstimator):
-    """``bs+e+s``: bs+e with offline requests, joining and dropped, chosen by equation 4. The cache goes by age."""
+    """Policy ``bs+e+s``: bs+e with offline requests admitted and preempted by equation 4. The cache evicts by age."""
 
     follows_prefixes: ClassVar[bool] = True
 
     def _residents(self, draft: Draft) -> list[Request]:
-        """Decodes, then prompts that were begun; of each those first that take the least time, for they read the least
-        KV: where the slack does not suffice for all, that is the best score."""
+        """Decodes, then started prompts; among each, those with the least KV to read first.
+
+        If the slack does not suffice for all, that is the best score.
+        """
         running = draft.running(RequestClass.OFFLINE)
         return sorted(running, key=lambda r: (r.num_uncomputed_tokens > 1, r.num_computed_tokens))
 
@@ -89,7 +91,7 @@ class EchoWithSelector(EchoBaseWithEstimator):
     # ---- the plan generator ----
 
     def plans(self, draft: Draft, limit_s: float) -> list[OfflinePlan]:
-        """One for every length of the pool's requests, if it fits."""
+        """One plan for every length of the pool's requests, if it fits."""
         if draft.num_running >= self.config.max_num_seqs:
             return []
         found_tokens = sum(action.hit.num_tokens for action in draft.actions if isinstance(action, Admit))
@@ -137,8 +139,8 @@ class EchoWithSelector(EchoBaseWithEstimator):
     # ---- dropping ----
 
     def _victims(self, draft: Draft, request: Request) -> Iterator[Request]:
-        """The offline ones among those that may be dropped for the request, so that the score of what is left is the
-        highest, then the online ones, last first."""
+        """Offline requests that may be preempted, so that the remaining score is the highest, then online ones, last
+        first."""
         may_go = list(super()._victims(draft, request))
         offline = [victim for victim in may_go if not victim.is_online]
         scores = dict(zip(offline, scores_without(draft, offline, self.cost_model), strict=True))
@@ -147,15 +149,18 @@ class EchoWithSelector(EchoBaseWithEstimator):
 
 
 class Echo(EchoWithSelector):
-    """``echo``: bs+e+s on the task-aware cache (section 4.2). Blocks that no request wants go first, then those of
-    online requests that have ended, then those of offline requests by how many of these want them; running requests
-    keep theirs. What runs may hold all but what online work is forecast to need."""
+    """Policy ``echo``: bs+e+s with the task-aware cache (section 4.2).
+
+    Unneeded blocks are evicted first, then those of ended online requests, then those of offline requests by the number
+    of requests that need them. Running requests keep theirs, and may hold all blocks but those forecast for online
+    work.
+    """
 
     evicts_by_reuse: ClassVar[bool] = True
     counts_reuse: ClassVar[bool] = True
 
     def _room_blocks(self, draft: Draft) -> int:
-        """The threshold on what runs, section 4.2. A lone request is not held to it: it would never run."""
+        """Applies the threshold on running requests, section 4.2. A lone request is exempt, as it would never run."""
         if not draft.num_running_offline:
             return draft.kv.available
         threshold = draft.kv.pool.num_blocks - self.headroom.headroom_blocks(draft.now_s)

@@ -1,8 +1,8 @@
-"""Fixed orders of the offline pool: what BlendServe calls DFS and Balance.
+"""Fixed orders of the offline pool: BlendServe's DFS and Balance.
 
-Source: BlendServe (ASPLOS'26), section 6.1: NanoFlow-DFS and NanoFlow-Balance are one engine with the same requests
-in another order. Which child of a prefix tree's node comes first the paper does not say; every depth-first order
-shares the same text.
+Source: BlendServe (ASPLOS'26), section 6.1: NanoFlow-DFS and NanoFlow-Balance are one engine with the same requests in
+another order. The paper does not say which child of a prefix tree's node comes first; every depth-first order shares
+the same text.
 """
 
 from typing import ClassVar
@@ -13,18 +13,18 @@ MASK_64 = (1 << 64) - 1
 
 
 def by_prefix(tokens: TokenFile, row: int) -> bytes:
-    """Rows sorted by their token ids: a depth-first walk of the job's prefix tree, children by token id."""
+    """Sort key by token ids: a depth-first walk of the job's prefix tree, children by token id."""
     return tokens.sort_key(row)
 
 
 def shuffled(seed: int) -> RowKey:
-    """Rows in a random order, another for every seed. The key is a bijection of the row, so no two rows tie."""
+    """Sort key of a random order for each seed. It is a bijection of the line, so no two lines tie."""
     mixed_seed = mix(seed)
     return lambda tokens, row: mix(row ^ mixed_seed)
 
 
 def mix(value: int) -> int:
-    """64 bits that look random, others for every value below 2**64 (splitmix64's increment and finalizer)."""
+    """Pseudo-random 64 bits, different for every value below 2**64 (splitmix64's increment and finalizer)."""
     value = (value + 1) * 0x9E3779B97F4A7C15 & MASK_64
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & MASK_64
     value = (value ^ value >> 27) * 0x94D049BB133111EB & MASK_64
@@ -32,12 +32,12 @@ def mix(value: int) -> int:
 
 
 class DepthFirstFcfs(VllmV1Fcfs):
-    """``dfs``: requests that share a prefix run one after another."""
+    """Policy ``dfs``: requests that share a prefix run one after another."""
 
     row_key: ClassVar[RowKey | None] = staticmethod(by_prefix)
 
 
 class ShuffledFcfs(VllmV1Fcfs):
-    """``balance``: requests of every kind at any time, whatever order they were handed in."""
+    """Policy ``balance``: requests in random order, whatever their order of submission."""
 
     row_key: ClassVar[RowKey | None] = staticmethod(shuffled(seed=0))

@@ -39,10 +39,12 @@ def batchllm(pool: Pool, rows: IntArray) -> IntArray:
 
 
 def in_groups(tree: PrefixTree, prompt_tokens: IntArray, grouping: Grouping) -> IntArray:
-    """``batchllm`` (section 4): rows group by group, those first whose ``R_group = 1 / (L_prefix + sum L_distinct)`` is
-    largest, for they have the most to decode for what they prefill. A row without a group is one of its own."""
+    """``batchllm`` (section 4): rows by group, the largest ``R_group = 1 / (L_prefix + sum L_distinct)`` first.
+
+    Such groups decode the most for their prefill. A row without a group is a group of its own.
+    """
     prefixes = grouping.prefixes
-    owner_of_node = np.full(len(prefixes.nodes) + 1, NO_NODE)  # its last place is that of ``NO_NODE``
+    owner_of_node = np.full(len(prefixes.nodes) + 1, NO_NODE)  # The last entry is for ``NO_NODE``.
     owner_of_node[prefixes.nodes] = grouping.owner
     owner = owner_of_node[tree.node]
     is_grouped = owner != NO_NODE

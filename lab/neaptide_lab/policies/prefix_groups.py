@@ -1,6 +1,6 @@
-"""What sharing prompt prefixes saves, in tokens that need not be computed again, and which prefixes to share.
+"""Savings of shared prompt prefixes, in tokens that need not be computed again, and the choice of prefixes to share.
 
-With *single-level* sharing, as BatchLLM (arXiv 2412.03594) schedules it, each prompt belongs to one group at most,
+With *single-level* sharing, as BatchLLM (arXiv 2412.03594) schedules it, each prompt belongs to at most one group,
 which computes one prefix once. With *multi-level* sharing every prefix of the tree is computed once.
 """
 
@@ -13,28 +13,28 @@ from neaptide.policy import NO_NODE, BoolArray, IntArray, PrefixTree
 
 @dataclass(slots=True, frozen=True)
 class Prefixes:
-    """The shared prefixes of a tree, in preorder: each before those that go on from it, and these before the others."""
+    """Shared prefixes of a tree, in preorder."""
 
     parent: IntArray
-    """[prefixes] ``NO_NODE`` at the top."""
+    """[prefixes] index of the parent; ``NO_NODE`` at the top."""
     depth_tokens: IntArray
-    """[prefixes] from the prompt's begin."""
+    """[prefixes] length from the prompt's start."""
     num_prompts: IntArray
-    """[prefixes] whose longest shared prefix it is."""
+    """[prefixes] prompts whose longest shared prefix it is."""
     nodes: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """[prefixes] their numbers in the tree that they were taken from."""
+    """[prefixes] their nodes in the tree."""
 
     @classmethod
     def of(cls, tree: PrefixTree) -> "Prefixes":
         nodes = np.lexsort((tree.depth_tokens, tree.first))
-        number = np.full(len(nodes) + 1, NO_NODE)  # its last place is that of ``NO_NODE``
+        number = np.full(len(nodes) + 1, NO_NODE)  # The last entry is for ``NO_NODE``.
         number[nodes] = np.arange(len(nodes))
         num_prompts = np.bincount(tree.node + 1, minlength=len(nodes) + 1)[1:]
         return cls(number[tree.parent[nodes]], tree.depth_tokens[nodes], num_prompts[nodes], nodes)
 
     @property
     def own_tokens(self) -> IntArray:
-        """[prefixes] beyond the parent's."""
+        """[prefixes] tokens beyond the parent's."""
         return self.depth_tokens - np.where(self.parent == NO_NODE, 0, self.depth_tokens[self.parent])
 
     @property
@@ -68,11 +68,11 @@ def multi_level_saving(prefixes: Prefixes) -> int:
 
 @dataclass(slots=True, frozen=True)
 class Grouping:
-    """Which prefix each prompt shares, single-level."""
+    """The prefix that each prompt shares, single-level."""
 
     prefixes: Prefixes
     owner: IntArray
-    """[prefixes] the one that is shared by the prompts whose longest prefix this is; ``NO_NODE`` if they share none."""
+    """[prefixes] the prefix that its prompts share; ``NO_NODE`` if they share none."""
 
     @property
     def num_members(self) -> IntArray:
@@ -83,29 +83,29 @@ class Grouping:
 
     @property
     def saving(self) -> int:
-        """Tokens: all members of a group but one need not compute its prefix."""
+        """Saved tokens: all members of a group but one need not compute its prefix."""
         return int((np.maximum(self.num_members - 1, 0) * self.prefixes.depth_tokens).sum())
 
 
 def first_level(prefixes: Prefixes) -> Grouping:
-    """The prompts below each prefix at the top share that and nothing more."""
+    """Grouping in which the prompts below each top prefix share that prefix and nothing more."""
     return Grouping(prefixes, _inherited(prefixes.parent, prefixes.parent == NO_NODE))
 
 
 def enlarged_first_level(prefixes: Prefixes) -> Grouping:
-    """BatchLLM, Algorithm 1: text of deeper levels moves into the first one where that gains more than it costs.
+    """BatchLLM, Algorithm 1: moves deeper levels into the first one where that gains more than it costs.
 
-    Bottom up, a grandchild is forked off, with a copy of the child's text, if ``(leaves - 1) * tokens`` of the
-    grandchild exceeds the child's tokens; else its prompts become the child's. As published: the last fork out of a
-    child is charged too, although the child, left empty, then costs nothing. O(prefixes x depth).
+    Bottom up, a grandchild is forked off with a copy of the child's text if ``(leaves - 1) * tokens`` of the grandchild
+    exceeds the child's tokens. Otherwise its prompts become the child's. As published, the last fork out of a child is
+    charged too, although the empty child then costs nothing. O(prefixes x depth).
     """
     parents, own_tokens = prefixes.parent.tolist(), prefixes.own_tokens.tolist()
     num_members = prefixes.num_prompts.copy()
     merged_into = np.full(len(parents), NO_NODE)
     forked: dict[int, list[tuple[IntArray, IntArray]]] = {}
-    """By prefix: groups of deeper levels that now stand below it, and their tokens beyond it."""
+    """Groups of deeper levels that were forked to below each prefix, and their tokens beyond it."""
     children: dict[int, list[int]] = {}
-    """By prefix: groups of the level below it."""
+    """Groups of the level below each prefix."""
     for child in range(len(parents) - 1, -1, -1):
         parent, tokens = parents[child], own_tokens[child]
         if (below := children.pop(child, None)) is not None or child in forked:
@@ -126,16 +126,16 @@ def enlarged_first_level(prefixes: Prefixes) -> Grouping:
 def best_single_level(prefixes: Prefixes) -> Grouping:
     """The grouping that saves the most. O(prefixes x depth) in array operations, one pass up and one down.
 
-    A set of prefixes is opened; each prompt uses the deepest open one that it begins with, u, and an open prefix is
-    computed once: ``sum over prompts of depth(u) - sum over open prefixes of depth``. Exact, by
-    ``F(v, d) = max(sum_c F(c, d), sum_c F(c, depth(v)) - depth(v))`` and ``F(prompt, d) = d``, with d the depth of the
-    deepest open prefix above, or 0.
+    Some prefixes are opened. Each prompt uses u, the deepest open prefix that it begins with, and an open prefix is
+    computed once: ``sum over prompts of depth(u) - sum over open prefixes of depth``. The optimum is exact, by ``F(v,
+    d) = max(sum_c F(c, d), sum_c F(c, depth(v)) - depth(v))`` and ``F(prompt, d) = d``, with d the depth of the deepest
+    open prefix above, or 0.
     """
     parents, num_prompts = prefixes.parent.tolist(), prefixes.num_prompts.tolist()
     levels = _levels(parents)
     below: dict[int, IntArray] = {}
-    """F summed over the prefixes right below one, for each that may be the deepest open one above them: none, those
-    above it from the top on, itself."""
+    """Sum of F over the children of each prefix, for each prefix that may be the deepest open one above them. Entries:
+    none, those above from the top on, itself."""
     num_opening = [0] * len(parents)
     """Number of them for which opening the prefix is better: it pays as long as little is open above."""
     path = _Path(parents, levels, prefixes.depth_tokens)
@@ -159,7 +159,7 @@ def best_single_level(prefixes: Prefixes) -> Grouping:
 
 
 class _Path:
-    """Depths from the top down to one prefix, as a walk against preorder comes by."""
+    """Depths of the prefixes from the top down to one prefix, updated along a walk in reverse preorder."""
 
     def __init__(self, parents: list[int], levels: list[int], depth_tokens: IntArray) -> None:
         self._parents, self._levels, self._depth_tokens = parents, levels, depth_tokens
@@ -167,7 +167,7 @@ class _Path:
         self._depths = np.zeros(len(self._prefixes), np.int64)
 
     def to(self, prefix: int) -> IntArray:
-        """[its level + 2] 0, then the depths of those above it, then its own."""
+        """[level + 2] 0, then the depths of the prefixes above, then its own."""
         at, place = prefix, self._levels[prefix] + 1
         end = place + 1
         while at != NO_NODE and self._prefixes[place] != at:
@@ -177,7 +177,7 @@ class _Path:
 
 
 def _levels(parents: list[int]) -> list[int]:
-    """How many prefixes stand above each."""
+    """Number of prefixes above each."""
     levels = [0] * len(parents)
     for prefix, parent in enumerate(parents):
         if parent != NO_NODE:

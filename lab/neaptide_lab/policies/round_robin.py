@@ -19,12 +19,12 @@ from neaptide_lab.policies.whole_prompts import WholePromptScheduler
 
 
 class RoundRobinScheduler(WholePromptScheduler):
-    """A step serves one class, first come first served: all that are resident, then those that fit beside them.
+    """A step serves one class, first come first served: all resident requests, then those that fit with them.
 
-    The other class's turn comes next; one that has nothing to run gives its turn away, and the step after belongs
-    to it again. Memory knows no classes: a request waits for free blocks, and a resident one that must grow drops
-    the one admitted last, whatever its class. Only while offline work is paused, which the paper does not know, does
-    online work take what it lacks from it.
+    The other class has the next turn. A class without requests to run passes its turn, and has the step after it again.
+    Memory is shared by the classes: a request waits for free blocks, and a resident one that must grow preempts the
+    request admitted last, whatever its class. Only while offline work is paused, which the paper does not know, does
+    online work preempt offline requests for all it lacks.
     """
 
     online_order: ClassVar[OnlineOrder] = staticmethod(arrival_order)

@@ -1,4 +1,4 @@
-"""``lpm``: SGLang's scheduler with ``--schedule-policy lpm``.
+"""Policy ``lpm``: SGLang's scheduler with ``--schedule-policy lpm``.
 
 Semantics of ``managers/scheduler.py``, ``schedule_policy.py`` and ``schedule_batch.py`` (0.4 to 0.5), without mixed
 chunks, priorities and overlap.
@@ -21,33 +21,33 @@ from neaptide.policy import (
 )
 
 CLIP_MAX_NEW_TOKENS = 4096
-"""No request is expected to make more tokens than these."""
+"""Largest number of output tokens expected of a request."""
 MAX_SORTED = 128
-"""A longer queue is served by arrival: matching every prefix would take too long."""
+"""Longest queue that is sorted by prefix; matching every prefix of a longer one would take too long."""
 IN_BATCH_TOKENS = 32
 """A request that finds at most this much in the cache, and at least this much in one ahead of it in the queue, waits
 until that one is computed."""
 INITIAL_RATIO = 0.7
 MIN_RATIO = 0.14 * INITIAL_RATIO
 RATIO_DECAY = (INITIAL_RATIO - MIN_RATIO) / 600
-"""Per decode step that found its blocks."""
+"""Decay of the ratio per decode step without a retraction."""
 RETRACT_TOKENS = 20
 """Room per request that a retraction makes."""
 
 
 def future_tokens(request: Request) -> int:
-    """Output tokens that it may still make, as far as the scheduler can know."""
+    """Output tokens that the request may still make, as far as the scheduler can know."""
     return min(max(request.params.max_tokens - request.num_output_tokens, 0), CLIP_MAX_NEW_TOKENS)
 
 
 def is_prompt(request: Request) -> bool:
-    """Whether the last chunk of its prompt is still to come."""
+    """Whether the last chunk of its prompt is still to be computed."""
     return request.num_output_tokens == 0 or request.num_uncomputed_tokens > 1
 
 
 @dataclass(slots=True)
 class PrefillBudget:
-    """What a prefill step may still take."""
+    """Rest of a prefill step's budget."""
 
     chunk_tokens: int
     promised_tokens: float
@@ -56,20 +56,20 @@ class PrefillBudget:
 
 @dataclass(slots=True)
 class LpmState:
-    """What the policy remembers from step to step."""
+    """State that the policy keeps from step to step."""
 
     ratio: float = INITIAL_RATIO
     """Fraction of the running requests' possible output for which memory is reserved."""
     full_at: int | None = None
-    """Running requests when one had to wait for room: none is admitted until there are fewer."""
+    """Number of running requests when one had to wait for room; none is admitted until there are fewer."""
 
 
 class Lpm(OneQueueScheduler):
-    """Longest prefix match first. A step prefills if a request can be admitted, else decodes all that run.
+    """Longest prefix match first. A step prefills if a request can be admitted, otherwise all running requests decode.
 
-    A request is admitted if its prompt and all output it may make fit beside ``ratio`` of what the running ones may
-    still make. The ratio falls while decoding goes well; when blocks run out, those with the least output (then the
-    longest prompt) go back to the queue and the ratio is set to what the others have used of their limits.
+    A request is admitted if its prompt and all its possible output fit together with ``ratio`` of the possible output
+    of the running ones. The ratio falls while decoding goes well. When blocks run out, the requests with the least
+    output (then the longest prompt) go back to the queue, and the ratio is set to the used share of the others' limits.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Lpm(OneQueueScheduler):
         if not draft.num_parts:
             self._pack_decodes(draft, state)
         while not draft.num_parts and len(prompts := self._prompts(draft)) > 1:
-            # Only prompts run, and they block each other: theirs never has two, ours may after a pause.
+            # Only prompts run, and they block each other. SGLang never has two prompts; ours may after a pause.
             draft.preempt(prompts[-1])
             self._pack_prefills(draft, state)
         draft.at = None
@@ -103,7 +103,7 @@ class Lpm(OneQueueScheduler):
         self._state = draft.notes
 
     def _prompts(self, draft: Draft) -> list[Request]:
-        """Running requests whose prompt was begun and is not finished."""
+        """Running requests with a started and unfinished prompt."""
         return [request for request in self._running(draft) if is_prompt(request)]
 
     # ---- prefill ----
@@ -133,7 +133,7 @@ class Lpm(OneQueueScheduler):
         kv = draft.kv
         left = kv.num_uncomputed(request)
         reserved = int(self._tokens_left(draft, budget))
-        # A prompt that was begun goes on even when nothing is left of what may be promised.
+        # A started prompt continues even without promised tokens.
         chunk = min(left, budget.chunk_tokens, reserved if reserved > 0 else budget.chunk_tokens)
         while not kv.fits(kv.blocks_needed(request, chunk)) and self._drop_paused(draft):
             pass
@@ -145,7 +145,7 @@ class Lpm(OneQueueScheduler):
             budget.promised_tokens += future_tokens(request) if chunk == left else 0
 
     def _admit(self, draft: Draft, request: Request, budget: PrefillBudget) -> bool:
-        """Starts a waiting request with its prompt or the first chunk of it; False if memory does not allow it."""
+        """Admits a waiting request with its prompt or the first chunk; returns False if memory does not allow it."""
         kv = draft.kv
         hit = kv.match_prefix(request)
         left = request.num_known_tokens - hit.num_tokens
@@ -163,12 +163,12 @@ class Lpm(OneQueueScheduler):
         cost_blocks = kv.admission_cost(hit, request.num_known_tokens - hit.num_tokens)
         if draft.num_running == 0:
             return kv.fits(cost_blocks)
-        # One block more, as in a paged pool of theirs: the last page of a request is seldom full.
+        # One block more, as in SGLang's paged pool: the last page of a request is seldom full.
         needed = (cost_blocks + 1) * kv.block_size + future_tokens(request)
         return needed < self._tokens_left(draft, budget)
 
     def _waiting(self, draft: Draft) -> Iterator[Request]:
-        """Waiting requests in their order; the one shown is admitted before the next is asked for."""
+        """Waiting requests in order; each one is admitted before the next is requested."""
         num_offline = 0 if self.offline_paused else len(draft.pool)
         is_short = len(draft.waiting_online) + num_offline <= MAX_SORTED
         if not is_short or not draft.kv.enable_prefix_cache:
@@ -179,7 +179,7 @@ class Lpm(OneQueueScheduler):
         yield from self._by_longest_prefix(draft, sorted(draft.waiting_online + offline, key=arrival_order))
 
     def _by_longest_prefix(self, draft: Draft, waiting: Sequence[Request]) -> list[Request]:
-        """Longest cached prefix first; last those that share an uncached prefix with one before them."""
+        """Longest cached prefix first; last those that share an uncached prefix with an earlier one."""
         seen: set[bytes] = set()
         keys: dict[Request, float] = {}
         for request in waiting:
@@ -213,7 +213,7 @@ class Lpm(OneQueueScheduler):
             draft.add(request, kv.num_uncomputed(request))
 
     def _retract(self, draft: Draft, decodes: list[Request], state: LpmState) -> list[Request]:
-        """Sends requests back to the queue until the others have room for some steps; returns the others."""
+        """Returns requests to the queue until the others have room for several steps; returns the others."""
         kv = draft.kv
         kept = sorted(decodes, key=lambda r: (-r.num_output_tokens, r.num_prompt_tokens))
         blocks_each = -(-RETRACT_TOKENS // kv.block_size)
@@ -222,7 +222,7 @@ class Lpm(OneQueueScheduler):
             draft.preempt(kept.pop())
             is_first = False
         if not kv.fits(kv.blocks_needed(kept[0], 1)):
-            # The last one stands against a prompt that was begun: that one was admitted later.
+            # The last one competes with a started prompt, which was admitted later.
             for request in self._prompts(draft):
                 draft.preempt(request)
         used = sum(r.num_output_tokens + RETRACT_TOKENS for r in kept)

@@ -1,4 +1,4 @@
-"""``fcfs-v0`` and ``priority-v0``: the default scheduler of vLLM 0.6, against which the papers measured.
+"""Policies ``fcfs-v0`` and ``priority-v0``: the default scheduler of vLLM 0.6, which the papers measured against.
 
 Semantics of ``vllm/core/scheduler.py`` without chunked prefill, preemption by recomputation.
 """
@@ -51,7 +51,7 @@ class VllmV0Fcfs(OneQueueScheduler):
         return math.inf
 
     def _make_way(self, draft: Draft) -> None:
-        """Preemption for the sake of a waiting request: not here."""
+        """Preempts running requests for a waiting one; not in this policy."""
 
     def _decode_order(self, draft: Draft) -> list[Request]:
         return self._running(draft)
@@ -89,8 +89,10 @@ class VllmV0Fcfs(OneQueueScheduler):
 
 
 class VllmV0Priority(VllmV0Fcfs):
-    """The same with ``--scheduling-policy priority``: queue and victims by (priority, arrival), and a waiting request
-    that got no prefill preempts running ones that come after it until it fits; it is prefilled in the next step."""
+    """``fcfs-v0`` with ``--scheduling-policy priority``: queue and victims by (priority, arrival).
+
+    A waiting request that got no prefill preempts later running ones until it fits; it is prefilled in the next step.
+    """
 
     online_order: ClassVar[OnlineOrder] = staticmethod(priority_order)
 

@@ -1,13 +1,13 @@
-"""The frame of BROS's batches, shared by ``bros`` and ``round-robin``."""
+"""Frame of BROS's batches, shared by ``bros`` and ``round-robin``."""
 
 from neaptide.policy import NO_HIT, Draft, Request, Scheduler, SchedulerConfig
 
 
 class WholePromptScheduler(Scheduler):
-    """Whole prompts and decodes in one batch, no prefix cache; resident requests that sit out keep their KV.
+    """Whole prompts and decodes in one batch, no prefix cache. Resident requests that are not scheduled keep their KV.
 
-    BROS, section 6. The paper has no bound on the tokens of a batch; an executor has one, as vLLM had before it cut
-    prompts: the longest prompt fits.
+    BROS, section 6. The paper does not bound the tokens of a batch. An executor has a bound, as vLLM had before it
+    split prompts: the longest prompt fits.
     """
 
     uses_prefix_cache = False
@@ -21,7 +21,7 @@ class WholePromptScheduler(Scheduler):
         return draft.kv.blocks_needed(request, draft.kv.num_uncomputed(request))
 
     def _take(self, draft: Draft, request: Request) -> None:
-        """Adds a resident request, or admits a waiting one: the head of the pool, if it is offline.
+        """Adds a resident request, or admits a waiting one: the first of the pool, if it is offline.
 
         Its blocks are known to be available.
         """

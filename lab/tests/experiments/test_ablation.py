@@ -1,4 +1,4 @@
-"""What is left of the policy without a part, beside the whole."""
+"""Compares the policy without a part with the whole policy."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Reservations beside each other: what counts as covered, and a small real run."""
+"""Compares reservations: what counts as covered, and a small real run."""
 
 from dataclasses import replace
 

@@ -75,7 +75,7 @@ def test_a_step_saves_then_moves_then_restores(gqa: Gqa) -> None:
 
 
 class CheckedExecutor(TorchExecutor):
-    """Looks at the bytes of every slot before it is copied and behind."""
+    """Checks the bytes of every slot before and after it is copied."""
 
     def attach(self) -> None:
         self.saved: dict[tuple[int, int], Tensor] = {}
@@ -103,7 +103,7 @@ class CheckedExecutor(TorchExecutor):
 
 
 def run_of(directory: Path, *, forces: Callable[[EngineRun], None]) -> tuple[EngineRun, CheckedExecutor]:
-    """Offline requests beside online ones that need most of the cache, on and on; ``forces`` is called after every
+    """Runs offline requests with online ones that need most of the cache, repeatedly; ``forces`` is called after every
     second step."""
     plain = make_executor(directory, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_host_blocks=NUM_HOST_BLOCKS)
     plain.__class__ = CheckedExecutor

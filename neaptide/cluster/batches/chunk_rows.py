@@ -177,7 +177,7 @@ def lease_chunks(
         free = free.where(t.batch_id.in_(sa.select(batches.c.id).where(batches.c.owner == owner)))
     # As ``sort_key``.
     free = free.order_by(t.deadline_class, density, t.batch_id, t.chunk_no).limit(limit)
-    # In a CTE, which is evaluated once: in a subquery PostgreSQL may lock more rows than the limit says.
+    # A CTE is evaluated once; with a subquery PostgreSQL may lock more records than the limit.
     chosen = free.with_for_update(skip_locked=True).cte("chosen")
     leased = (
         batch_chunks.update()
@@ -233,7 +233,7 @@ def num_chunks(conn: sa.Connection, batch_id: str) -> int:
 
 
 class LeasedLines:
-    """The lines of a chunk that this server has on lease. Implements ``LineLease``."""
+    """Lease of this server on the lines of a chunk. Implements ``LineLease``."""
 
     def __init__(self, lease: ChunkLease) -> None:
         self._lease = lease
@@ -245,12 +245,11 @@ class LeasedLines:
         return f"{batch_id}.{chunk_no}.{self._lease.epoch}"
 
     def condition(self) -> sa.ColumnElement[bool]:
-        """As in ``LineLease``: no other lease of the chunk begins before the results under this one are durable."""
+        """As in ``LineLease``: the lock keeps other leases of the chunk out until the results are durable."""
         held = sa.select(batch_chunks.c.chunk_no).where(*self._where()).with_for_update(read=True).cte("held")
         return batch_lines.c.chunk_no.in_(sa.select(held.c.chunk_no))
 
     def holds(self, conn: sa.Connection) -> bool:
-        """As in ``LineLease``."""
         return bool(conn.execute(sa.select(sa.exists().where(*self._where()))).scalar_one())
 
     def _where(self) -> tuple[sa.ColumnElement[bool], ...]:

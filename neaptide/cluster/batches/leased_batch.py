@@ -70,11 +70,9 @@ class LeasedHold:
     def guarded(
         self, operation: Callable[Concatenate[sa.Connection, P], T]
     ) -> Callable[Concatenate[sa.Connection, P], T]:
-        """As in ``Hold``."""
         return guarded(self._lease, operation)
 
     async def begin(self, record: BatchRecord, model: str, now: int) -> bool:
-        """As in ``Hold``."""
         fingerprint = self._p.compiler.served.fingerprint
         store, stem = self._p.store, self._p.stem(record.id)
         lines = await store.read(batch_rows.pending_lines, record.id)
@@ -87,7 +85,6 @@ class LeasedHold:
         return await store.write(self.guarded(begin_shared), record, model, fingerprint, now, key, chunks)
 
     async def publish(self, record: BatchRecord, files: ResultFiles) -> ResultFiles:
-        """As in ``Hold``."""
         output, error = files
         return await self._put(record, output), await self._put(record, error)
 
@@ -99,7 +96,6 @@ class LeasedHold:
         return replace(file, blob=key)
 
     async def tidy(self, record: BatchRecord) -> None:
-        """As in ``Hold``."""
         if record.plan_blob is None:
             return
         try:

@@ -243,8 +243,8 @@ class LeasedChunks:
         """Hands a leased chunk's lines to the engine.
 
         Raises:
-            OSError, StoreUnavailableError: not now.
-            UnableError: not here.
+            OSError, StoreUnavailableError: not possible now.
+            UnableError: not possible on this server.
         """
         store, batch_id = self._p.store, lease.key.batch_id
         record = await store.read(batch_rows.require_batch, batch_id)

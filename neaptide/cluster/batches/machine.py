@@ -94,22 +94,18 @@ class SharedMachine:
         return self.chunks
 
     async def backlog(self) -> list[JobLeft]:
-        """As in ``BatchMachine``."""
         return await self._p.store.read(chunk_rows.backlog, self._p.compiler.served.fingerprint)
 
     @property
     def waits_for_disk(self) -> bool:
-        """As in ``BatchMachine``."""
         return self._disk.is_refusing
 
     # ---- from outside ----
 
     def begin(self, record: BatchRecord) -> None:
-        """As in ``BatchMachine``."""
         self._wake.set()
 
     def end(self, batch_id: str) -> None:
-        """As in ``BatchMachine``."""
         care = self._cares.get(batch_id)
         if care is not None:
             care.stop.set()
@@ -157,7 +153,7 @@ class SharedMachine:
         try:
             await self._move_on(care)
         except LeaseLostError:
-            logger.warning("batch %s: another server has taken it over", lease.batch_id)
+            logger.warning("batch %s: another server has leased it", lease.batch_id)
         except (ServerStoppingError, finalize.FinalizeStoppedError):
             await self._release(lease)
         else:
@@ -194,7 +190,7 @@ class SharedMachine:
         try:
             await self._p.store.write_beside(lease_rows.release_batch, lease)
         except StoreUnavailableError as error:
-            logger.error("batch %s is free only when its lease ends: %s", lease.batch_id, error)
+            logger.error("batch %s is free only after its lease expires: %s", lease.batch_id, error)
 
     # ---- time ----
 
@@ -222,7 +218,6 @@ class SharedMachine:
                 care.stop.set()
 
     async def expire_overdue(self) -> None:
-        """As in ``BatchMachine``."""
         await self._upkeep.expire_overdue()
 
     async def _sweep(self) -> None:

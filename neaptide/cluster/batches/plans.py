@@ -125,7 +125,7 @@ class PlanCopies:
             new = found.get(line.line_no)
             if new is None or (new.first_row, new.num_rows) != (line.first_row, line.num_rows):
                 await asyncio.to_thread(remove_plan, stem)
-                raise PlanLostError("the check of its file would make another one here")
+                raise PlanLostError("a new check of its file gives another plan on this server")
         if record.plan_blob is not None:
             await self._blobs.in_thread(put_plan, self._blobs, stem, record.plan_blob)
         return await asyncio.to_thread(read_sealed_plan, stem)

@@ -1,4 +1,4 @@
-"""Bytes on storage that several servers reach: a directory that all of them mount, or a bucket.
+"""Bytes on storage that several servers reach: a mounted directory or a bucket.
 
 A key is written once, and read only after a row of the database names it. So a blob needs no lock and no rename: an
 interrupted write leaves a blob that no row names.
@@ -24,7 +24,7 @@ MARK_KEY = "neaptide-blobs"
 """Key of the blob that holds the storage's name, which the database knows too."""
 UPLOADS = "files"
 NUM_THREADS = 16
-"""More than the ten connections that a client of S3 opens."""
+"""More than the ten connections that an S3 client opens."""
 PUT_S, SLOWEST_BYTES_PER_S = 60.0, 1_000_000
 """Time limit of an upload to a bucket, and the slowest rate that extends it. The library itself has no limit."""
 
@@ -42,7 +42,7 @@ def batch_key(batch_id: str, epoch: int) -> str:
 
 
 class Blobs:
-    """Everything below one address of fsspec. Implements ``BlobStorage``. Faults are ``BlobsUnavailableError``.
+    """All blobs below one address of fsspec. Implements ``BlobStorage``. Faults are ``BlobsUnavailableError``.
 
     Raises:
         StoreError: there is no storage of this kind, or its package is not installed.
@@ -54,12 +54,12 @@ class Blobs:
         from fsspec.implementations.local import LocalFileSystem
 
         if "://" not in url:
-            raise StoreError("the blobs are not at an address such as file:///DIRECTORY or s3://BUCKET/PREFIX")
+            raise StoreError("the blobs need an address such as file:///DIRECTORY or s3://BUCKET/PREFIX")
         try:
             self._fs: Any
             self._fs, root = fsspec.url_to_fs(url)
         except (ImportError, ValueError, OSError) as error:
-            raise StoreError(f"there are no blobs at {url.partition('://')[0]}://: {error}") from error
+            raise StoreError(f"there is no blob storage at {url.partition('://')[0]}://: {error}") from error
         if url.startswith("s3://"):
             # The library retries five times when a network refuses, on top of botocore's own retries. Only botocore's
             # remain, as AWS_MAX_ATTEMPTS says.
@@ -67,7 +67,7 @@ class Blobs:
         self._threads = ThreadPoolExecutor(NUM_THREADS, "blobs")
         self._root = str(root).rstrip("/")
         self._is_local = isinstance(self._fs, LocalFileSystem)
-        # An address may hold a password.
+        # An address may contain a password.
         self.name = f"{url.partition('://')[0]}://{self._root.rpartition('@')[2]}"
 
     async def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -76,13 +76,13 @@ class Blobs:
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args, **kwargs))
 
     def upload_key(self, file_id: str) -> str:
-        """The id is a random number of its own."""
+        """Key of a client's file, whose id is its own random number."""
         return f"{UPLOADS}/{file_id}"
 
     # ---- the storage as a whole ----
 
     def mark(self) -> str | None:
-        """The storage's name; None where it has none yet."""
+        """The storage's name; None if it has none yet."""
         with self._faults():
             try:
                 return str(self._fs.cat_file(self._path(MARK_KEY)).decode("ascii", "replace")).strip()
@@ -128,7 +128,7 @@ class Blobs:
         """Copies a blob to ``target``, through a file in ``scratch`` on the same disk.
 
         Raises:
-            FileNotFoundError: the storage is there, and has no such blob.
+            FileNotFoundError: the storage has no such blob.
         """
         temp = scratch / f"upload-{secrets.token_hex(8)}.tmp"
         try:
@@ -145,7 +145,7 @@ class Blobs:
             temp.unlink(missing_ok=True)
 
     def remove(self, key: str) -> None:
-        """No error if there is none."""
+        """Removes a blob; no error if there is none."""
         with self._faults():
             try:
                 self._fs.rm_file(self._path(key))
@@ -156,10 +156,10 @@ class Blobs:
             except OSError:
                 if self._is_local and self._fs.exists(self._path(key)):
                     raise
-                # The directory holds other blobs.
+                # The directory has other blobs.
 
     def set_aside(self, key: str, folder: str) -> None:
-        """Gives a blob a key below ``moved-aside/FOLDER``, where no row will name it."""
+        """Renames a blob to a key below ``moved-aside/FOLDER``, which no record will have."""
         target = f"{MOVED_ASIDE}/{folder}/{key}"
         with self._faults():
             if self._is_local:

@@ -1,4 +1,4 @@
-"""A connection to PostgreSQL whose every wait ends with the deadline of the call."""
+"""A connection to PostgreSQL whose waits all end at the deadline of the call."""
 
 from collections.abc import Generator
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ class BoundedConnection(psycopg.Connection[Any]):
     """
 
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
-        """As in ``psycopg.Connection``. Raises psycopg.OperationalError at the deadline."""
+        """Waits as ``psycopg.Connection`` does. Raises psycopg.OperationalError at the deadline."""
         try:
             return super().wait(_bounded(gen), *args, **kwargs)
         except _NoAnswerError:

@@ -17,7 +17,7 @@ _BLOBS = "blobs"
 
 
 def settle_form(conn: sa.Connection, blobs: Blobs | None) -> None:
-    """Checks that the database is used in its form, or gives a new one its form.
+    """Checks that the database is used in its form, or sets the form of a new one.
 
     Raises:
         StoreError: it has the other form, the storage belongs to another database, or it does not answer.
@@ -25,7 +25,7 @@ def settle_form(conn: sa.Connection, blobs: Blobs | None) -> None:
     name = conn.execute(sa.select(facts.c.value).where(facts.c.name == _BLOBS)).scalar_one_or_none()
     if blobs is None:
         if name is not None:
-            raise StoreError("the database's files lie on shared storage; say where with --blobs")
+            raise StoreError("the database's files are on shared storage; give its address with --blobs")
         return
     try:
         found = blobs.mark()
@@ -34,9 +34,7 @@ def settle_form(conn: sa.Connection, blobs: Blobs | None) -> None:
                 raise StoreError(f"{blobs.name} is not the storage of this database")
             return
         if _has_files(conn):
-            raise StoreError(
-                "the database's files lie in a server's data directory; begin with a new database for --blobs"
-            )
+            raise StoreError("the database's files are in a server's data directory; use a new database with --blobs")
         if found is not None:
             raise StoreError(f"{blobs.name} is the storage of another database")
         name = secrets.token_hex(12)

@@ -1,4 +1,4 @@
-"""PostgreSQL: the database that several servers share.
+"""PostgreSQL, the database that several servers share.
 
 Some writes depend on what they read: to create a batch, or to delete a file that a batch may need. SQLite runs all
 writes one at a time. Here a lock does that for those writes, over all servers, until their transaction ends. Row locks
@@ -54,7 +54,7 @@ def postgres_url(text: str) -> sa.URL:
 
 
 class PostgresDatabase(TwoEngines):
-    """One database of a PostgreSQL server; its schema ``public``, or what the user's search path says."""
+    """One database of a PostgreSQL server, in schema ``public`` or the user's search path."""
 
     def __init__(self, url: sa.URL, is_shared: bool = False, limit_s: float = math.inf) -> None:
         """
@@ -102,7 +102,6 @@ class PostgresDatabase(TwoEngines):
 
     @contextmanager
     def transaction(self, is_exclusive: bool) -> Iterator[sa.Connection]:
-        """As in ``Database``."""
         with self._writing().connect() as conn, conn.begin() as transaction:
             if is_exclusive:
                 conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_WRITE_LOCK)))

@@ -3,7 +3,9 @@ report."""
 
 import argparse
 import asyncio
+import contextlib
 import json
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -17,13 +19,13 @@ from rich.table import Table
 
 from neaptide.commands.loadgen.flags import add_common, add_synth, add_trace, how_of, shots_of
 from neaptide.commands.loadgen.view import RunView
-from neaptide.commands.outputs import check_writable
+from neaptide.commands.outputs import check_writable, print_json, write_json
 from neaptide.loadgen.client.batches import BatchError
 from neaptide.loadgen.report.page import ROWS, cell_text, report
 from neaptide.loadgen.report.records import record_lines
 from neaptide.loadgen.report.summary import COMPARED, Summary, ratios, summary
 from neaptide.loadgen.run.load import Shot
-from neaptide.loadgen.run.runner import TIMEOUT_S, How, Progress, RunError, run
+from neaptide.loadgen.run.runner import TIMEOUT_S, How, Progress, RunError, StoppedError, run
 from neaptide.server.client_variables import client_api_key, sendable
 
 Runs = dict[str, tuple[Progress, Summary]]
@@ -72,11 +74,14 @@ def run_command(args: argparse.Namespace) -> int:
     except (RunError, BatchError) as error:
         return _refuse(str(error), 1)
     try:
-        return _write(runs, args)
+        status = _write(runs, args) if runs else 1
     except BrokenPipeError:
         raise
     except OSError as error:
         return _refuse(f"{error.filename}: {error.strerror}", 1)
+    if not runs or _was_stopped(runs):
+        raise KeyboardInterrupt
+    return status
 
 
 def _servers(given: str | Sequence[str]) -> dict[str, str]:
@@ -116,16 +121,26 @@ def _headers(given: str | None) -> dict[str, str]:
 async def _run_all(
     servers: Mapping[str, str], headers: dict[str, str], shots: Sequence[Shot], how: How, warm_up_s: float
 ) -> Runs:
-    """Runs the load on one server after the other."""
+    """Runs the load on one server after the other. The first Ctrl-C ends it with what has ended so far, the second at
+    once."""
     runs: Runs = {}
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def end() -> None:
+        loop.remove_signal_handler(signal.SIGINT)
+        stop.set()
+
+    loop.add_signal_handler(signal.SIGINT, end)
     for name, url in servers.items():
         view = RunView(Console(stderr=True), name)
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=TIMEOUT_S, limits=limits) as http:
-            with view.shown:
-                progress = await run(http, shots, how, view.update)
-        runs[name] = (progress, summary(progress, warm_up_s))
-        _warn(name, *runs[name])
+            with view.shown, contextlib.suppress(StoppedError):
+                progress = await run(http, shots, how, view.update, stop)
+                runs[name] = (progress, summary(progress, warm_up_s))
+                _warn(name, *runs[name])
+        if stop.is_set():
+            break
     return runs
 
 
@@ -136,10 +151,12 @@ def _write(runs: Runs, args: argparse.Namespace) -> int:
     if len(runs) > 1:
         found["ratios"] = {name: ratios(runs[first][1], figures) for name, (_, figures) in runs.items()}
     title = f"neaptide loadgen, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    if _was_stopped(runs):
+        found["partial"] = True
+        title += ", partial: stopped by Ctrl-C"
     args.html.write_text(report(runs, settings, title, found.get("ratios")), encoding="utf-8")
     line = json.dumps(found, allow_nan=False)
-    if args.json is not None:
-        args.json.write_text(line + "\n", encoding="utf-8")
+    write_json(line, args.json)
     if args.records is not None:
         lines = record_lines({name: progress for name, (progress, _) in runs.items()})
         args.records.write_text(lines, encoding="utf-8")
@@ -148,8 +165,12 @@ def _write(runs: Runs, args: argparse.Namespace) -> int:
     if len(runs) > 1:
         console.print(_ratios(found["ratios"], first), highlight=False)
     print(f"report: {args.html}")
-    print(line)
+    print_json(line, args.json)
     return 0 if all(figures["failed"] < figures["requests"] for _, figures in runs.values()) else 1
+
+
+def _was_stopped(runs: Runs) -> bool:
+    return any(progress.was_stopped for progress, _ in runs.values())
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -186,6 +207,9 @@ def _ratios(found: Mapping[str, Mapping[str, float | None]], first: str) -> Tabl
 
 def _warn(name: str, progress: Progress, figures: Summary) -> None:
     notes = []
+    if progress.was_stopped:
+        num_ended, num_shots = len(progress.records), len(progress.shots)
+        notes.append(f"stopped: the results are partial, of {num_ended} of {num_shots} requests")
     if (late_ms := figures["late_ms"]["p99"] or 0.0) > CLIENT_BEHIND_MS:
         notes.append(
             f"1% of the requests were sent more than {late_ms:.0f} ms late: the load generator fell behind, so "

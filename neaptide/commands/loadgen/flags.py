@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from neaptide.commands.outputs import JSON_HELP
 from neaptide.loadgen.client.batches import endpoint_of
 from neaptide.loadgen.run.load import Cancelling, Shot, Target, make_shots
 from neaptide.loadgen.run.runner import How, Users
@@ -88,7 +89,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add("--salt", metavar="TEXT", help=salt_help)
     add("--api-key", metavar="KEY", help="key to send (NEAPTIDE_API_KEY)")
     add("--html", type=Path, default=Path("loadgen.html"), metavar="OUT", help="the report (loadgen.html)")
-    add("--json", type=Path, metavar="OUT", help="also write the result to this file")
+    add("--json", type=Path, metavar="OUT", help=JSON_HELP)
     add("--records", type=Path, metavar="OUT", help="also write every request's times to this file, as JSON lines")
 
 

@@ -1,9 +1,9 @@
-"""Owner of the KV blocks: which are free, which are cached, which are held, and by how many.
+"""Owner of the KV blocks and of their states.
 
-free    no request holds it, nothing in it is worth keeping
-cached  no request holds it, its hash is in the prefix index; reused in ``EvictionOrder`` when no block is free: by
-        what its segments say of expected reuse, or by age alone
-held    ref count > 0; may be in the index as well
+free    No request holds the block, and its content is worthless.
+cached  No request holds the block, and its hash is in the prefix index. When no block is free, the first in
+        ``EvictionOrder`` is reused: by the expected reuse of its prefix nodes, or by age alone.
+held    Its ref count is positive; it may be in the index as well.
 
 free + cached + held == total, after every call
 """
@@ -28,16 +28,17 @@ from neaptide.engine.params import RequestClass
 
 
 def joined(segment: Segment, noted: tuple[Segment, ...]) -> tuple[Segment, ...]:
-    """What a block belongs to that a request of this segment reads; what is no longer wanted is forgotten."""
+    """Prefix nodes of a block that a request of ``segment`` reads; nodes that no request needs any more are dropped."""
     return (segment, *(other for other in noted if other.num_wanting))
 
 
 class BlockPool:
-    """
+    """Pool of KV blocks.
+
     Args:
-        by_reuse: cached blocks go by expected reuse; else by age alone.
-        counted: expected reuse is the exact number of requests; else classes that double.
-        host: takes in blocks that are evicted although requests may want them.
+        by_reuse: evict cached blocks by expected reuse; else by age alone.
+        counted: expected reuse is the exact number of requests; else it is in classes that double.
+        host: takes evicted blocks that requests may still need.
     """
 
     def __init__(
@@ -46,26 +47,26 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.host = host
         self.saves_from = SEEN_ONLINE
-        """The first bucket of the eviction order whose blocks are worth a copy to host memory at present ..."""
+        """First bucket of the eviction order whose blocks are currently worth a copy to host memory."""
         self.loads = host is not None
-        """... and whether copies from there are worth their time."""
+        """Whether copies from host memory are currently worth their time."""
         self.saves: list[tuple[int, int]] = []
-        """Blocks that were evicted, and the slots of host memory that they are to be copied to before anything is
-        written to them. To be taken by the reader."""
+        """Evicted blocks and their target slots in host memory, to be copied before anything is written. The reader
+        clears the list."""
         self.by_reuse = by_reuse
         self._counted = counted
         self.index = PrefixIndex()
         self._free = list(range(num_blocks - 1, -1, -1))
-        """Stack: low ids first, so that a half-empty pool stays dense in memory."""
+        """Stack with low ids first, so that a half-empty pool stays dense in memory."""
         self._cached = CountedEvictionOrder() if counted else EvictionOrder()
         self._ref_cnt = [0] * num_blocks
         self._online_ref_cnt = [0] * num_blocks
         self._last_reader = [RequestClass.OFFLINE] * num_blocks
-        """Of cached blocks: the class of the request that let go of it last."""
+        """Class of the request that last released each cached block."""
         self._hash: list[bytes | None] = [None] * num_blocks
         self._num_online = 0
         self._segments: dict[int, tuple[Segment, ...]] = {}
-        """Of blocks that are held or cached: the segments that they are known to belong to, of one job each."""
+        """Prefix nodes of each held or cached block, one per job."""
 
     @property
     def num_free(self) -> int:
@@ -77,7 +78,7 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """Blocks that ``allocate`` can give."""
+        """Number of blocks that ``allocate`` can give."""
         return len(self._free) + len(self._cached)
 
     @property
@@ -86,17 +87,17 @@ class BlockPool:
 
     @property
     def num_online(self) -> int:
-        """Held blocks with at least one online reader."""
+        """Number of held blocks with at least one online reader."""
         return self._num_online
 
     @property
     def num_offline(self) -> int:
-        """Held blocks with offline readers only."""
+        """Number of held blocks with offline readers only."""
         return self.num_held - self._num_online
 
     @property
     def ref_counts(self) -> Sequence[int]:
-        """Readers of each block."""
+        """Number of readers of each block."""
         return self._ref_cnt
 
     def online_ref_cnt(self, block_id: int) -> int:
@@ -107,41 +108,41 @@ class BlockPool:
 
     @property
     def hashes(self) -> Sequence[bytes | None]:
-        """Of each block, if it is in the prefix index."""
+        """Hash of each block that is in the prefix index."""
         return self._hash
 
     def free_blocks(self, start: int, count: int) -> list[int]:
-        """The ``count`` free blocks that ``allocate`` gives after ``start`` others."""
+        """The ``count`` free blocks that ``allocate`` gives after ``start`` other ones."""
         end = len(self._free) - start
         return self._free[end - count : end][::-1]
 
     def eviction_order(self) -> Iterator[int]:
-        """Cached blocks, first to go first."""
+        """Cached blocks in order of eviction."""
         return iter(self._cached)
 
     def cached_in(self, bucket: int) -> Iterator[int]:
-        """Those of one bucket of the eviction order, first to go first."""
+        """Cached blocks of one bucket in order of eviction."""
         return self._cached.bucket(bucket)
 
     @property
     def buckets(self) -> Iterable[int]:
-        """Of the eviction order, that have blocks, first to go first."""
+        """Non-empty buckets in order of eviction."""
         return self._cached.numbers
 
     def num_wanting(self, block: int) -> int:
-        """Requests without an end that are known to want what is in the block."""
+        """Number of open requests that are known to need the block."""
         return sum([segment.num_wanting for segment in self._segments.get(block, ())])
 
     def segments_of(self, block: int) -> tuple[Segment, ...]:
-        """Those that a held or cached block is known to belong to."""
+        """Prefix nodes that a held or cached block belongs to."""
         return self._segments.get(block, ())
 
     def known_segments(self) -> set[Segment]:
-        """That held or cached blocks belong to."""
+        """Prefix nodes of all held or cached blocks."""
         return set(chain.from_iterable(self._segments.values()))
 
     def bucket_of(self, segments: tuple[Segment, ...], owner: RequestClass) -> int:
-        """Where a block of these segments goes in the eviction order when a reader of this class is its last."""
+        """Eviction bucket of a block with these prefix nodes whose last reader has this class."""
         if not self.by_reuse:
             return UNWANTED
         wanted = self._bucket_by_reuse(segments)
@@ -153,7 +154,7 @@ class BlockPool:
         """``count`` blocks with ref count 1; evicts cached blocks when free ones run out.
 
         Raises:
-            RuntimeError: fewer than ``count`` are available (ask ``num_available`` first).
+            RuntimeError: fewer than ``count`` are available (check ``num_available`` first).
         """
         if count > self.num_available:
             raise RuntimeError(f"{count} blocks wanted, {self.num_available} available")
@@ -171,14 +172,14 @@ class BlockPool:
         return blocks
 
     def acquire(self, block_ids: Sequence[int], owner: RequestClass) -> None:
-        """One more reader for blocks that the index named."""
+        """Adds a reader to blocks that the index returned."""
         for block in block_ids:
             if self._ref_cnt[block] == 0:
                 self._uncache(block)
             self._add_ref(block, owner)
 
     def release(self, block_ids: Sequence[int], owner: RequestClass) -> None:
-        """One reader less. The tail of the chain ages first: a tail without its head is unreachable."""
+        """Removes a reader. The tail of the chain ages first: a tail without its head is unreachable."""
         is_online = owner is RequestClass.ONLINE
         ref_cnt, online_ref_cnt, hashes = self._ref_cnt, self._online_ref_cnt, self._hash
         last_reader = self._last_reader
@@ -203,14 +204,14 @@ class BlockPool:
                         segment.cached[block] = None
 
     def publish(self, blocks: Iterable[tuple[int, bytes]]) -> None:
-        """Offers full blocks, with their hashes, to the prefix index in this order: computed, or about to be."""
+        """Offers full blocks with their hashes to the prefix index, in this order, when computed or planned."""
         hashes, add = self._hash, self.index.add
         for block, block_hash in blocks:
             if hashes[block] is None and add(block_hash, block):
                 hashes[block] = block_hash
 
     def unpublish(self, block_ids: Iterable[int]) -> None:
-        """Takes blocks out of the prefix index: what is in them is not to be trusted."""
+        """Removes blocks from the prefix index because their content may be invalid."""
         for block in block_ids:
             block_hash = self._hash[block]
             if block_hash is not None:
@@ -224,8 +225,8 @@ class BlockPool:
                     self._free.append(block)
 
     def mark(self, blocks: Iterable[tuple[int, Segment]]) -> None:
-        """Held blocks belong to these segments; what other jobs still want of them stays noted."""
-        alone: tuple[Segment, ...] = ()  # one tuple for a run of blocks
+        """Assigns held blocks to prefix nodes. Nodes of other jobs that are still needed are kept."""
+        alone: tuple[Segment, ...] = ()  # One tuple for a run of blocks.
         for block, segment in blocks:
             noted = self._segments.get(block)
             if noted is None:
@@ -236,14 +237,14 @@ class BlockPool:
                 self._segments[block] = joined(segment, noted)
 
     def want_less(self, path: Path, count: int = 1) -> None:
-        """So many requests fewer want these segments: their cached blocks may go earlier."""
+        """Lowers the number of requests that need these prefix nodes, and the rank of their cached blocks."""
         for segment in path:
             before, segment.num_wanting = segment.num_wanting, segment.num_wanting - count
             if self._counted or before.bit_length() != segment.num_wanting.bit_length():
                 self._reorder(segment)
 
     def look_up_uses(self, segments: Iterable[Segment]) -> None:
-        """What comes next of these may have changed: their cached blocks may go earlier, or later."""
+        """Updates the next planned use of these prefix nodes, and the eviction order of their cached blocks."""
         for segment in segments:
             before, segment.next_use = segment.next_use, segment.present_use
             if segment.next_use != before:
@@ -260,7 +261,7 @@ class BlockPool:
         refs = [0] * self.num_blocks
         online = [0] * self.num_blocks
         for owner, table in tables:
-            assert len(set(table)) == len(table), "a block stands twice in one table"
+            assert len(set(table)) == len(table), "a block is in one table twice"
             for block in table:
                 refs[block] += 1
                 online[block] += owner is RequestClass.ONLINE
@@ -284,16 +285,16 @@ class BlockPool:
         self._check_segments(free, cached)
 
     def _check_segments(self, free: set[int], cached: set[int]) -> None:
-        assert free.isdisjoint(self._segments), "a free block belongs to a segment"
+        assert free.isdisjoint(self._segments), "a free block belongs to a prefix node"
         for block, segments in self._segments.items():
             for segment in segments:
-                assert (block in segment.cached) == (block in cached), "a segment does not know what is cached of it"
+                assert (block in segment.cached) == (block in cached), "a prefix node has wrong cached blocks"
         for block in cached if self.by_reuse else ():
             expected = self.bucket_of(self._segments.get(block, ()), self._last_reader[block])
             assert self._cached.bucket_of(block) == expected, "a cached block is in the wrong bucket"
 
     def _bucket_by_reuse(self, segments: Iterable[Segment]) -> int | None:
-        """Of a block that belongs to these segments; None if no request wants it."""
+        """Bucket of a block of these prefix nodes; None if no request needs it."""
         wanted = [segment for segment in segments if segment.num_wanting]
         if not wanted:
             return None
@@ -314,7 +315,8 @@ class BlockPool:
             del segment.cached[block]
 
     def _save(self, host: HostTier, blocks: list[int], num_seen: int) -> None:
-        """Copies what is worth it of these blocks, of which so many were read by online requests last."""
+        """Copies those blocks to host memory that are worth it. The first ``num_seen`` were last read by online
+        requests."""
         for place, block in enumerate(blocks):
             block_hash = self._hash[block]
             assert block_hash is not None

@@ -1,4 +1,4 @@
-"""Block tables: which blocks hold a request's tokens, and in which slot each token lies."""
+"""Block tables: the blocks of each request, and the position of each token in them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,11 +8,11 @@ import numpy as np
 from neaptide.engine.arrays import ONE, BlockArray, BoolArray, IntArray
 
 REVERSED = 1 << 30
-"""Direction bit of an entry: its tokens lie from the block's last slot to its first."""
+"""Direction bit of an entry: its tokens are stored from the block's last position to its first."""
 
 
 class Entries(NamedTuple):
-    """Entries of a block table, taken apart."""
+    """Entries of a block table, split into block ids and directions."""
 
     blocks: IntArray
     are_reversed: BoolArray
@@ -24,21 +24,21 @@ class Entries(NamedTuple):
 
 
 class BlockTables:
-    """One table per seat of the engine, in one array that executors read as it stands.
+    """Block tables of all slots, in one array that executors read directly.
 
-    Token ``i`` of a request lies in block ``i // block_size`` of its table, in slot ``i % block_size``; in an entry
-    with the direction bit, in the slot that is as far from the block's end.
+    Token ``i`` of a request is in block ``i // block_size`` of its table, at position ``i % block_size``. In an entry
+    with the direction bit, positions count from the block's end.
     """
 
     def __init__(self, num_seats: int, max_tokens: int, block_size: int) -> None:
         self.block_size = block_size
         self._block_size: IntArray = np.array(block_size)
         self.ids: BlockArray = np.zeros((num_seats, -(-max_tokens // block_size)), np.int32)
-        """[seats, blocks]; what stands behind a seat's blocks means nothing."""
+        """[slots, blocks]; entries after a slot's last block are undefined."""
         self.num_blocks: IntArray = np.zeros(num_seats, np.int64)
 
     def blocks(self, seat: int) -> list[int]:
-        """The entries, direction bits included."""
+        """The slot's entries, direction bits included."""
         blocks: list[int] = self.ids[seat, : self.num_blocks[seat]].tolist()
         return blocks
 
@@ -53,23 +53,23 @@ class BlockTables:
         self.num_blocks[seats] = held + ONE
 
     def write(self, seat: int, block_ids: Sequence[int]) -> None:
-        """Puts other entries in the place of all that the seat has."""
+        """Replaces all entries of the slot."""
         self.ids[seat, : len(block_ids)] = block_ids
         self.num_blocks[seat] = len(block_ids)
 
     def cut(self, seat: int, num_blocks: int) -> list[int]:
-        """Leaves the first ``num_blocks`` blocks; returns the others."""
+        """Keeps the first ``num_blocks`` blocks; returns the others."""
         cut: list[int] = self.ids[seat, num_blocks : self.num_blocks[seat]].tolist()
         self.num_blocks[seat] = min(num_blocks, self.num_blocks[seat])
         return cut
 
     def are_full(self, seats: IntArray, num_tokens: IntArray) -> BoolArray:
-        """Whether each seat needs a new block for one token more than so many, which its blocks hold."""
+        """Whether the blocks of each slot are full with ``num_tokens`` tokens, so that one more needs a new block."""
         full: BoolArray = num_tokens >= self.num_blocks[seats] * self._block_size
         return full
 
     def slots(self, seat: int, start: int, end: int) -> IntArray:
-        """Where tokens ``start .. end - 1`` lie in the pool: ``block * block_size + slot``."""
+        """Cache positions of tokens ``start .. end - 1``: ``block * block_size + position``."""
         positions = np.arange(start, end)
         entries = Entries.of(self.ids[seat, positions // self.block_size])
         offsets = positions % self.block_size

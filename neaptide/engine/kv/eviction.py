@@ -1,4 +1,4 @@
-"""Which cached block goes first when no block is free."""
+"""Eviction order of cached blocks."""
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
@@ -6,35 +6,35 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 UNWANTED = 0
-"""Bucket of blocks that no request is known to want."""
+"""Bucket of blocks that no request is known to need."""
 SEEN_ONLINE = 1
-"""Of blocks that an online request read last: its conversation may go on."""
+"""Bucket of blocks that an online request read last, as its conversation may continue."""
 WANTED = 2
-"""From here on: blocks that requests wait for, twice as many of them in every further bucket."""
+"""First bucket of blocks that waiting requests need. Each further bucket is for twice as many requests."""
 PLANNED = 16
-"""From here on: blocks of which a plan says when they come again, those first that come last."""
+"""First bucket of blocks with a planned next use. Blocks with the latest use are evicted first."""
 LAST_USE = (1 << 22) - 1
-"""Later uses count as this one."""
+"""Latest planned use; later ones are treated like this one."""
 NUM_BUCKETS = PLANNED + LAST_USE + 1
 
 
 def wanted_bucket(num_wanting: int) -> int:
-    """Of blocks that so many requests want, at least one."""
+    """Bucket of blocks that ``num_wanting`` (at least 1) requests need."""
     return min(WANTED + num_wanting.bit_length() - 1, PLANNED - 1)
 
 
 def planned_bucket(next_use: int) -> int:
-    """Of blocks that come again at this place of the plan: Belady's choice, as far as the plan is kept."""
+    """Bucket of blocks whose next use has this place in the plan: Belady's choice, as far as the plan is kept."""
     return PLANNED + LAST_USE - min(next_use, LAST_USE)
 
 
 def counted_bucket(num_wanting: int) -> int:
-    """The same where every number has a bucket of its own."""
+    """Bucket in an order with one bucket for each number of requests."""
     return WANTED + num_wanting - 1
 
 
 class _Numbers:
-    """A set of numbers in ascending order: bits of words, and of one word that says which of these are not empty."""
+    """Ascending set of numbers: bits of words, plus one word that marks the non-empty ones."""
 
     WORD_BITS = 12
 
@@ -66,20 +66,20 @@ class _Numbers:
 
 
 def _lowest(word: int) -> int:
-    """The place of the lowest bit that is set."""
+    """Index of the lowest bit that is set."""
     return (word & -word).bit_length() - 1
 
 
 class EvictionOrder:
-    """Cached blocks, first to go first: by bucket, and in it least recently released. Every operation is O(1).
+    """Cached blocks in order of eviction: by bucket, then least recently released first. Every operation is O(1).
 
-    Source of the order: Echo section 4.2, with classes of expected reuse in place of its exact number; where a plan
-    says when a block comes again, Belady's.
+    Follows Echo, section 4.2, with classes of expected reuse in place of the exact number. Blocks with a planned next
+    use follow Belady.
     """
 
     def __init__(self) -> None:
         self._buckets: dict[int, OrderedDict[int, None]] = {}
-        """By number, of those with blocks."""
+        """Non-empty buckets by number."""
         self._numbers = _Numbers()
         self._bucket_of: dict[int, int] = {}
 
@@ -94,22 +94,22 @@ class EvictionOrder:
 
     @property
     def numbers(self) -> Iterable[int]:
-        """Of the buckets that have blocks, first to go first."""
+        """Numbers of the non-empty buckets, in order of eviction."""
         return self._numbers
 
     def bucket(self, number: int) -> Iterator[int]:
-        """Its blocks, first to go first."""
+        """Blocks of a bucket in order of eviction."""
         return iter(self._buckets.get(number, ()))
 
     def num_in(self, bucket: int) -> int:
-        """How many blocks the bucket has."""
+        """Number of blocks in the bucket."""
         return len(self._buckets.get(bucket, ()))
 
     def bucket_of(self, block: int) -> int:
         return self._bucket_of[block]
 
     def add(self, block: int, bucket: int = UNWANTED) -> None:
-        """The block has lost its last reader: from now on it goes last of its bucket."""
+        """Adds a block that has lost its last reader, as the last of its bucket."""
         blocks = self._buckets.get(bucket)
         if blocks is None:
             blocks = self._buckets[bucket] = OrderedDict()
@@ -118,18 +118,18 @@ class EvictionOrder:
         self._bucket_of[block] = bucket
 
     def move(self, block: int, bucket: int) -> None:
-        """More or fewer requests want the block, or sooner or later; it goes last of its new bucket."""
+        """Moves a block whose expected reuse has changed to the end of its new bucket."""
         self.remove(block)
         self.add(block, bucket)
 
     def remove(self, block: int) -> None:
-        """The block has a reader again, or nothing worth keeping."""
+        """Removes a block that has a reader again or has become worthless."""
         bucket = self._bucket_of.pop(block)
         del self._buckets[bucket][block]
         self._drop_if_empty(bucket)
 
     def pop(self, count: int) -> list[int]:
-        """Takes the blocks that go first."""
+        """Removes and returns the first ``count`` blocks."""
         blocks: list[int] = []
         for number in self._numbers:
             bucket = self._buckets[number]
@@ -149,15 +149,15 @@ class EvictionOrder:
 
 
 class CountedEvictionOrder:
-    """The same for buckets without number, and exact in each: a block that moves keeps the age that it has.
+    """Cached blocks in order of eviction, for unlimited exact buckets. A block that moves keeps its age.
 
-    As published by Echo, sections 4.2 and 6: a priority queue by reference count, then by last access. One sorted list;
-    an operation costs a search and the shifting of what stands behind, some microseconds with ten thousand blocks.
+    As published by Echo, sections 4.2 and 6: a priority queue by reference count, then by last access. It is one sorted
+    list. An operation takes a search and shifts the entries after it, a few microseconds with ten thousand blocks.
     """
 
     def __init__(self) -> None:
         self._order: list[tuple[int, int, int]] = []
-        """Bucket, age, block."""
+        """Sorted entries (bucket, age, block)."""
         self._place_of: dict[int, tuple[int, int, int]] = {}
         self._num_added = 0
 
@@ -172,7 +172,7 @@ class CountedEvictionOrder:
 
     @property
     def numbers(self) -> Iterable[int]:
-        """Of the buckets that have blocks, first to go first."""
+        """Numbers of the non-empty buckets, in order of eviction."""
         place = 0
         while place < len(self._order):
             number = self._order[place][0]

@@ -1,10 +1,10 @@
-"""How many blocks offline work leaves for online work."""
+"""Fixed reservation of blocks for online work."""
 
 
 class FixedHeadroom:
-    """A fixed share of the pool, or what online work holds now if that is more.
+    """Reserves a fixed share of the pool, or the blocks that online work holds now if those are more.
 
-    Implements ``HeadroomPredictor``; the forecasting ones live in ``neaptide.estimator.forecast``.
+    Implements ``HeadroomPredictor``; the forecasting ones are in ``neaptide.estimator.forecast``.
     """
 
     def __init__(self, num_blocks: int, ratio: float) -> None:

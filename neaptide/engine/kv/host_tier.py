@@ -1,26 +1,25 @@
-"""KV blocks in host memory: what left the cache of the device and is wanted again.
+"""Host tier of the KV cache: evicted blocks that requests may need again.
 
-A block is copied out at the moment when it is evicted, and only then: what is never evicted is never copied. This is
-BROS's lazy checkpoint (section 5.2) with whole hashed blocks in place of slots, so that it serves every reader of
-a prefix and not the preempted request alone.
+A block is copied only when it is evicted. This is BROS's lazy checkpoint (section 5.2) with whole hashed blocks in
+place of slots. So it serves every reader of a prefix, not only the preempted request.
 """
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 FIRST_BLOCKS = 64.0
-"""Taken to be asked for again before anything is known."""
+"""Initial count of evicted and of returned blocks, which makes the first share 1."""
 MEMORY_BLOCKS = 8192
-"""Evicted blocks after which what was seen before counts half."""
+"""Number of evictions after which both counts are halved."""
 
 
 class ReturnShare:
-    """Of evicted blocks of conversations, how many are asked for again: known without keeping any of them."""
+    """Share of evicted conversation blocks that are requested again; remembers their hashes only."""
 
     def __init__(self, num_remembered: int) -> None:
         self._num_remembered = num_remembered
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
-        """By hash, the oldest first."""
+        """Hashes of evicted blocks, the oldest first."""
         self._num_evicted, self._num_returned = FIRST_BLOCKS, FIRST_BLOCKS
 
     @property
@@ -37,7 +36,8 @@ class ReturnShare:
             self._num_evicted, self._num_returned = self._num_evicted / 2, self._num_returned / 2
 
     def observe_wanted(self, hashes: Iterable[bytes]) -> None:
-        """A request with these blocks, one after the other, has not found the first of them in the cache."""
+        """Counts returned blocks. A request with these consecutive blocks did not find the first of them in the
+        cache."""
         for block_hash in hashes:
             if block_hash not in self._evicted:
                 return
@@ -46,7 +46,7 @@ class ReturnShare:
 
 
 class HostTier:
-    """Which slot of host memory holds which block, by its hash; the least recently used one makes way.
+    """Map from block hashes to slots of host memory; evicts the least recently used block.
 
     Args:
         num_slots: blocks that fit into host memory.
@@ -55,12 +55,12 @@ class HostTier:
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self._slots: OrderedDict[bytes, int] = OrderedDict()
-        """Least recently used first."""
+        """Slot of each block hash, the least recently used first."""
         self._blocks: list[bytes | None] = [None] * num_slots
-        """The same by slot."""
+        """Block hash of each slot."""
         self._free = list(range(num_slots - 1, -1, -1))
         self._pins: Counter[int] = Counter()
-        """Slots that steps without an end read, and how many times."""
+        """Number of running steps that read each slot."""
         self.conversations = ReturnShare(num_slots)
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class HostTier:
         return block_hash in self._slots
 
     def longest_run(self, hashes: Sequence[bytes]) -> int:
-        """How many of the first of these are here, one after the other."""
+        """Length of the longest prefix of ``hashes`` that host memory has."""
         count = 0
         for block_hash in hashes:
             if block_hash not in self._slots:
@@ -79,11 +79,11 @@ class HostTier:
         return count
 
     def pin(self, hashes: Iterable[bytes]) -> None:
-        """A step will read these: their slots take in nothing else before it has ended, for it may be run again."""
+        """Keeps the slots of these blocks until the step that reads them has ended, as it may be run again."""
         self._pins.update(self._slots[block_hash] for block_hash in hashes)
 
     def unpin(self, slots: Iterable[int]) -> None:
-        """A step has ended that was to read these."""
+        """Ends the reads of a step from these slots."""
         for slot in slots:
             self._pins[slot] -= 1
             if not self._pins[slot]:
@@ -92,7 +92,7 @@ class HostTier:
                     self._free.append(slot)
 
     def take_in(self, block_hash: bytes) -> int | None:
-        """The slot that a block is to be copied to; None if it is here already, or no other may make way for it."""
+        """The slot that a block is to be copied to; None if the block is here already or no slot can be freed."""
         if block_hash in self._slots:
             self._slots.move_to_end(block_hash)
             return None
@@ -106,12 +106,12 @@ class HostTier:
         return slot
 
     def read(self, block_hash: bytes) -> int:
-        """The slot of a block that is here; it stays."""
+        """The slot of a block that is here; the block stays."""
         self._slots.move_to_end(block_hash)
         return self._slots[block_hash]
 
     def discard(self, block_hash: bytes) -> None:
-        """What is in the block is not to be trusted, or makes way."""
+        """Drops a block that is invalid or evicted."""
         slot = self._slots.pop(block_hash, None)
         if slot is not None:
             self._blocks[slot] = None
@@ -119,14 +119,14 @@ class HostTier:
                 self._free.append(slot)
 
     def discard_slots(self, slots: Iterable[int]) -> None:
-        """What was to be copied to these slots may never have come there."""
+        """Drops the blocks of slots whose copies may have failed."""
         for slot in slots:
             block_hash = self._blocks[slot]
             if block_hash is not None:
                 self.discard(block_hash)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless every slot holds one block, or is free, or waits for a step that reads it."""
+        """Raises AssertionError unless every slot holds one block, is free, or waits for a step that reads it."""
         assert all(self._blocks[slot] == block_hash for block_hash, slot in self._slots.items())
         held = {slot for slot, block_hash in enumerate(self._blocks) if block_hash is not None}
         assert len(held) == len(self._slots), "a slot of host memory holds a block that is not found"

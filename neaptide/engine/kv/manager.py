@@ -1,8 +1,8 @@
-"""KVCacheManager: the one face of the KV cache. Its blocks, tables and index are reached through it only.
+"""KVCacheManager: the only interface to the KV cache, its blocks, its tables and its index.
 
-Ask, then act: a draft of a step asks a ``KVDraft``, which answers as if what the draft holds so far had been done;
-``admit``, ``grow``, ``grow_rows``, ``publish``, ``retract``, ``cut`` and ``release`` change the cache when a draft is
-applied and a step committed.
+A step's draft queries a ``KVDraft``, which answers as if the draft so far were applied. The cache itself changes when
+a draft is applied and when a step is committed: by ``admit``, ``grow``, ``grow_rows``, ``publish``, ``retract``,
+``cut`` and ``release``.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,24 +24,25 @@ from neaptide.engine.table import RequestTable
 
 @dataclass(slots=True, frozen=True)
 class KVOccupancy:
-    """Blocks by state; they add up to the pool."""
+    """Number of blocks by state; they add up to the pool."""
 
     free: int
     cached: int
     online: int
-    """Held, with at least one online reader."""
+    """Held blocks with at least one online reader."""
     offline: int
-    """Held, with offline readers only."""
+    """Held blocks with offline readers only."""
 
 
 class KVCacheManager:
-    """
+    """Manages the KV blocks of all requests.
+
     Args:
         num_blocks: blocks of the pool.
-        table: rows of the running requests; its block tables are written here only.
-        evicts_by_reuse: cached blocks that requests of a job still want go last; else the oldest go first.
-        counts_reuse: those that more requests want go after those that fewer want; else classes of them do.
-        num_host_blocks: evicted blocks that host memory keeps, if requests may still want them.
+        table: table of the running requests; only this class writes its block tables.
+        evicts_by_reuse: evict cached blocks that requests of a job still need last; else the oldest first.
+        counts_reuse: order blocks by the exact number of requests that need them; else by classes of it.
+        num_host_blocks: evicted blocks that host memory keeps, if requests may still need them.
     """
 
     def __init__(
@@ -61,16 +62,16 @@ class KVCacheManager:
         self._pool = BlockPool(num_blocks, evicts_by_reuse, counts_reuse, self._host)
         self._loads: list[tuple[int, int]] = []
 
-    # ---- asking ----
+    # ---- queries ----
 
     @property
     def available(self) -> int:
-        """Blocks that can be had without taking any from a request."""
+        """Number of blocks that can be allocated without preemption."""
         return self._pool.num_available
 
     @property
     def num_online(self) -> int:
-        """Held blocks with at least one online reader."""
+        """Number of held blocks with at least one online reader."""
         return self._pool.num_online
 
     def occupancy(self) -> KVOccupancy:
@@ -78,7 +79,7 @@ class KVCacheManager:
         return KVOccupancy(pool.num_free, pool.num_cached, pool.num_online, pool.num_offline)
 
     def num_cached_in(self, bucket: int) -> int:
-        """Cached blocks in this bucket of the eviction order."""
+        """Number of cached blocks in this bucket of the eviction order."""
         return sum(1 for _ in self._pool.cached_in(bucket))
 
     def is_indexed(self, block_hash: bytes) -> bool:
@@ -86,21 +87,21 @@ class KVCacheManager:
         return self._pool.index.get(block_hash) is not None or (self._host is not None and block_hash in self._host)
 
     def indexed_hashes(self) -> list[bytes]:
-        """Of all blocks that a request could find, those in host memory left out."""
+        """Hashes of all blocks on the device that a request could find."""
         return [found for found in self._pool.hashes if found is not None]
 
     def segments(self) -> set[Segment]:
-        """That held or cached blocks belong to."""
+        """Prefix nodes of held or cached blocks."""
         return self._pool.known_segments()
 
     def draft(self) -> KVDraft:
-        """The cache as it is now, to plan against; worth nothing once the cache has changed."""
+        """View of the current cache to plan against; invalid once the cache has changed."""
         return KVDraft(self._pool, self.block_size, self.enable_prefix_cache)
 
-    # ---- acting ----
+    # ---- changes ----
 
     def admit(self, request: Request, hit: PrefixHit) -> None:
-        """Gives a request that has just taken its seat its cached prefix."""
+        """Gives a request that has just got its slot its cached prefix."""
         assert not request.num_blocks
         self._pool.acquire(hit.block_ids, request.request_class)
         blocks = hit.block_ids
@@ -116,7 +117,7 @@ class KVCacheManager:
         table.indexed[seat] = len(blocks)
 
     def _load(self, request: Request, hashes: Sequence[bytes]) -> list[int]:
-        """Blocks for what host memory holds under these hashes; the next step copies it there."""
+        """Allocates blocks for the contents of host memory under these hashes. The next step copies them."""
         assert self._host is not None
         blocks = self._pool.allocate(len(hashes), request.request_class)
         self._pool.publish(zip(blocks, hashes, strict=True))
@@ -125,14 +126,14 @@ class KVCacheManager:
 
     @property
     def has_host(self) -> bool:
-        """Whether host memory takes in evicted blocks."""
+        """Whether host memory takes evicted blocks."""
         return self._host is not None
 
     def set_copy_price(self, price: float) -> None:
-        """What it costs to copy a block to host memory, or from it, from now on; to compute it costs 1.
+        """Sets the cost of copying a block to or from host memory, relative to computing it.
 
-        A block that is wanted will be copied back, one of a conversation only if that goes on, as often as such blocks
-        were asked for again of late.
+        A needed block will be copied back. A conversation's block is copied back only if that continues, which is
+        estimated from recent returns.
         """
         if self._host is None:
             return
@@ -142,41 +143,41 @@ class KVCacheManager:
         self._pool.loads = price <= 1.0
 
     def pin(self, hits: Iterable[PrefixHit]) -> None:
-        """A draft with these admissions is about to be applied: what they find in host memory stays there until the
-        step has ended (``loaded``)."""
+        """Keeps the host blocks of these admissions until their step has ended (``loaded``). Call before applying the
+        draft."""
         if self._host is not None:
             for hit in hits:
                 self._host.pin(hit.host_hashes)
 
     def take_copies(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """What the next step has to copy before it computes: blocks to slots of host memory, then slots to blocks."""
+        """Copies to make before the next step computes: blocks to host slots, then host slots to blocks."""
         saves, loads = self._pool.saves, self._loads
         self._pool.saves, self._loads = [], []
         return saves, loads
 
     def take_slot_copies(self) -> SlotCopies | None:
-        """The same for single slots: only a cache whose blocks have two tenants has such."""
+        """Copies of single slots for the next step; only a two-tenant cache has some."""
         return None
 
     def distrust_copies(self, copies: SlotCopies) -> list[Request]:
-        """The step that should have made these copies failed: requests whose tokens they are keep what stands before.
+        """Handles slot copies of a failed step: each affected request keeps its tokens before the copied ones.
 
-        Returns the requests; what steps in flight compute for them is to be dropped.
+        Returns the requests; the results of steps in flight for them are to be dropped.
         """
         return []
 
     def loaded(self, loads: Iterable[tuple[int, int]]) -> None:
-        """The step with these copies has ended, well or not."""
+        """Ends the reads of a step that made these copies or failed."""
         if self._host is not None:
             self._host.unpin(slot for slot, _ in loads)
 
     def distrust_saves(self, saves: Iterable[tuple[int, int]]) -> None:
-        """The step that should have made these copies failed."""
+        """Drops the host blocks of copies that a failed step should have made."""
         if self._host is not None:
             self._host.discard_slots(slot for _, slot in saves)
 
     def distrust_loads(self, loads: Iterable[tuple[int, int]]) -> set[int]:
-        """The same for copies from host memory; returns the blocks, which no longer are found."""
+        """Handles copies from host memory of a failed step: removes the blocks from the index and returns them."""
         blocks = {block for _, block in loads}
         self._pool.unpublish(blocks)
         return blocks
@@ -189,7 +190,7 @@ class KVCacheManager:
             self.table.blocks.append(request.seat, blocks)
 
     def grow_rows(self, rows: IntArray) -> None:
-        """One more block for each of these rows of one class, in their order.
+        """Adds one block to each of these slots of one class, in order.
 
         Raises RuntimeError when blocks run out.
         """
@@ -200,7 +201,7 @@ class KVCacheManager:
     def publish(self, request: Request, num_tokens: int) -> None:
         """Indexes the full blocks of the request's first ``num_tokens`` tokens, computed or planned.
 
-        Planned tokens that are not computed must be taken back by ``retract``.
+        Planned tokens that are not computed must be undone by ``retract``.
         """
         num_full = min(num_tokens, request.num_known_tokens) // self.block_size
         if not self.enable_prefix_cache or not request.trusts_cache or num_full <= request.num_indexed_blocks:
@@ -214,13 +215,13 @@ class KVCacheManager:
         self.table.indexed[request.seat] = num_full
 
     def publish_prompts(self, rows: IntArray, num_tokens: IntArray, on_error: Callable[[Request], None]) -> None:
-        """``publish`` for those of the rows, which have computed so many tokens each, that have prompt to publish.
+        """``publish`` for each slot with prompt blocks to publish, after ``num_tokens`` computed tokens.
 
-        Outputs are published when their requests let go of them: until then no request can want them, and to hash a
-        block of every sixteenth decode would be the most costly part of a step.
+        Outputs are published when their requests release them. Until then no request can need them, and hashing a block
+        at every sixteenth decode would be the most expensive part of a step.
 
         Args:
-            on_error: called for a request that raises, from the except clause; the others go on.
+            on_error: called for a request that raises, in the except clause; the others go on.
         """
         if not self.enable_prefix_cache:
             return
@@ -237,30 +238,30 @@ class KVCacheManager:
                 on_error(request)
 
     def publish_sound(self, request: Request) -> None:
-        """Indexes what committed steps have computed for the request, before it ends or makes way."""
+        """Indexes the request's committed tokens before it ends or is preempted."""
         self.publish(request, request.num_sound_tokens)
 
     def want_no_more(self, path: Path, count: int = 1) -> None:
-        """So many requests with these segments in their prompts have ended, or were taken out of the pool."""
+        """Notes that ``count`` requests with these prefix nodes have ended or left the pool."""
         self._pool.want_less(path, count)
 
     def look_up_uses(self, segments: Iterable[Segment]) -> None:
-        """Requests with these segments were handed out of the pool, came back to it, or are planned anew.
+        """Updates the planned uses of prefix nodes whose requests were admitted, preempted or planned anew.
 
-        To be told between two steps: within one, a draft must find what it leaves.
+        To be called between steps: within a step, the order must stay as the draft left it.
         """
         self._pool.look_up_uses(segments)
 
     def _mark(self, request: Request, first: int, blocks: list[int]) -> None:
-        """Blocks of the request, from number ``first`` on, belong to its segments."""
+        """Assigns blocks of the request, from index ``first`` on, to its prefix nodes."""
         if request.segments:
             segments = segments_of_blocks(request.segments, first, blocks, self.block_size)
             self._pool.mark(zip(blocks, segments, strict=True))
 
     def retract(self, request: Request, num_tokens: int) -> list[int]:
-        """Undoes ``publish`` beyond the first ``num_tokens`` tokens; returns the blocks, which no longer are found.
+        """Undoes ``publish`` beyond the first ``num_tokens`` tokens; returns the unindexed blocks.
 
-        They must be the request's own: none of them may come from the hit that it was admitted with.
+        They must be the request's own, and none of them may come from its prefix hit.
         """
         num_full, num_indexed = num_tokens // self.block_size, request.num_indexed_blocks
         block_ids = request.block_ids[num_full:num_indexed]
@@ -269,13 +270,13 @@ class KVCacheManager:
         return block_ids
 
     def disown(self, published: Iterable[tuple[int, bytes]]) -> list[int]:
-        """``retract`` for a request that has ended since: those of its blocks, by hash, that still are what it left."""
+        """``retract`` for a request that has ended since; only for blocks that still have the hash it gave them."""
         block_ids = [block for block, block_hash in published if self._pool.hash_of(block) == block_hash]
         self._pool.unpublish(block_ids)
         return block_ids
 
     def cut(self, request: Request, num_blocks: int) -> None:
-        """Takes back all but the first ``num_blocks`` blocks, which are full: the rest is computed again."""
+        """Frees all but the first ``num_blocks`` blocks, which are full; the rest is computed again."""
         self._give_back(request, num_blocks)
         table, seat = self.table, request.seat
         table.computed[seat] = num_blocks * self.block_size
@@ -286,16 +287,16 @@ class KVCacheManager:
         self._pool.release(self.table.blocks.cut(request.seat, num_blocks), request.request_class)
 
     def release(self, request: Request) -> None:
-        """Takes every block back; what is indexed stays cached until it is evicted."""
+        """Frees every block; indexed blocks stay cached until they are evicted."""
         if request.table is not None:
             self.cut(request, 0)
 
     def distrust(self, request: Request) -> None:
-        """No request finds this one's blocks in the prefix index any more; those that hold some keep them."""
+        """Removes this request's blocks from the prefix index; readers keep the blocks they hold."""
         self._pool.unpublish(request.block_ids)
 
     def without_reader(self, block_ids: Iterable[int]) -> list[int]:
-        """Those of the blocks that no request holds."""
+        """The blocks that no request holds."""
         ref_counts = self._pool.ref_counts
         return [block for block in block_ids if not ref_counts[block]]
 

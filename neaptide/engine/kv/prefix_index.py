@@ -1,4 +1,4 @@
-"""Which block holds which prefix: chained block hashes and the index over them."""
+"""Prefix index: chained block hashes and their blocks."""
 
 import hashlib
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 _EMPTY = hashlib.sha256()
-"""Copied for every block: that takes half the time of a new one."""
+"""Copied for every block, which takes half the time of making a new one."""
 
 
 def root_hash(salt: bytes) -> bytes:
@@ -16,12 +16,12 @@ def root_hash(salt: bytes) -> bytes:
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Names a whole prefix: SHA-256 over the parent's hash and this block's token ids."""
+    """Hash of a whole prefix: SHA-256 over the parent's hash and this block's token ids."""
     return chained_hash(parent, np.asarray(token_ids, np.int32).tobytes())
 
 
 def chained_hash(parent: bytes, text: bytes) -> bytes:
-    """``block_hash`` of token ids as they lie in memory."""
+    """``block_hash`` of the bytes of int32 token ids."""
     digest = _EMPTY.copy()
     digest.update(parent + text)
     return digest.digest()
@@ -65,7 +65,7 @@ class PrefixIndex:
         return blocks
 
     def add(self, block_hash: bytes, block_id: int) -> bool:
-        """False if the prefix is indexed already (the first copy stays the shared one)."""
+        """Adds a block. Returns False if the prefix is indexed already (its first copy stays the shared one)."""
         return self._block_by_hash.setdefault(block_hash, block_id) == block_id
 
     def remove(self, block_hash: bytes) -> None:

@@ -1,59 +1,60 @@
-"""Prefix segments: what requests of one job share of their prompts, and how many of them still want it."""
+"""Prefix nodes: shared prompt prefixes of a job's requests, with the number of requests that still need them."""
 
 from collections.abc import Callable, Sequence
 
 OWN_DEPTH_TOKENS = 1 << 62
-"""Of what a request shares with none: it reaches as far as the request does."""
+"""Depth of a node of one request alone, which extends as far as the request."""
 NEXT = 0
-"""The use of what a preempted request wants: it is handed out before all that is planned."""
+"""Next use of a node that a preempted request needs: it resumes before all planned requests."""
 
 
 def unplanned() -> None:
-    """No plan says when a segment comes again."""
+    """Next use of a node without a plan."""
 
 
 class Segment:
-    """A stretch of prompts that the same requests want: from where its parent ends to its own depth.
+    """A node of the prefix tree: the prompt tokens from its parent's end to its own depth, which the same requests
+    share.
 
-    Expected reuse is counted here and not per block: one file of 50,000 lines would mean millions of counts.
+    Expected reuse is counted per node, not per block: one file of 50,000 lines would have millions of counts.
     """
 
     __slots__ = ("cached", "depth_tokens", "head_hashes", "next_use", "num_returned", "num_wanting", "planned_use")
 
     def __init__(self, depth_tokens: int, num_wanting: int, planned_use: Callable[[], int | None] = unplanned) -> None:
         self.depth_tokens = depth_tokens
-        """Where it ends, from the prompt's begin."""
+        """End of the node, counted from the prompt's start."""
         self.num_wanting = num_wanting
-        """Requests without an end that have it in their prompts, in the pool or running."""
+        """Number of open requests with this node in their prompts, waiting or running."""
         self.cached: dict[int, None] = {}
-        """Its blocks without a reader, first to go first. Only the block pool changes it."""
+        """Its blocks without a reader, in order of eviction. Only the block pool changes it."""
         self.head_hashes: list[bytes] = []
-        """Of all full blocks from the prompt's begin to its end; empty until a request that wants it has had them
-        computed. Requests of one segment have one salt."""
+        """Hashes of all full blocks from the prompt's start to the node's end; empty until a request has computed them.
+        Requests of one node have one salt."""
         self.num_returned = 0
-        """Of those that want it, the preempted ones."""
+        """Number of preempted requests that need it."""
         self.planned_use = planned_use
-        """The first place in the plan of a request that waits and wants it; None without one."""
+        """First place in the plan of a waiting request that needs it; None without one."""
         self.next_use = planned_use()
-        """That place when it was looked up last, which is between two steps: in a step nothing moves."""
+        """``present_use`` at the last update, which is between steps: within a step it must not change."""
 
     @property
     def present_use(self) -> int | None:
-        """What ``next_use`` would be if it were looked up now."""
+        """The current next use."""
         return NEXT if self.num_returned else self.planned_use()
 
 
 Path = tuple[Segment, ...]
-"""The segments of one request, from the prompt's begin on; the last is its own."""
+"""Prefix nodes of one request, from the prompt's start on; the last is its own."""
 
 
 def own_segment() -> Segment:
-    """What one request shares with none: its prompt's tail, and its output."""
+    """Node for the tokens that one request alone has: its prompt's tail, and its output."""
     return Segment(OWN_DEPTH_TOKENS, 1)
 
 
 def segments_of_blocks(path: Path, first: int, blocks: Sequence[int], block_size: int) -> list[Segment]:
-    """For each of a request's blocks from number ``first`` on, the segment in which it ends."""
+    """The prefix node in which each of the blocks ends; ``blocks`` are the request's blocks from index ``first`` on."""
     segments: list[Segment] = []
     place = 0
     for number in range(first + 1, first + len(blocks) + 1):
@@ -64,19 +65,20 @@ def segments_of_blocks(path: Path, first: int, blocks: Sequence[int], block_size
 
 
 def segment_after(path: Path, num_tokens: int, block_size: int) -> Segment | None:
-    """The segment of the block that follows so many tokens, in whole blocks, of a request; None if it shares that block
-    with none."""
+    """The prefix node of the block after the first ``num_tokens`` tokens, which fill whole blocks. None if the request
+    shares that block with no other."""
     end = num_tokens + block_size
     return next((segment for segment in path[:-1] if segment.depth_tokens >= end), None)
 
 
 def known_head(path: Path) -> list[bytes]:
-    """Hashes of the first blocks of a request with these segments, as far as one before it had them computed."""
+    """Hashes of the first blocks of a request with these prefix nodes, as far as an earlier request has computed
+    them."""
     return next((list(segment.head_hashes) for segment in reversed(path[:-1]) if segment.head_hashes), [])
 
 
 def remember_head(path: Path, hashes: Sequence[bytes], block_size: int) -> None:
-    """A request with these segments has hashes of all its full blocks: nobody computes those that it shares again."""
+    """Keeps the hashes of a request's full blocks in its prefix nodes, so that no request computes them again."""
     for segment in path[:-1]:
         if not segment.head_hashes:
             segment.head_hashes = list(hashes[: segment.depth_tokens // block_size])

@@ -1,11 +1,11 @@
-"""Copies of single slots that a step makes before it computes."""
+"""Copies of single cache slots before a step computes."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
 class SlotRun(NamedTuple):
-    """Slots ``first .. end - 1`` of one block become those of another; the same slots, whichever way they are read."""
+    """Copies slots ``first .. end - 1`` of one block to the same slots of another block."""
 
     source: int
     target: int
@@ -19,27 +19,27 @@ class SlotRun(NamedTuple):
 
 @dataclass(slots=True)
 class SlotCopies:
-    """All that a step copies, consolidated (BROS section 5.2): first all saves, then all moves, then all restores."""
+    """All copies of a step (BROS section 5.2): first all saves, then all moves, then all restores."""
 
     saves: list[SlotRun] = field(default_factory=list)
-    """From blocks to blocks of host memory, before anything is overwritten."""
+    """Copies from blocks to host memory, before anything is overwritten."""
     moves: list[SlotRun] = field(default_factory=list)
-    """From blocks to blocks; all are read before any is written."""
+    """Copies between blocks; all are read before any is written."""
     restores: list[SlotRun] = field(default_factory=list)
-    """From blocks of host memory to blocks."""
+    """Copies from host memory to blocks."""
     touched: list[tuple[str, int]] = field(default_factory=list)
-    """Requests, and the number of the block in their table, whose tokens these are."""
+    """Requests and block table indices of the copied tokens."""
     num_checkpointed: int = 0
-    """Requests that were whole and lost slots to another tenant ..."""
+    """Requests without missing slots that lost slots to another tenant."""
     num_swapped: int = 0
-    """... and those that left their blocks altogether."""
+    """Requests that lost all their blocks."""
 
     def __bool__(self) -> bool:
         return bool(self.saves or self.moves or self.restores)
 
     @property
     def num_saved(self) -> int:
-        """Slots that go to host memory."""
+        """Number of slots copied to host memory."""
         return sum([run.num_slots for run in self.saves])
 
     @property
@@ -48,9 +48,9 @@ class SlotCopies:
 
     @property
     def num_restored(self) -> int:
-        """Slots that come back."""
+        """Number of slots copied from host memory."""
         return sum([run.num_slots for run in self.restores])
 
     def num_blocks(self, block_size: int) -> int:
-        """To and from host memory, in blocks."""
+        """Number of blocks copied to and from host memory."""
         return -(-(self.num_saved + self.num_restored) // block_size)

@@ -1,4 +1,4 @@
-"""What the engine was told of one batch: rows that wait, in the order in which they are handed out."""
+"""Waiting lines of one token file, in the order in which they are admitted."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator
@@ -19,19 +19,19 @@ from neaptide.engine.request import Request
 from neaptide.engine.row_id import RowId
 
 RowKey = Callable[[TokenFile, int], Any]
-"""A sortable key of one row of a job: the rows of a job are handed out in its order."""
+"""Sort key of one line of a job, for policies that order a job's lines by it."""
 UNPLANNED = int(np.iinfo(np.int64).max)
-"""The rank of a row that no plan knows: it stands behind those of the plan, in the order that it would have without."""
+"""Rank of a line that is not in the plan. Such lines follow the planned ones, in their order without a plan."""
 
 
 class PlannedRows(NamedTuple):
-    """Of one job, in the order of a plan."""
+    """Lines of one job in the order of a plan."""
 
     rows: IntArray
     ranks: IntArray
     """Places in the plan, ascending."""
     uses: IntArray
-    """When each is expected to be handed out, by its place among all of the plan."""
+    """Expected place of each line's admission among all lines of the plan."""
 
     @classmethod
     def none(cls) -> Self:
@@ -40,11 +40,11 @@ class PlannedRows(NamedTuple):
 
 
 class Delivery:
-    """Rows of one token file. Prompts stay in the file until a row is looked at.
+    """Waiting lines of one token file. Prompts stay in the file until a line becomes a request.
 
     Args:
-        rows: those that wait, in their order.
-        params_index: [rows] into the message's table.
+        rows: the waiting lines, in order.
+        params_index: [rows] indices into the message's table.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Delivery:
         self.deadline_s = message.deadline_s
         self.tokens = tokens
         self.made: dict[int, Request] = {}
-        """Requests of rows that were looked at and not handed out, by row."""
+        """Requests that were made and not admitted yet, by line."""
         self._stand(rows, params_index, np.full(len(rows), UNPLANNED))
         self._params_table = list(message.params_table)
         self._stream_rows = frozenset(message.stream_rows)
@@ -62,58 +62,58 @@ class Delivery:
         self.salt = message.salt
         self._share = message.share
         self.num_prompt_tokens_left = int(tokens.lengths(rows).sum())
-        """Of the rows left ..."""
+        """Prompt tokens of the waiting lines."""
         self.num_new_tokens_left = self.num_prompt_tokens_left
-        """... and of those, without what a row is known to share with one before it."""
+        """Prompt tokens of the waiting lines, without those shared with an earlier line."""
         self.max_output_tokens = max(params.max_tokens for params in message.params_table)
-        """Of any of its rows."""
+        """Largest ``max_tokens`` of all lines."""
 
     def _stand(self, rows: IntArray, params_index: IntArray, ranks: IntArray) -> None:
-        """These rows wait, in this order: those of the plan first."""
+        """Sets the waiting lines and their order: planned ones first."""
         self.rows = rows
         self.ranks = ranks
-        """[rows] places in the plan, ascending; ``UNPLANNED`` of the others."""
+        """[rows] places in the plan, ascending; ``UNPLANNED`` for the others."""
         self.num_left = len(rows)
         self._params_index = params_index
         self._is_left = np.ones(len(rows), np.bool_)
-        """[rows] False: it has been handed out."""
+        """[rows] whether the line still waits."""
         self._first = 0
-        """Where the first row that is left stands."""
+        """Index of the first waiting line."""
         self._planned_end = int(np.searchsorted(ranks, UNPLANNED))
-        """Behind the last row of the plan that is left."""
+        """Index after the last waiting line of the plan."""
 
     @property
     def rows_left(self) -> IntArray:
-        """In their order."""
+        """The waiting lines, in order."""
         return self.rows[self._first :][self._is_left[self._first :]]
 
     @property
     def is_planned(self) -> bool:
-        """Whether a row of the plan is left."""
+        """Whether a line of the plan waits."""
         return self._first < self._planned_end
 
     @property
     def planned_span(self) -> tuple[int, int]:
-        """The first and the last rank of rows that are left; some row of the plan is."""
+        """First and last rank of the waiting lines; requires ``is_planned``."""
         return int(self.ranks[self._first]), int(self.ranks[self._planned_end - 1])
 
     def indices(self) -> Iterator[int]:
-        """Into ``rows``, of those left, in their order."""
+        """Indices into ``rows`` of the waiting lines, in order."""
         return (index for index in range(self._first, len(self.rows)) if self._is_left[index])
 
     def planned_from_back(self) -> Iterator[int]:
-        """Into ``rows``, of those of the plan that are left, the last one first."""
+        """Indices into ``rows`` of the waiting lines of the plan, the last one first."""
         return (index for index in range(self._planned_end - 1, self._first - 1, -1) if self._is_left[index])
 
     def planned_at(self, rank: int) -> int | None:
-        """Into ``rows``, the one of this rank; None if it is none of them, or is not left."""
+        """Index into ``rows`` of the waiting line of this rank; None without one."""
         index = int(np.searchsorted(self.ranks, rank))
         return index if index < len(self.ranks) and self.ranks[index] == rank and self._is_left[index] else None
 
     def follow(self, planned: PlannedRows) -> None:
-        """A plan has these rows, in this order; what of them is not left any more does not count.
+        """Puts the lines in the order of a plan; planned lines that do not wait any more are ignored.
 
-        No sort: a step of the engine waits.
+        Does not sort, because a step of the engine waits.
         """
         rows, ranks, _ = planned
         params_of = np.zeros(len(self.tokens), np.int64)
@@ -130,7 +130,7 @@ class Delivery:
 
     @property
     def left(self) -> tuple[IntArray, IntArray]:
-        """Rows left, and ``max_tokens`` of each."""
+        """The waiting lines, and ``max_tokens`` of each."""
         limits = np.array([params.max_tokens for params in self._params_table], np.int64)
         is_left = self._is_left[self._first :]
         return self.rows_left, limits[self._params_index[self._first :][is_left]]
@@ -155,12 +155,12 @@ class Delivery:
         return request
 
     def drop(self, row: int) -> None:
-        """Hands a row out that was looked at, or forgets it."""
+        """Removes a line that was made into a request."""
         del self.made[row]
         self._leave(self._index_of(row))
 
     def _index_of(self, row: int) -> int:
-        """Of a row that is left; nearly always it is the first, or the last of the plan."""
+        """Index of a waiting line, which is nearly always the first line or the last of the plan."""
         for index in (self._first, max(self._planned_end - 1, 0)):
             if self.rows[index] == row and self._is_left[index]:
                 return index
@@ -185,10 +185,10 @@ class Delivery:
 
 
 class PrefixDelivery(Delivery):
-    """Rows of one token file that are handed out along its prefix tree, and what they want of each prefix.
+    """Waiting lines in the order of their prefix tree, with the prefix nodes they need.
 
-    What is done here goes by the number of these rows, and not by that of the file's: a large file may come in many
-    messages, each a job of its own.
+    The cost depends on the number of these lines, not on that of the file's. A large file may come in many messages,
+    each a job of its own.
     """
 
     def __init__(
@@ -196,25 +196,25 @@ class PrefixDelivery(Delivery):
     ) -> None:
         self._tree, self._place = file.tree, file.place
         self._places = np.empty(0, np.int64)
-        """In the tree's order, ascending, of the rows that waited when the last ones came."""
+        """Places of the waiting lines in the tree's order, ascending, as of the last message."""
         self._segments: dict[int, Segment] = {}
-        """By node, of the nodes of rows that were looked at."""
+        """Prefix nodes of the lines that became requests, by the tree's node."""
         self._new_tokens = np.zeros(len(file.tokens), np.int64)
-        """[rows of the file] of those left, without what they share with one before them."""
+        """[lines of the file] prompt tokens of the waiting lines, without those shared with an earlier line."""
         self._uses: PlannedUses | None = None
-        """[use places] of the plan that is followed."""
+        """[use places] planned uses of the current plan."""
         self._use_places: list[int] = []
-        """The places of the rows that the plan met, ascending."""
+        """Places of the lines that waited when the plan arrived, ascending."""
         self._groups: RowGroups | None = None
-        """Made when they are asked for; kept as rows leave."""
+        """Made on demand and updated as lines leave."""
         self._started = set[int]()
-        """Nodes at the top of the tree of which a row was handed out since: their prefixes may be cached."""
+        """Top nodes of the tree with an admitted line, whose prefixes may therefore be cached."""
         super().__init__(message, file.tokens, rows[:0], params_index[:0], now_s)
         self._params_table = []
         self.extend(message, rows, params_index)
 
     def extend(self, message: AddBatch, rows: IntArray, params_index: IntArray) -> None:
-        """Takes in more rows of the file."""
+        """Adds lines of the file."""
         self.num_prompt_tokens_left += int(self.tokens.lengths(rows).sum())
         added = np.sort(self._place[rows])
         ranks = np.concatenate((self.ranks[self._is_left], np.full(len(rows), UNPLANNED)))
@@ -234,7 +234,7 @@ class PrefixDelivery(Delivery):
             segment.num_wanting += num_wanting
 
     def _wanting(self, places: IntArray) -> list[tuple[Segment, int]]:
-        """Every segment, with how many of the rows at these places, ascending, want it."""
+        """Each prefix node, with the number of lines at these ascending places that need it."""
         nodes = np.fromiter(self._segments, np.int64, len(self._segments))
         counts = np.searchsorted(places, self._tree.end[nodes]) - np.searchsorted(places, self._tree.first[nodes])
         return list(zip(self._segments.values(), counts.tolist(), strict=True))
@@ -261,19 +261,22 @@ class PrefixDelivery(Delivery):
 
     @property
     def segments(self) -> Collection[Segment]:
-        """Of the prefixes of rows that were looked at: those that are wanted."""
+        """Prefix nodes of the requests made so far that some request needs."""
         return [segment for segment in self._segments.values() if segment.num_wanting]
 
     def _num_new_tokens(self, row: int) -> int:
         return int(self._new_tokens[row])
 
     def wanted_by_rows_left(self) -> list[tuple[Segment, int]]:
-        """For every segment, how many of the rows that are left want it."""
+        """Each prefix node, with the number of waiting lines that need it."""
         return self._wanting(np.sort(self._place[self.rows_left]))
 
     def heads(self, taken: Collection[Request], looked_at: list[Request]) -> Iterator[tuple[int, Request]]:
-        """Length bucket and first row of every group whose prefix may be cached, and of every bucket the first of all
-        other rows; none of ``taken``. Requests that are made for it are appended to ``looked_at``."""
+        """Length bucket and request of the candidates that a policy should compare; none of ``taken``.
+
+        Candidates are the first line of each group whose prefix may be cached, and of each bucket the first other line.
+        Requests made here are appended to ``looked_at``.
+        """
         if self._groups is None:
             rows = self.rows_left
             self._groups = RowGroups(rows, self.tokens.lengths(rows), self._tops(rows))
@@ -294,9 +297,9 @@ class PrefixDelivery(Delivery):
             yield bucket, request
 
     def _tops(self, rows: IntArray) -> IntArray:
-        """[rows] the nodes at the top of the tree above them."""
+        """[rows] top node of the tree above each line."""
         nodes = self._tree.node[self._place[rows]]
-        parent = np.append(self._tree.parent, NO_NODE)  # its last place is that of ``NO_NODE``
+        parent = np.append(self._tree.parent, NO_NODE)  # The last entry is for ``NO_NODE``.
         while (inner := parent[nodes] != NO_NODE).any():
             nodes = np.where(inner, parent[nodes], nodes)
         return nodes
@@ -309,7 +312,8 @@ class PrefixDelivery(Delivery):
         if self._uses is not None:
             place = int(self._place[self.rows[index]])
             at = bisect_left(self._use_places, place)
-            if at < len(self._use_places) and self._use_places[at] == place:  # else it came after the plan
+            # A line without a planned use came after the plan.
+            if at < len(self._use_places) and self._use_places[at] == place:
                 self._uses.leave(at)
         super()._leave(index)
 
@@ -318,7 +322,7 @@ class PrefixDelivery(Delivery):
         while node != NO_NODE:
             segment = self._segments.get(node)
             if segment is None:
-                # None of its rows has left: that one would have been looked at.
+                # None of its lines has left: that line would have made the node.
                 first, end = np.searchsorted(self._places, (self._tree.first[node], self._tree.end[node])).tolist()
                 depth_tokens = int(self._tree.depth_tokens[node])
                 segment = self._segments[node] = Segment(depth_tokens, end - first, self._planned_use(node))

@@ -1,7 +1,7 @@
-"""How memory is shared between the two ends of a list sorted by compute density.
+"""Dual scan: shares memory between the two ends of a list sorted by compute density.
 
-BlendServe (ASPLOS'26), section 5.3 and Algorithm 3: the scanner takes compute-heavy requests from the left and
-memory-heavy ones from the right, so that the batch has the density of the whole set.
+BlendServe (ASPLOS'26), section 5.3 and Algorithm 3: the scanner takes compute-bound requests from the left and
+memory-bound ones from the right. So the batch has the density of the whole set.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,25 +22,25 @@ class Split(NamedTuple):
 
 
 class Side(NamedTuple):
-    """The requests at one end."""
+    """Requests at one end."""
 
     density: float
     input_tokens: float
     output_tokens: float
-    """Estimated."""
+    """Estimated tokens."""
 
 
 def split_memory(memory: float, left_density: float, right_density: float, root_density: float) -> Split:
-    """Solves ``M_L + M_R = M`` and ``M_L rho_L + M_R rho_R = M rho_root``.
+    """Splits memory between the ends: ``M_L + M_R = M`` and ``M_L rho_L + M_R rho_R = M rho_root``.
 
-    ``M_L = M (rho_root - rho_R) / (rho_L - rho_R)``, held within 0 and M: a root outside of the two cannot be met, and
-    the nearer end then takes all. Equal densities leave the split open: each end gets half.
+    ``M_L = M (rho_root - rho_R) / (rho_L - rho_R)``, clamped to 0 and M. A root density outside of both ends cannot be
+    met; the nearer end then takes all. With equal densities each end gets half.
 
     Args:
-        memory: in any unit; the parts come back in it.
-        left_density: of the compute-heavy end.
-        right_density: of the memory-heavy end.
-        root_density: of the whole set.
+        memory: in any unit, which the parts have as well.
+        left_density: density of the compute-bound end.
+        right_density: density of the memory-bound end.
+        root_density: density of the whole set.
     """
     if left_density == right_density:
         return Split(memory / 2.0, memory / 2.0)
@@ -52,7 +52,7 @@ def split_memory(memory: float, left_density: float, right_density: float, root_
 def prefill_budgets(
     memory_bytes: float, left: Side, right: Side, root_density: float, kv_bytes_per_token: float
 ) -> Split:
-    """Prefill tokens per step for each end (Algorithm 3): the memory is split, and each part's steady state taken."""
+    """Prefill tokens per step for each end (Algorithm 3), from the steady state of its part of the memory."""
     parts = split_memory(memory_bytes, left.density, right.density, root_density)
     tokens = (
         chunk_budget(part, side.input_tokens, side.output_tokens, kv_bytes_per_token)[1]
@@ -62,38 +62,38 @@ def prefill_budgets(
 
 
 class ReadingLeft(NamedTuple):
-    """What is still to be read until all has ended."""
+    """Reads that remain until all running requests have ended."""
 
     tokens: float
     longest_steps: float
-    """Until the last one ends, of those that run."""
+    """Steps until the last running request ends."""
 
 
 OVERDUE = 0.25
-"""Of its age, what is still to come of an answer that is longer than expected."""
+"""Expected rest of an answer that is longer than expected, as a fraction of its age."""
 
 
 class MemoryAhead:
-    """Answers that hold one more token with every step, until they end and hold none.
+    """Predicts the memory of running answers, which grow by one token per step until they end.
 
-    So memory is fullest just before one of them ends, and there are no more such moments than answers. What a steady
-    state holds on average tells neither how much more may start while memory fills, nor that answers which started
-    together will be longest together. Answers are expected to be off by as much as those were that have ended, so a
-    plan that has misjudged all of them mends itself.
+    Memory is fullest just before an answer ends, so there are only as many peaks to check as answers. The average of a
+    steady state tells neither how much more may start while memory fills, nor that answers that start together are
+    longest together. Running answers are expected to be wrong by the factor of those that have ended, so a plan that
+    misjudges all of them corrects itself.
     """
 
     def __init__(self) -> None:
         self._ids: list[str] = []
         self._rows: FloatArray = np.zeros((3, 0))
-        """Step in which each started, tokens that it held then, steps that it is expected to last."""
+        """Start step, tokens held at the start, and expected steps of each answer."""
         self._lasted = self._expected = 0.0
-        """Steps of all that have ended."""
+        """Actual and expected steps of all ended answers."""
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def copy(self) -> Self:
-        """To look ahead with."""
+        """A copy for looking ahead."""
         other = type(self)()
         other._ids, other._rows = list(self._ids), self._rows
         other._lasted, other._expected = self._lasted, self._expected
@@ -104,7 +104,7 @@ class MemoryAhead:
         self._rows = np.append(self._rows, [[step], [prompt_tokens], [lasting_steps]], axis=1)
 
     def end(self, request_id: str, step: int) -> None:
-        """Also of a request that was never started."""
+        """Ends an answer; ignores one that was never started."""
         if request_id in self._ids:
             index = self._ids.index(request_id)
             del self._ids[index]
@@ -113,15 +113,14 @@ class MemoryAhead:
             self._rows = np.delete(self._rows, index, axis=1)
 
     def expect(self, lasting_steps: Mapping[str, float]) -> None:
-        """From now on these are expected to last so long, by id, and how far answers were off is not known: whoever
-        says so knows the answers that have ended."""
-        self._rows = self._rows.copy()  # a look ahead may have it
+        """Sets new expected steps by id, and forgets the error so far: the new estimates know the ended answers."""
+        self._rows = self._rows.copy()  # A copy for looking ahead may share the array.
         for index, request_id in enumerate(self._ids):
             self._rows[2, index] = lasting_steps.get(request_id, self._rows[2, index])
         self._lasted = self._expected = 0.0
 
     def peak_tokens(self, step: int, prompt_tokens: float, lasting_steps: float) -> float:
-        """The most that all hold together with one more that starts in this step, until that one ends."""
+        """Largest total of tokens while one more answer, started in this step, runs."""
         off, held, left = self._now(step)
         lasting_steps *= off
         held, left = np.append(held, prompt_tokens), np.append(left, lasting_steps)
@@ -131,42 +130,42 @@ class MemoryAhead:
         return float(at_end[left <= lasting_steps].max())
 
     def left(self, step: int) -> "ReadingLeft":
-        """Of all that run."""
+        """Reads that remain for all running answers."""
         _, held, left = self._now(step)
         return ReadingLeft(float((left * (held + left / 2.0)).sum()), float(left.max(initial=0.0)))
 
     def _now(self, step: int) -> tuple[float, FloatArray, FloatArray]:
-        """By how much answers are longer than expected; what each holds, and for how many steps more."""
+        """Factor by which answers are longer than expected; tokens held and remaining steps of each."""
         started, prompts, lasting = self._rows
         age = step - started
         expected = self._expected + lasting.sum()
-        # What runs has lasted as long as it was expected to, or longer.
+        # A running answer will have lasted at least as long as expected.
         off = float((self._lasted + np.maximum(age, lasting).sum()) / expected) if expected else 1.0
         left = off * lasting - age
         return off, prompts + age, np.where(left > 0.0, left, OVERDUE * age)
 
 
 class MemoryShares:
-    """What each end holds of the memory while its requests run, and so which end is next (section 5.3).
+    """Memory that each end holds while its requests run, which decides the end to take from next (section 5.3).
 
-    A request that ends gives back what it held: where answers are shorter than expected more of its end follow, where
-    they are longer fewer.
+    A request that ends frees its memory. If answers are shorter than expected, more of that end follow, otherwise
+    fewer.
     """
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[bool, float, float]] = {}
-        """By id, of requests that run: whether it is of the right end, its tokens, its seconds of memory time."""
+        """Running requests by id: whether they belong to the right end, their tokens, their seconds of memory time."""
         self._used = [0.0, 0.0]
         self._memory_s = [0.0, 0.0]
-        """Of all that run, from their first step to their last."""
+        """Memory time of all running requests, from their first step to their last, for each end."""
         self._ahead = MemoryAhead()
-        """Of the right end."""
+        """Predicted memory of the right end."""
         self._num_steps = 0
         self._right_due = 0.0
-        """The step from which on the next one of the right end may start."""
+        """Step from which the next request of the right end may start."""
 
     def copy(self) -> "MemoryShares":
-        """To look ahead with."""
+        """A copy for looking ahead."""
         other = MemoryShares()
         other._held, other._used, other._memory_s = dict(self._held), list(self._used), list(self._memory_s)
         other._num_steps, other._right_due, other._ahead = self._num_steps, self._right_due, self._ahead.copy()
@@ -177,25 +176,29 @@ class MemoryShares:
 
     @property
     def is_right_idle(self) -> bool:
-        """Whether nothing of the right end runs."""
+        """Whether no request of the right end runs."""
         return not len(self._ahead)
 
     def left(self, kv_token_s: float) -> ReadingLeft:
-        """Of all that run: short answers of the left end are at all ages, so half of what they read is still to
-        come."""
+        """Reads that remain for all running requests.
+
+        Short answers of the left end are at all ages, so half of their reads remain.
+        """
         tokens, longest_steps = self._ahead.left(self._num_steps)
         return ReadingLeft(tokens + self._memory_s[0] / 2.0 / kv_token_s, longest_steps)
 
     def is_right_next(self, left_density: float, right_density: float, root_density: float) -> bool:
-        """The end that is further from its part goes first, and of equals the right one, which lasts longer; but not
-        before it is due (``start``)."""
+        """Whether to take from the right end, which is not before its next start (``start``).
+
+        The end that is further below its part comes first. At equal distance it is the right one, which lasts longer.
+        """
         if self._num_steps < int(self._right_due):
             return False
         parts = split_memory(1.0, left_density, right_density, root_density)
         return parts.right > 0.0 and _is_right_next(self._used, parts)
 
     def has_room(self, held_tokens: float, lasting_steps: float, room_tokens: float) -> bool:
-        """Whether one more of the right end fits beside its others for as long as it lasts. One alone always does."""
+        """Whether one more request of the right end fits for its whole time; a single one always fits."""
         prompt_tokens = held_tokens - lasting_steps / 2.0
         peak_tokens = self._ahead.peak_tokens(self._num_steps, prompt_tokens, lasting_steps)
         return not len(self._ahead) or peak_tokens <= room_tokens
@@ -209,10 +212,11 @@ class MemoryShares:
         memory_s: float = 0.0,
         apart_steps: float = 0.0,
     ) -> None:
-        """
+        """Starts a request.
+
         Args:
-            apart_steps: until the next one of the right end. Algorithm 3 admits of each end as many prompt tokens a
-                step as a steady state does: long answers that all start at once grow together, and overflow together.
+            apart_steps: steps until the next request of the right end. Algorithm 3 admits as many prompt tokens per
+                step as a steady state does. Long answers that all start at once grow together, and overflow together.
         """
         self._held[request_id] = is_right, held_tokens, memory_s
         self._used[is_right] += held_tokens
@@ -222,33 +226,33 @@ class MemoryShares:
             self._right_due = max(self._right_due, float(self._num_steps)) + apart_steps
 
     def expect(self, lasting_steps: Mapping[str, float]) -> None:
-        """A new plan has been made: so long it expects requests to last that run, by id."""
+        """Sets new expected steps of running requests, by id, from a new plan."""
         self._ahead.expect(lasting_steps)
 
     def end(self, request_id: str) -> None:
-        """Also of a request that was never started."""
+        """Ends a request; ignores one that was never started."""
         is_right, tokens, memory_s = self._held.pop(request_id, (False, 0.0, 0.0))
         self._used[is_right] -= tokens
         if is_right:
             self._ahead.end(request_id, self._num_steps)
         self._memory_s[is_right] -= memory_s
         if not self._held:
-            self._used, self._memory_s = [0.0, 0.0], [0.0, 0.0]  # nothing is left of what rounding has
+            self._used, self._memory_s = [0.0, 0.0], [0.0, 0.0]  # Clears rounding errors.
 
 
 def _is_right_next(used: Sequence[float], parts: Split) -> bool:
-    """Compared without a division: a part may be 0."""
+    """Compares without a division, because a part may be 0."""
     return used[1] * parts.left <= used[0] * parts.right
 
 
 WINDOW_ROWS = 64
-"""The density of an end is that of so many rows around it: that of a single one says little ..."""
+"""Number of lines over which an end's density is averaged; that of a single line is too noisy."""
 MIN_WINDOWS = 16
-"""... but no more than this part of the pool."""
+"""Least number of windows in the pool, which limits their size."""
 
 
 def window_rows(count: int) -> int:
-    """Rows of a window in an order of so many."""
+    """Lines of a window in an order of ``count`` lines."""
     return max(min(WINDOW_ROWS, count // MIN_WINDOWS), 1)
 
 
@@ -268,18 +272,18 @@ def window_densities(compute_s: FloatArray, memory_s: FloatArray) -> list[float]
 def dual_scan_order(
     compute_s: FloatArray, memory_s: FloatArray, held_tokens: FloatArray, lasting_steps: FloatArray, kv_tokens: float
 ) -> IntArray:
-    """In which order the two scanners take rows that stand by density: numbers of them.
+    """Order in which the two scanners take rows that are sorted by density, as indices into them.
 
-    Each end fills its part of the memory (``split_memory``, by the densities at the ends as they are now); where there
-    is no room, time passes to the next end of a request. An end without any may start one that is larger than its part.
-    What a request holds it holds on average over as many steps as it has output tokens, which is Algorithm 3's steady
-    state; the prefill tokens per step follow. Where both ends have room the one goes first that is further from its
-    part, and of equals the right one, which lasts longer.
+    Each end fills its part of the memory (``split_memory``, by the current densities at the ends). Where there is no
+    room, time passes to the next end of a request. An end without requests may start one that is larger than its part.
+    A request holds its average memory for as many steps as it has output tokens, which is Algorithm 3's steady state;
+    the prefill tokens per step follow from it. If both ends have room, the end further below its part comes first; at
+    equal distance it is the right one, which lasts longer.
 
     Args:
-        held_tokens: ``p + d/2`` of each.
-        lasting_steps: output tokens of each.
-        kv_tokens: of the whole memory.
+        held_tokens: ``p + d/2`` of each row.
+        lasting_steps: output tokens of each row.
+        kv_tokens: tokens that the whole memory holds.
     """
     count = len(compute_s)
     width = window_rows(count)
@@ -287,7 +291,7 @@ def dual_scan_order(
     root = float(compute_s.sum() / memory_s.sum()) if count else 0.0
     held, lasting = held_tokens.tolist(), lasting_steps.tolist()
     ends: list[tuple[float, int, float]] = []
-    """When a request ends, its side, what it holds."""
+    """Heap of running requests: end time, side, held tokens."""
     used, now, order = [0.0, 0.0], 0.0, list[int]()
     at, last = [0, count - 1], (-1, -1)
     parts = Split(0.0, 0.0)
@@ -307,7 +311,7 @@ def dual_scan_order(
             used[side] = used[side] - tokens if used[side] > tokens else 0.0
             continue
         else:
-            used = [0.0, 0.0]  # nothing runs: what is left is of rounding
+            used = [0.0, 0.0]  # Nothing runs: clear rounding errors.
             continue
         side = int(right)
         row = at[side]

@@ -1,4 +1,4 @@
-"""Lanes of the offline pool: the flex requests of one share, or the rows of one batch."""
+"""Lanes of the offline pool: the flex requests of one tenant, or the lines of one batch."""
 
 import heapq
 import math
@@ -21,23 +21,23 @@ from neaptide.engine.row_id import RowId
 from neaptide.engine.table import RequestTable
 
 PRIOR_OUTPUT_TOKENS = 256
-"""Of an answer, if it may be so long and no row of its batch has ended."""
+"""Expected answer length if no line of the batch has ended, in tokens."""
 
 
 class Place(NamedTuple):
-    """Of a row that waits."""
+    """Position of a waiting line."""
 
     delivery: Delivery
     at: int
-    """Into the delivery's rows."""
+    """Index into the delivery's rows."""
 
     @property
     def rank(self) -> int:
-        """In the plan; ``UNPLANNED`` without one."""
+        """Rank in the plan; ``UNPLANNED`` without one."""
         return int(self.delivery.ranks[self.at])
 
     def request(self, looked_at: list[Request]) -> Request:
-        """One that is made for it is appended to ``looked_at``."""
+        """The line's request. A newly made one is appended to ``looked_at``."""
         request = self.delivery.made.get(int(self.delivery.rows[self.at]))
         if request is None:
             request = self.delivery.make(self.at)
@@ -46,10 +46,10 @@ class Place(NamedTuple):
 
 
 class Lane(ABC):
-    """Requests that are handed out one after another.
+    """Queue of requests that are admitted one after another.
 
     Args:
-        share: whose share of the offline work they take.
+        share: name of the tenant that the requests are charged to.
     """
 
     is_job = False
@@ -58,9 +58,9 @@ class Lane(ABC):
         self.share = share
         self.deadline_s = math.inf
         self.row_s = 0.0
-        """That a row takes from its first step to its end, the mean of those that have ended; 0 until one has."""
+        """Mean time of a line from its first step to its end, of those that have ended; 0 until one has."""
         self._num_ended = self._num_output_tokens = 0
-        """Of those that were handed out."""
+        """Number and output tokens of ended requests that were admitted."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -68,34 +68,36 @@ class Lane(ABC):
     @property
     @abstractmethod
     def num_tokens_left(self) -> int:
-        """Of the prompts of what waits, and of their answers as far as these can be foreseen."""
+        """Waiting prompt tokens plus the expected tokens of their answers."""
 
     def expected_answer(self, most_tokens: int, of_others: int | None) -> int:
-        """Tokens that an answer is taken to have: as many as those that have ended had on average.
+        """Expected tokens of an answer: the mean of the ended answers.
 
         Args:
-            of_others: what those of others had, to go by until one of its own has ended; None if that is not known.
+            of_others: mean of other lanes, used until an answer of this lane has ended; None if that is not known.
         """
         mean = self._num_output_tokens // self._num_ended if self._num_ended else of_others
         return min(most_tokens, PRIOR_OUTPUT_TOKENS if mean is None else mean)
 
     def answered(self, num_tokens: int) -> None:
-        """A request that was handed out has ended, with so many tokens."""
+        """Counts the end of an admitted request."""
         self._num_ended += 1
         self._num_output_tokens += num_tokens
 
     @abstractmethod
     def waiting(self, looked_at: list[Request]) -> Iterator[Request]:
-        """What waits, in order. Requests that are made for it are appended to ``looked_at``."""
+        """Waiting requests, in order. Requests made here are appended to ``looked_at``."""
 
     @abstractmethod
     def heads(self, taken: Collection[Request], looked_at: list[Request]) -> Iterator[tuple[int, Request]]:
-        """Length bucket and request of those that a policy should compare, for they stand for the others; none of
-        ``taken``. Requests that are made for it are appended to ``looked_at``."""
+        """Length bucket and request of the candidates that a policy should compare; none of ``taken``.
+
+        Requests made here are appended to ``looked_at``.
+        """
 
     @abstractmethod
     def remove(self, request_id: str) -> Request | None:
-        """Takes a request that was looked at, wherever it stands; None if there is none of the name."""
+        """Removes and returns a request that was made; None if there is none with this id."""
 
 
 class FlexLane(Lane):
@@ -115,7 +117,7 @@ class FlexLane(Lane):
         return iter(self.requests)
 
     def heads(self, taken: Collection[Request], looked_at: list[Request]) -> Iterator[tuple[int, Request]]:
-        """The first of every length; what they share is not known."""
+        """The first request of every length bucket; shared prefixes are not known."""
         seen = set[int]()
         for request in self.requests:
             bucket = length_bucket(request.num_prompt_tokens)
@@ -132,9 +134,9 @@ class FlexLane(Lane):
 
 
 class JobLane(Lane):
-    """The rows of a batch: of each token file in its order, or all of them in the order of ``row_key``.
+    """Lines of a batch: each token file in its order, or all lines in the order of ``row_key``.
 
-    It has a turn while rows wait, and is there until the last one has ended.
+    It has turns while lines wait, and exists until the last one has ended.
     """
 
     is_job = True
@@ -143,9 +145,9 @@ class JobLane(Lane):
         super().__init__(share)
         self.deadline_s = deadline_s
         self.deliveries: list[Delivery] = []
-        """With rows left, in order of arrival."""
+        """Deliveries with waiting lines, in order of arrival."""
         self.started: dict[str, Request] = {}
-        """Rows that were handed out and have not ended, preempted ones as well, by id."""
+        """Admitted requests that have not ended, by id, including preempted ones."""
         self._files: list[OrderedFile] = []
         self._row_key = row_key
         self._num_run = 0
@@ -159,15 +161,17 @@ class JobLane(Lane):
 
     @property
     def _answers_waiting(self) -> int:
-        """Tokens of the answers of the rows that wait, taken to be as long as those of the rows that have ended."""
+        """Expected tokens of the answers of the waiting lines: as long as those that have ended."""
         if self._num_ended:
             return len(self) * self._num_output_tokens // self._num_ended
         limits = ((one.num_left, min(one.max_output_tokens, PRIOR_OUTPUT_TOKENS)) for one in self.deliveries)
         return sum(num_left * limit for num_left, limit in limits)
 
     def work(self, table: RequestTable) -> Work:
-        """What is left, as far as it can be foreseen: a few numbers for the rows that wait, however many they are, and
-        array operations over those that have started."""
+        """Remaining work, as far as it can be foreseen.
+
+        Takes constant time for the waiting lines, and array operations for the started ones.
+        """
         num_waiting, answers = len(self), self._answers_waiting
         prompts = sum(delivery.num_prompt_tokens_left for delivery in self.deliveries)
         new = sum(delivery.num_new_tokens_left for delivery in self.deliveries)
@@ -185,21 +189,22 @@ class JobLane(Lane):
         prompt, total, limit, computed = np.hstack([columns, np.array(preempted, np.int64).reshape(-1, 4).T])
         uncomputed = total - computed
         expected = self._num_output_tokens // self._num_ended if self._num_ended else PRIOR_OUTPUT_TOKENS
-        # One that goes on beyond what was expected of it will at least end.
+        # An answer that is longer than expected has at least one more token.
         answers = np.maximum(np.minimum(expected, limit - prompt) - (total - prompt), 1)
-        # The token behind a computed prompt is the answer's own; more are a prompt, or one that is computed again.
+        # One uncomputed token after a computed prompt belongs to the answer. More tokens are a prompt or a
+        # recomputation.
         prompts = np.where((total > prompt) & (uncomputed <= 1), 0, uncomputed)
         num_answers, num_prompts = int(answers.sum()), int(prompts.sum())
         num_decodes = num_answers - int(np.count_nonzero(prompts))
         return Work(len(total), int(total.sum()) + num_answers, num_prompts, num_prompts, num_answers, num_decodes)
 
     def answers_so_far(self) -> dict[int, int]:
-        """Tokens that rows have put out which have not ended, by row."""
+        """Output tokens of started lines that have not ended, by line."""
         found = ((RowId.parse(request.request_id), request.num_output_tokens) for request in self.started.values())
         return {row_id.row: num_tokens for row_id, num_tokens in found if row_id is not None and num_tokens}
 
     def row_ended(self, request: Request, now_s: float) -> None:
-        """A row has ended; only one that was handed out tells how long answers are."""
+        """Counts the end of a line. Only admitted lines say how long answers are."""
         if self.started.pop(request.request_id, None) is not None:
             self.answered(request.num_output_tokens)
             if request.admission_index:
@@ -207,7 +212,7 @@ class JobLane(Lane):
                 self.row_s += (now_s - request.scheduled_s - self.row_s) / self._num_run
 
     def forget_looked_at(self) -> None:
-        """The batch is cancelled: requests of rows that were looked at will never run."""
+        """Ends the requests that were made for lines of a cancelled batch."""
         for delivery in self.deliveries:
             for request in delivery.made.values():
                 request.status = RequestStatus.FINISHED
@@ -216,13 +221,13 @@ class JobLane(Lane):
         self.deliveries.append(delivery)
 
     def hold(self, file: OrderedFile) -> None:
-        """Keeps it while the job is there: when all of its rows have been handed out, the next ones of the file, which
-        may be another job's, are on their way."""
+        """Keeps the file's tree for the life of the job: the next lines of the file, even another job's, may be on
+        their way."""
         if file not in self._files:
             self._files.append(file)
 
     def of_file(self, message: AddBatch) -> PrefixDelivery | None:
-        """What an earlier message brought of the same file, where that is in one order with this one."""
+        """Delivery of the same file from an earlier message, if both are in one order."""
         same = (one for one in self.deliveries if one.tokens.stem == message.path)
         found = next(same, None)
         return found if isinstance(found, PrefixDelivery) else None
@@ -231,7 +236,7 @@ class JobLane(Lane):
         return (place.request(looked_at) for place in self.places())
 
     def heads(self, taken: Collection[Request], looked_at: list[Request]) -> Iterator[tuple[int, Request]]:
-        """Of a pool that goes by prefix; others know no groups."""
+        """Candidates of deliveries with prefixes; others have no groups."""
         for delivery in self.deliveries:
             if isinstance(delivery, PrefixDelivery):
                 yield from delivery.heads(taken, looked_at)
@@ -249,7 +254,7 @@ class JobLane(Lane):
         return None
 
     def wanted_by_rows_left(self) -> list[tuple[Segment, int]]:
-        """Segments, and how many of the rows left want each."""
+        """Each prefix node, with the number of waiting lines that need it."""
         prefixed = (one for one in self.deliveries if isinstance(one, PrefixDelivery))
         return [wanted for one in prefixed for wanted in one.wanted_by_rows_left()]
 
@@ -260,22 +265,22 @@ class JobLane(Lane):
 
     @property
     def is_planned(self) -> bool:
-        """Whether a row of the plan waits."""
+        """Whether a line of the plan waits."""
         return any(delivery.is_planned for delivery in self.deliveries)
 
     @property
     def planned_span(self) -> tuple[int, int] | None:
-        """The first and the last rank of rows that wait; None without one."""
+        """First and last rank of the waiting lines; None without one."""
         spans = [delivery.planned_span for delivery in self.deliveries if delivery.is_planned]
         return (min(first for first, _ in spans), max(last for _, last in spans)) if spans else None
 
     def follow(self, planned: PlannedRows) -> None:
-        """A plan has these rows of the job."""
+        """Orders the lines of the job by a plan."""
         for delivery in self.deliveries:
             delivery.follow(planned)
 
     def ranks_of_started(self, planned: PlannedRows) -> dict[str, int]:
-        """Of rows that were handed out and have not ended, those that a plan has with their ranks, by id."""
+        """Ranks in the plan of started lines that have not ended, by id."""
         rows = {row_id.row: name for name in self.started if (row_id := RowId.parse(name)) is not None}
         found = np.flatnonzero(np.isin(planned.rows, list(rows)))
         return {
@@ -285,27 +290,27 @@ class JobLane(Lane):
 
     @property
     def segments(self) -> Iterator[Segment]:
-        """Of the prefixes of rows that were looked at."""
+        """Prefix nodes of the requests made so far."""
         prefixed = (one for one in self.deliveries if isinstance(one, PrefixDelivery))
         return (segment for one in prefixed for segment in one.segments)
 
     def places(self) -> Iterator[Place]:
-        """Of every row left, in order: those of the plan first."""
+        """Places of the waiting lines, in order: those of the plan first."""
         if len(self.deliveries) == 1 or (self._row_key is None and not self.is_planned):
             return (Place(one, index) for one in self.deliveries for index in one.indices())
         return heapq.merge(*(map(Place, repeat(one), one.indices()) for one in self.deliveries), key=self._order)
 
     def planned_at(self, rank: int) -> Place | None:
-        """The row of this rank, if it is of the job and waits."""
+        """Place of the waiting line of this rank; None if the job has none."""
         found = ((one, one.planned_at(rank)) for one in self.deliveries)
         return next((Place(one, index) for one, index in found if index is not None), None)
 
     def planned_from_back(self) -> Iterator[Place]:
-        """Of every row of the plan that is left, the last one first."""
+        """Places of the waiting lines of the plan, the last one first."""
         ends = (map(Place, repeat(one), one.planned_from_back()) for one in self.deliveries)
         return heapq.merge(*ends, key=lambda place: -place.rank)
 
     def _order(self, place: Place) -> tuple[int, Any]:
-        """At equal order the earlier delivery's first."""
+        """Sort key of a place; at equal keys the earlier delivery comes first."""
         is_keyed = self._row_key is not None and place.rank == UNPLANNED
         return place.rank, place.delivery.key(self._row_key, place.at) if is_keyed and self._row_key else None

@@ -1,4 +1,5 @@
-"""Whether batches will end in their windows, as far as it can be foreseen, and how far their answers are."""
+"""Deadline status of batches: whether they will end in time, as far as it can be foreseen, and the length of their
+answers."""
 
 from collections.abc import Iterator, Mapping
 
@@ -9,21 +10,23 @@ from neaptide.engine.offline.work import WholeDevice, Work
 from neaptide.engine.table import RequestTable
 
 PERIOD_S = 1.0
-"""Between two reports, unless a batch comes or goes."""
+"""Time between two reports, unless a batch comes or ends."""
 JOBS_AT_ONCE = 32
-"""Judged in one call: steps wait for it. Where there are more, a report takes several."""
+"""Number of batches judged per call, because a step waits for it. More batches take several calls."""
 RECOVERY_SHARE = 0.9
-"""Of the time left: a batch that was given up is not hoped for again before it needs no more than this, or a rate that
-moves a little would turn every report around."""
+"""Hysteresis: a batch that is not on time recovers only when it needs less than this share of the time left. Otherwise
+small changes of the rate would flip its status at every report."""
 
 
 class Outlooks:
-    """Judges batches in the order of their deadlines; work that comes before a batch is that of those before it that
-    can end in time, for the others are given no precedence (``turns``).
+    """Judges batches in the order of their deadlines.
 
-    Two questions for each. Could it be in time if it and those had the whole device, without online work, at the rate
-    that the cost model promises? If not, it is infeasible: nothing but luck with its answers' lengths will help. Will
-    it, at the rate at which offline work was done of late? If not, it is at risk.
+    Work ahead of a batch is that of earlier batches that can end in time; the others get no precedence (``turns``).
+    Two questions decide:
+
+    - Could it be in time if it and the work ahead had the whole device, at the cost model's rate? If not, it is
+      infeasible.
+    - Will it be in time at the recent rate of offline work? If not, it is at risk.
     """
 
     def __init__(self, device: WholeDevice) -> None:
@@ -32,22 +35,21 @@ class Outlooks:
         self._reported_at_s: float | None = None
         """None if a report is due at once."""
         self._judging: Iterator[list[BatchOutlook] | None] | None = None
-        """Of the report that is being made."""
+        """Progress of the current report."""
 
     def hurry(self) -> None:
-        """A batch has come or gone."""
+        """Makes the next report due at once, because a batch has come or ended."""
         self._reported_at_s = None
 
     def report(
         self, jobs: Mapping[str, JobLane], table: RequestTable, rate_tokens_per_s: float | None, now_s: float
     ) -> list[BatchOutlook] | None:
-        """The outlook of every batch; None if the last report is recent, or the next one not done, or there was nothing
-        to report then either.
+        """Deadline status of every batch; None if the report is not due or not finished, or has nothing to say.
 
-        Costs a few operations for each batch and for each row that has started, of so many batches in one call.
+        Takes a few operations per batch and per started line, for ``JOBS_AT_ONCE`` batches per call.
 
         Args:
-            rate_tokens_per_s: at which offline work was done of late, None if that is not known.
+            rate_tokens_per_s: recent rate of offline work, None if that is not known.
         """
         if self._judging is None:
             if self._reported_at_s is not None and now_s < self._reported_at_s + PERIOD_S:
@@ -66,7 +68,7 @@ class Outlooks:
     def _judge_all(
         self, jobs: Mapping[str, JobLane], table: RequestTable, rate_tokens_per_s: float | None, now_s: float
     ) -> Iterator[list[BatchOutlook] | None]:
-        """None after some of the batches each, in the end all that are still there."""
+        """Yields None after every few batches, and at the end the status of all that still exist."""
         found: list[BatchOutlook] = []
         before = Work()
         num_tokens_before = 0

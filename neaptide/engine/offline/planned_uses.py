@@ -1,21 +1,20 @@
-"""When rows that a plan knows, and that share a prefix, come next."""
+"""Next planned use of lines that share a prefix."""
 
 import numpy as np
 
 from neaptide.engine.arrays import IntArray
 
 NEVER = int(np.iinfo(np.int64).max)
-"""The use of a row that is not planned or does not wait."""
+"""Use of a line that is not planned or does not wait."""
 
 
 class PlannedUses:
-    """The first planned use among any rows that follow one another, while rows leave.
+    """First planned use within any range of places, while lines leave.
 
-    A tree of least values: a row that leaves, or a question, costs a few operations for each doubling of the rows,
-    however many share a prefix and however deep prefixes stand above one another.
+    A tree of minimums: removing a line and a query take O(log lines), however many lines share a prefix.
 
     Args:
-        uses: [places] of the rows that stand there, ``NEVER`` of some.
+        uses: [places] planned use of the line at each place; ``NEVER`` without one.
     """
 
     def __init__(self, uses: IntArray) -> None:
@@ -27,10 +26,11 @@ class PlannedUses:
             level = np.minimum(level[0::2], level[1::2])
             levels.append(level)
         self._least: list[int] = [NEVER, *np.concatenate(levels[::-1]).tolist()]
-        """As a heap: the least of all at 1, those of halves at 2 and 3, the places themselves from ``_size`` on."""
+        """Binary tree as an array: the minimum of all at 1, those of the halves at 2 and 3, the places from ``_size``
+        on."""
 
     def leave(self, place: int) -> None:
-        """The row there does not wait any more."""
+        """Removes the line at this place, as it does not wait any more."""
         least, at = self._least, self._size + place
         least[at] = NEVER
         while at > 1:
@@ -42,7 +42,7 @@ class PlannedUses:
             least[at] = found
 
     def first(self, begin: int, end: int) -> int | None:
-        """Of the rows at these places; None if no plan knows one of them that waits."""
+        """First use of the lines at places ``begin .. end - 1``; None if no waiting one is planned."""
         least, low, high, found = self._least, self._size + begin, self._size + end, NEVER
         while low < high:
             if low & 1:

@@ -1,7 +1,7 @@
-"""Offline work that holds no KV yet: rows of batch jobs, flex requests, and preempted requests.
+"""Offline work that holds no KV yet: lines of batch jobs, flex requests, and preempted requests.
 
-Prompts of batch rows stay in the job's token file until a row is looked at; a job of 50,000 rows costs a few integers
-per row here.
+Prompts stay in the job's token file until a line becomes a request. A job of 50,000 lines takes a few integers per line
+here.
 """
 
 from collections import Counter, deque
@@ -26,14 +26,14 @@ from neaptide.engine.row_id import RowId, is_row_of
 
 
 class OfflinePool:
-    """Preempted requests first (their work is half done), then the lanes by turns.
+    """Pool of waiting offline work: preempted requests first (they are partly computed), then the lanes by turns.
 
-    Looking changes nothing: a row that is looked at is made into a request, which is kept until it is handed out.
+    Iterating has no side effects: the request made for a line is cached until it is admitted.
 
     Args:
-        row_key: order of a job's rows; None is file order, or that of the prefix tree.
-        by_prefix: rows of a job that share a prefix follow one another.
-        turns: of the lanes. Where shares have none, all flex requests stand in one lane.
+        row_key: order of a job's lines; None is file order, or that of the prefix tree.
+        by_prefix: put lines of a job that share a prefix next to each other.
+        turns: order of the lanes. None gives no tenant a turn; all flex requests are then in one lane.
     """
 
     def __init__(
@@ -49,34 +49,35 @@ class OfflinePool:
         self._files = OrderedFiles()
         self._returned: deque[Request] = deque()
         self._lanes: dict[str, Lane] = {}
-        """With requests: of a batch by its id, of flex requests by a name that is no id."""
+        """Lanes with requests: a batch's by its id, flex requests' by a name that is no batch id."""
         self._num_in_lanes = 0
-        """Requests."""
+        """Number of requests in the lanes."""
         self._flex_lanes: dict[str, FlexLane] = {}
-        """Of every share that ever had some, with requests or not."""
+        """Lane of every tenant that ever had flex requests, even if empty."""
         self._jobs: dict[str, JobLane] = {}
-        """Batches with rows that have not ended, by id; in the lanes are those of them with rows that wait."""
+        """Batches with lines that have not ended, by id. ``_lanes`` has those with waiting lines."""
         self._first_looked_at: list[Request] = []
         self._ends: Ends | None = None
-        """Of the plan, if it is to be followed from both."""
+        """Dual-scan data of the plan, if it has some."""
         self._timetable: Timetable | None = None
-        """Of the same, while it is kept."""
+        """Timetable of the plan, while it is kept."""
         self._memory_shares = MemoryShares()
-        """Of its two ends."""
+        """Memory that each end of the plan holds."""
         self._last_scan: Scan | None = None
-        """Of the last look along the plan."""
+        """Scan of the last iteration along the plan."""
         self.target_density: float | None = None
-        """That requests at work together should have, if that is not the whole plan's ..."""
+        """Density of the requests that should run together; None for that of the whole plan."""
         self.usual_step = StepMeans(0.0, 0.0)
-        """... and what a step will have of it, on average, until the plan is done."""
+        """Mean tokens and reads of a step until the plan is done."""
         self._has_plan = False
-        """Whether there ever was one: since then it is known what comes next."""
+        """Whether there was ever a plan, so that the next uses are known."""
         self._moved: dict[Segment, None] = {}
-        """Of requests that were handed out or came back since these were taken last, the deeper ones first."""
+        """Prefix nodes of requests that were admitted or came back since the last ``take_moved_segments``, deeper ones
+        first."""
         self.kv_tokens = 0
-        """Of the memory that offline work may hold, as far as it is known here."""
+        """Tokens of KV that offline work may hold, as far as it is known here."""
         self.looks_ahead = False
-        """Whether what rows of the plan will hold is foreseen, see ``Scan``."""
+        """Whether the memory of the plan's lines is predicted; see ``Scan``."""
         self._now_s = 0.0
         """When the last step was planned."""
 
@@ -84,14 +85,13 @@ class OfflinePool:
         return len(self._returned) + self._num_in_lanes
 
     def begin_step(self, now_s: float, is_paused: bool) -> None:
-        """A step is to be planned; while the operator has paused offline work, what is done of it says nothing of what
-        could be."""
+        """Prepares for planning a step. While the operator has paused offline work, its rate is not measured."""
         self._now_s = now_s
         self._memory_shares.begin_step()
         self.turns.begin_step(now_s, is_paused)
 
     def begin_planned_step(self, kv_tokens: int) -> None:
-        """In the step that begins the plan's rows may hold so much of the memory."""
+        """Sets the memory that the plan's lines may hold in the step that begins."""
         self.kv_tokens = kv_tokens
         if self._timetable is not None and not self._timetable.begin_step(self._waits, kv_tokens):
             self._timetable = None
@@ -100,29 +100,28 @@ class OfflinePool:
         return any(job.planned_at(rank) is not None for job in self._jobs.values())
 
     def take_moved_segments(self) -> Iterable[Segment]:
-        """Those whose next use may be another one since the last call."""
+        """Prefix nodes whose next use may have changed since the last call."""
         segments, self._moved = self._moved, {}
         return segments
 
     def take_first_looked_at(self) -> list[Request]:
-        """Batch rows whose prompts were looked at for the first time since the last call."""
+        """Requests that were first made for batch lines since the last call."""
         requests, self._first_looked_at = self._first_looked_at, []
         return requests
 
     @property
     def ends(self) -> Ends | None:
-        """Of the plan, if it is to be followed from both."""
         return self._ends
 
     def left(self) -> WorkLeft:
-        """Of the rows of the plan that wait, with what those that run have still to read."""
+        """Remaining work of the plan's waiting lines, and the remaining reads of the running ones."""
         assert self._ends is not None
         spans = [span for job in self._jobs.values() if (span := job.planned_span) is not None]
         return work_left(self._ends, self._timetable, self._memory_shares, spans)
 
     @property
     def returned(self) -> Sequence[Request]:
-        """Preempted requests, in the order in which they are handed out."""
+        """Preempted requests, in order of admission."""
         return self._returned
 
     @property
@@ -136,11 +135,11 @@ class OfflinePool:
 
     @property
     def jobs(self) -> Mapping[str, JobLane]:
-        """Batches with rows that have not ended, by id."""
+        """Batches with lines that have not ended, by id."""
         return self._jobs
 
     def in_turn(self) -> Iterator[Request]:
-        """What stands in the lanes, in order; a row is made into a request when the iterator comes to it."""
+        """Requests of the lanes, in order. A line becomes a request when the iterator reaches it."""
         look = self.turns.look()
         if self._has_plan and any(job.is_planned for job in self._jobs.values()):
             scan = None
@@ -162,7 +161,7 @@ class OfflinePool:
                 look.took(lane, request)
 
     def heads(self, taken: Collection[Request]) -> Iterator[tuple[int, Request]]:
-        """Length bucket and request of those that stand for what is in the lanes: see ``Lane.heads``."""
+        """Length bucket and request of the candidates of all lanes; see ``Lane.heads``."""
         for lane in sorted(self._lanes.values(), key=self.turns.key):
             yield from lane.heads(taken, self._first_looked_at)
 
@@ -173,7 +172,7 @@ class OfflinePool:
     def _share_of(self, request: Request) -> str:
         return request.share if self._has_shares else ""
 
-    # ---- taking in ----
+    # ---- adding ----
 
     def add_flex(self, request: Request) -> None:
         share = self._share_of(request)
@@ -182,32 +181,32 @@ class OfflinePool:
             lane = self._flex_lanes[share] = FlexLane(share)
         if _flex_lane(share) not in self._lanes:
             self._join(_flex_lane(share), lane)
-        request.segments = (own_segment(),)  # while it waits for its turn again, its blocks are wanted
+        request.segments = (own_segment(),)  # After a preemption, its blocks are needed again.
         lane.requests.append(request)
         self._num_in_lanes += 1
 
     def give_back(self, request: Request) -> None:
-        """A preempted request waits at the front."""
+        """Puts a preempted request to the front."""
         self._returned.appendleft(request)
         self._came_back(request, 1)
 
     def add_batch(self, message: AddBatch, now_s: float, max_num_tokens: int) -> list[int]:
-        """Takes in a job, or more rows of one; returns those that can never run: empty, or longer than
+        """Adds a job, or more lines of one; returns the lines that can never run: empty, or longer than
         ``max_num_tokens``.
 
-        Rows of a batch that is here already stand behind its others, or among those of the same token file if they go
-        by prefix; they may be in another token file.
+        Lines of a known batch go after its others; in a pool by prefix, they go among those of the same token file.
+        They may be in another token file.
 
-        Raises OSError or ValueError, with nothing taken in, if the token file is missing, unreadable, torn or short.
+        Raises OSError or ValueError, with nothing added, if the token file is missing, unreadable, torn or short.
         """
         if not message.rows:
             return []
         file = self._files.open(message.path) if self._by_prefix else None
         tokens = TokenFile(message.path) if file is None else file.tokens
-        # Arrays, not a loop: the engine's step waits while tens of thousands of rows are taken in.
+        # Uses arrays instead of a loop, because the engine's step waits while tens of thousands of lines are added.
         rows, params_index = np.array(message.rows, np.int64), np.array(message.params_index, np.int64)
         if rows.max() >= len(tokens):
-            raise ValueError(f"{message.path} has {len(tokens)} rows, row {rows.max()} wanted")
+            raise ValueError(f"{message.path} has {len(tokens)} lines; line {rows.max()} was requested")
         max_tokens = np.array([params.max_tokens for params in message.params_table], np.int64)
         num_prompt_tokens = tokens.lengths(rows)
         fits = (num_prompt_tokens > 0) & (num_prompt_tokens <= max_num_tokens - max_tokens[params_index])
@@ -236,14 +235,14 @@ class OfflinePool:
         return refused
 
     def follow(self, order: PlannedOrder) -> None:
-        """From now on rows are handed out in this order, and not in that of the plan before."""
+        """Replaces the plan: from now on lines are admitted in this order."""
         self._ends, self._last_scan, self._has_plan = order.ends, None, True
-        # A timetable is that of a memory which nothing of another plan holds.
+        # A timetable needs memory that holds nothing of an earlier plan.
         is_followed = self._ends is not None and self.looks_ahead and self._memory_shares.is_right_idle
         self._timetable = self._ends.timetable() if self._ends is not None and is_followed else None
         planned = dict(order.of_jobs())
         lasting_steps: dict[str, float] = {}
-        for batch_id, job in self._jobs.items():  # those that it does not have forget the plan before
+        for batch_id, job in self._jobs.items():  # Jobs that are not in the plan forget the earlier one.
             of_job = planned.get(batch_id, PlannedRows.none())
             job.follow(of_job)
             self._moved.update(dict.fromkeys(job.segments))
@@ -254,10 +253,10 @@ class OfflinePool:
         for request in self._returned:
             self._note_moved(request)
 
-    # ---- handing out ----
+    # ---- admission ----
 
     def pop(self) -> Request:
-        """Takes the first request."""
+        """Removes and returns the first request."""
         if self._returned:
             request = self._returned.popleft()
             self._came_back(request, -1)
@@ -267,28 +266,30 @@ class OfflinePool:
         return request
 
     def draw(self, count: int) -> None:
-        """Puts the first requests among the preempted ones, in their order."""
+        """Moves the first requests to the preempted ones, in their order."""
         for request in reversed([self.pop() for _ in range(count)]):
             self.give_back(request)
 
     def take(self, request: Request) -> None:
-        """Takes a request that is being admitted, wherever it stands."""
+        """Removes a request that is being admitted, at any position."""
         name, taken = self._remove(request.request_id)
         assert taken is request, f"{request.request_id} does not wait in the pool"
         if name is not None:
             self._handed_out(name, request)
 
     def remove(self, request_id: str) -> Request | None:
-        """Takes one waiting flex or preempted request out, or a batch row that has been looked at, wherever it
-        stands."""
+        """Removes and returns a waiting flex or preempted request, or a line's request that was made, at any
+        position."""
         name, request = self._remove(request_id)
         if name is not None:
             self._leave_if_empty(name)
         return request
 
     def cancel_batch(self, batch_id: str) -> tuple[list[Request], list[tuple[Segment, int]]]:
-        """Drops the job's rows. Returns those of them that had started and were preempted, and the segments that the
-        others wanted, with their number."""
+        """Drops the job's lines.
+
+        Returns its preempted requests, and the prefix nodes that the dropped lines needed, with the number of lines.
+        """
         preempted = [r for r in self._returned if is_row_of(r.request_id, batch_id)]
         for request in preempted:
             self._returned.remove(request)
@@ -304,7 +305,7 @@ class OfflinePool:
         return preempted, lane.wanted_by_rows_left()
 
     def ended(self, request: Request) -> None:
-        """A request has ended, handed out or not: what it has put out counts for its share."""
+        """Notes the end of a request, admitted or not. Its output counts for its tenant."""
         self.turns.ended(request)
         row_id = RowId.parse(request.request_id)
         if row_id is not None:
@@ -316,11 +317,11 @@ class OfflinePool:
         self._memory_shares.end(request.request_id)
 
     def check_integrity(self, running: Iterable[Request], cached: Iterable[Segment] = ()) -> None:
-        """Raises AssertionError unless every segment is wanted by as many as wait and run, and batches know their
-        rows.
+        """Raises AssertionError unless the prefix nodes' counts match the waiting and running requests, and batches
+        know their lines.
 
         Args:
-            cached: segments that blocks belong to: also those that nobody wants any more.
+            cached: prefix nodes with blocks, including those that no request needs any more.
         """
         wanted, returned = Counter[Segment](), Counter[Segment]()
         assert self._num_in_lanes == sum(map(len, self._lanes.values()))
@@ -342,7 +343,7 @@ class OfflinePool:
         assert known == {request.request_id for request in started if request.tier is Tier.BATCH}
 
     def _remove(self, request_id: str) -> tuple[str | None, Request | None]:
-        """Takes a request out; with the lane that it stood in, None for a preempted one."""
+        """Removes a request. Returns it with the name of its lane, which is None for a preempted one."""
         for request in self._returned:
             if request.request_id == request_id:
                 self._returned.remove(request)
@@ -359,7 +360,7 @@ class OfflinePool:
         return None, None
 
     def _came_back(self, request: Request, count: int) -> None:
-        """A preempted request, or one less: it comes before all that is planned."""
+        """Adds (1) or removes (-1) a preempted request, whose blocks are needed before all planned ones."""
         for segment in request.segments:
             segment.num_returned += count
         self._note_moved(request)

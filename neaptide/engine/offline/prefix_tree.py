@@ -1,7 +1,7 @@
-"""The prefix tree of a job's token file: which of its rows begin alike, and for how long.
+"""Prefix tree of a job's token file: the prefixes that its prompts share.
 
-It stands beside the token file (``STEM.prefixes``), made once where the prompts are checked: no step of the engine
-waits while tens of thousands of prompts are compared.
+It is stored with the token file (``STEM.prefixes``). It is made once, when the prompts are checked, so that no step of
+the engine waits for the comparison of tens of thousands of prompts.
 """
 
 import io
@@ -19,7 +19,7 @@ from neaptide.engine.offline.token_file import TokenFile, offsets_path
 from neaptide.engine.private_files import private_opener
 
 UNIT_TOKENS = 16
-"""Lengths of shared prefixes are cut to multiples of this: a cache shares whole blocks, and none is smaller."""
+"""Unit of shared prefix lengths, in tokens: a cache shares whole blocks, and none is smaller."""
 NO_NODE = -1
 
 
@@ -29,27 +29,27 @@ def prefixes_path(stem: str | Path) -> Path:
 
 @dataclass(slots=True, frozen=True)
 class PrefixTree:
-    """Rows in an order in which those that share a prefix follow one another, and a node for every shared prefix.
+    """Rows ordered so that those that share a prefix are consecutive, and a node for every shared prefix.
 
-    Rows that share nothing keep their place, and so does every group by its first row.
+    Groups are ordered by their first row in the file.
     """
 
     rows: IntArray
-    """[rows] their numbers in the token file, in that order; all of its rows, or those that are wanted."""
+    """[rows] line numbers in the token file, in this order; all lines or a subset."""
     node: IntArray
-    """[rows] the node of the longest prefix that the row shares with another, ``NO_NODE`` if it shares none."""
+    """[rows] node of the longest prefix that the row shares with another; ``NO_NODE`` if it shares none."""
     parent: IntArray
-    """[nodes] ``NO_NODE`` at the top."""
+    """[nodes] parent; ``NO_NODE`` at the top."""
     depth_tokens: IntArray
-    """[nodes] length of the prefix, from the prompt's begin."""
+    """[nodes] length of the prefix, from the prompt's start."""
     first: IntArray
-    """[nodes] where its rows begin in ``rows`` ..."""
+    """[nodes] index of its first row in ``rows``."""
     end: IntArray
-    """[nodes] ... and end."""
+    """[nodes] index after its last row in ``rows``."""
 
     @property
     def num_wanted(self) -> IntArray:
-        """[nodes] rows below each."""
+        """[nodes] number of rows below each."""
         return self.end - self.first
 
     @property
@@ -61,7 +61,7 @@ class PrefixTree:
         return max(levels)
 
     def new_tokens(self, lengths: IntArray) -> IntArray:
-        """[rows] of prompts of these lengths, without what a row shares with one before it in this order."""
+        """[rows] prompt tokens that are not shared with a row before; ``lengths`` are the prompts' tokens."""
         if not len(self.parent):
             return lengths
         of_node = self.depth_tokens - np.where(self.parent == NO_NODE, 0, self.depth_tokens[self.parent])
@@ -71,10 +71,9 @@ class PrefixTree:
         return new
 
     def new_tokens_at(self, places: IntArray, lengths: IntArray) -> IntArray:
-        """The same for some of the rows alone: [places] where they stand, ascending, and the lengths of their
-        prompts."""
+        """``new_tokens`` of a subset: the rows at these ascending places, with these prompt lengths."""
         node, before = self.node[places], np.concatenate(([NO_NODE], places[:-1]))
-        # Up to the deepest prefix that the row before shares.
+        # Climbs to the deepest prefix that the row before shares.
         rising = np.flatnonzero(node != NO_NODE)
         while len(rising):
             rising = rising[self.first[node[rising]] > before[rising]]
@@ -90,7 +89,7 @@ class PrefixTree:
         return {name: getattr(self, name) for name in PrefixTree.__slots__}
 
     def restricted(self, rows: IntArray) -> "PrefixTree":
-        """The tree with these of its rows only, in the tree's order."""
+        """The tree with a subset of its rows, in the tree's order."""
         wanted = np.zeros(int(self.rows.max(initial=-1)) + 1, np.bool_)
         wanted[rows] = True
         kept = wanted[self.rows]
@@ -100,8 +99,8 @@ class PrefixTree:
         )
 
     def save(self, stem: str | Path) -> None:
-        """Durably, as its owner's alone."""
-        arrays = self.arrays if len(self.parent) else {}  # most files share nothing
+        """Writes the tree durably to a private file."""
+        arrays = self.arrays if len(self.parent) else {}  # Most files share nothing.
         with open(prefixes_path(stem), "wb", opener=private_opener) as f:
             np.savez(f, allow_pickle=False, **arrays)
             f.flush()
@@ -109,16 +108,16 @@ class PrefixTree:
 
     @classmethod
     def load(cls, stem: str | Path, num_rows: int) -> "PrefixTree":
-        """The tree that stands beside a token file; without one, or with one that does not fit, every row is alone."""
+        """The tree stored with a token file. If it is missing or does not match, a tree without sharing."""
         try:
             with np.load(io.BytesIO(prefixes_path(stem).read_bytes()), allow_pickle=False) as file:
                 tree = cls(**{name: file[name] for name in cls.__slots__})
-        except Exception:  # a reader of archives raises a dozen kinds for one that is damaged
+        except Exception:  # Reading a damaged archive raises a dozen kinds of errors.
             return cls.without_sharing(num_rows)
         return tree if tree.places_in(num_rows) is not None else cls.without_sharing(num_rows)
 
     def places_in(self, num_rows: int) -> IntArray | None:
-        """[rows of a file of so many] where each stands in this order; None if it is not an order of them."""
+        """[lines of the file] place of each line in this order; None if it is not an order of ``num_rows`` lines."""
         if self.rows.shape != (num_rows,) or not np.issubdtype(self.rows.dtype, np.integer):
             return None
         if num_rows and (int(self.rows.min()) < 0 or int(self.rows.max()) >= num_rows):
@@ -134,19 +133,19 @@ class PrefixTree:
 
     @classmethod
     def of(cls, tokens: TokenFile) -> "PrefixTree":
-        """Compares all prompts."""
+        """Makes the tree of a token file by comparing all prompts."""
         order = PromptOrder.of(Prompts([tokens]))
         rows, shared_tokens = groups_in_file_order(order.rows, whole_units(order.shared_tokens, UNIT_TOKENS))
         return cls(rows, *_nodes(shared_tokens))
 
     @classmethod
     def of_order(cls, order: PromptOrder, unit_tokens: int = UNIT_TOKENS) -> "PrefixTree":
-        """The tree of sorted prompts, in their order. With a unit of 1 it has every token that is shared."""
+        """The tree of sorted prompts, in their order. A unit of 1 keeps every shared token."""
         return cls(order.rows, *_nodes(whole_units(order.shared_tokens, unit_tokens)))
 
 
 class OrderedFile:
-    """A token file with its prefix tree. Nobody changes it, so that all who need it share one.
+    """An immutable token file with its prefix tree; all users share one object.
 
     Raises:
         OSError, ValueError: as ``TokenFile``.
@@ -156,14 +155,14 @@ class OrderedFile:
         self.tokens = TokenFile(stem)
         self.tree = PrefixTree.load(stem, len(self.tokens))
         self.place = np.empty(len(self.tokens), np.int64)
-        """[rows] where each stands in the tree's order."""
+        """[rows] place of each line in the tree's order."""
         self.place[self.tree.rows] = np.arange(len(self.tokens))
 
 
 class OrderedFiles:
-    """Those that somebody holds, each read once.
+    """Cache of the token files in use, each read once.
 
-    A large file comes in many messages: reading and ordering all of it for each of them would hold up a step.
+    A large file comes in many messages. Reading and ordering it for each of them would delay a step.
     """
 
     def __init__(self) -> None:
@@ -179,7 +178,7 @@ class OrderedFiles:
 
 
 def _version(path: Path) -> tuple[int, ...] | None:
-    """Of a file that is written once; another one may come into its place."""
+    """Identity and version of a file; None without one."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -192,17 +191,17 @@ def whole_units(num_tokens: IntArray, unit_tokens: int) -> IntArray:
 
 
 def write_prefixes(stem: str | Path) -> None:
-    """Makes the tree of a finished token file; one for which the memory does not suffice is one without sharing."""
+    """Makes and stores the tree of a finished token file; without sharing if memory runs out."""
     tokens = TokenFile(stem)
     try:
         tree = PrefixTree.of(tokens)
-    except MemoryError:  # an order is not worth a batch
+    except MemoryError:  # A missing order must not fail the batch.
         tree = PrefixTree.without_sharing(len(tokens))
     tree.save(stem)
 
 
 def groups_in_file_order(rows: IntArray, shared_tokens: IntArray) -> tuple[IntArray, IntArray]:
-    """Rows that share something stay together; the groups stand in the order of their first rows in the file."""
+    """Keeps rows that share a prefix together and orders the groups by their first rows in the file."""
     if not len(rows):
         return rows, shared_tokens
     starts = np.flatnonzero(shared_tokens == 0)
@@ -212,8 +211,11 @@ def groups_in_file_order(rows: IntArray, shared_tokens: IntArray) -> tuple[IntAr
 
 
 def _nodes(shared_tokens: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
-    """From what every row shares with the one before it: the rows' nodes, and parent, depth, first row and end of
-    each node. One pass with the path of open nodes; rows that share as much as the one before them change nothing."""
+    """Builds the nodes from the tokens that every row shares with the one before it.
+
+    Returns the rows' nodes, and parent, depth, first row and end of each node. It makes one pass with the path of open
+    nodes; rows that share as much as the one before them change nothing.
+    """
     parent: list[int] = []
     depth: list[int] = []
     first: list[int] = []
@@ -221,9 +223,9 @@ def _nodes(shared_tokens: IntArray) -> tuple[IntArray, IntArray, IntArray, IntAr
     path: list[int] = []
     changes = np.flatnonzero(np.diff(shared_tokens, prepend=0, append=0))
     deepest: list[int] = []
-    """[changes] Node of the rows from each of them on ..."""
+    """[changes] node of the rows from each change on."""
     begun: list[tuple[int, int]] = []
-    """... but for rows at which a deeper one begins: row and node."""
+    """Row and node of the exceptions, at which a deeper node begins."""
     depths = np.append(shared_tokens, 0)[changes].tolist()
     for place, shared in zip(changes.tolist(), depths, strict=True):
         closed = NO_NODE

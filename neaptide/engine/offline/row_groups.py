@@ -1,6 +1,6 @@
-"""Rows of a job by length and by the prefix at the top of their tree: what a policy that compares rows looks at.
+"""Groups a job's lines by length and by top prefix, for a policy that compares lines.
 
-Echo (section 6): the offline pool is divided by length, and in each division organized by prefixes.
+Echo (section 6) divides the offline pool by length, and each division by prefixes.
 """
 
 from collections import deque
@@ -12,34 +12,34 @@ from neaptide.engine.arrays import IntArray
 
 
 def length_bucket(num_tokens: int) -> int:
-    """Requests in it are less than twice as long as each other."""
+    """Bucket of a prompt length; lengths within a bucket differ by less than a factor of 2."""
     return num_tokens.bit_length()
 
 
 class RowGroups:
-    """Rows that are left. In a group they stand in the tree's order, so that its first is what should come next.
+    """Waiting lines in groups. Each group is in the tree's order, so its first line should come next.
 
     Args:
         rows: in the tree's order.
-        num_tokens: [rows] of their prompts.
-        tops: [rows] nodes at the top of the tree, or one number for those that share nothing.
+        num_tokens: [rows] prompt tokens.
+        tops: [rows] top nodes of the tree, or one common number for lines that share nothing.
     """
 
     def __init__(self, rows: IntArray, num_tokens: IntArray, tops: IntArray) -> None:
         self._groups: dict[tuple[int, int], deque[int]] = {}
         self._key_of: dict[int, tuple[int, int]] = {}
-        buckets = np.frexp(num_tokens)[1]  # the exponent is the number's length in bits
+        buckets = np.frexp(num_tokens)[1]  # The exponent is the bit length of the number.
         for row, bucket, top in zip(rows.tolist(), buckets.tolist(), tops.tolist(), strict=True):
             self._key_of[row] = (bucket, top)
             self._groups.setdefault((bucket, top), deque()).append(row)
 
     def __iter__(self) -> Iterator[tuple[int, int, deque[int]]]:
-        """Length bucket, node and rows of every group, in the order of their first rows."""
+        """Length bucket, node and lines of every group, in the order of their first lines."""
         for (bucket, top), rows in self._groups.items():
             yield bucket, top, rows
 
     def remove(self, row: int) -> int:
-        """Returns the row's node. Nearly always it is the first of its group."""
+        """Removes a line, which is nearly always the first of its group; returns its node."""
         bucket, top = self._key_of.pop(row)
         rows = self._groups[bucket, top]
         rows.remove(row)

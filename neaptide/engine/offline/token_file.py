@@ -1,8 +1,8 @@
-"""The token file of a batch job: every prompt of the job as int32 token ids, with row offsets.
+"""The token file of a batch job: every prompt of the job as int32 token ids, with offsets of the lines.
 
-Two files with one stem: ``STEM.tokens`` (int32, all prompts one after another) and ``STEM.offsets``
-(int64, one more entry than rows). The API process appends while it validates; engine and planner map
-both read-only. Little-endian, so a data directory can move between machines.
+Two files with one stem: ``STEM.tokens`` (int32, all prompts one after another) and ``STEM.offsets`` (int64, one more
+entry than lines). The API process appends while it validates; engine and planner map both read-only. Little-endian, so
+a data directory can move between machines.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ def _paths(stem: str | Path) -> tuple[Path, Path]:
 
 
 class TokenFileWriter:
-    """Appends prompts; ``close`` makes them durable before the job that names the file is committed."""
+    """Appends prompts. ``close`` makes them durable before the job that names the file is committed."""
 
     def __init__(self, stem: str | Path) -> None:
         tokens, offsets = _paths(stem)
@@ -39,13 +39,13 @@ class TokenFileWriter:
         self._offsets: BinaryIO = open(offsets, "wb", opener=private_opener)  # noqa: SIM115
         self._num_tokens = 0
         self.hashes = hashlib.sha256(), hashlib.sha256()
-        """SHA-256 of both files as they were written. What lies on the disk may change later."""
+        """SHA-256 of both files as written. The files on the disk may change later."""
         self._write_offset()
 
     def append(self, token_ids: list[int] | npt.NDArray[np.int32]) -> None:
         if isinstance(token_ids, np.ndarray):
             data = token_ids.astype(TOKEN_DTYPE, copy=False).tobytes()
-        else:  # three times as fast as an array made from the list
+        else:  # Three times as fast as an array made from the list.
             data = struct.pack(f"<{len(token_ids)}i", *token_ids)
         self._tokens.write(data)
         self.hashes[0].update(data)
@@ -98,11 +98,11 @@ class TokenFile:
         return int(self._offsets[row + 1] - self._offsets[row])
 
     def lengths(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Tokens of each of these rows; ``num_tokens`` for many."""
+        """Number of tokens of each of these lines."""
         return self._offsets[rows + 1] - self._offsets[rows]
 
     def sort_key(self, row: int) -> bytes:
-        """Orders prompts as their token ids do (none is negative); comparing is one memcmp."""
+        """Sort key of a prompt, ordered like its token ids (none is negative); a comparison is one memcmp."""
         return self._tokens[self._offsets[row] : self._offsets[row + 1]].astype(">u4").tobytes()
 
     def tokens(self, row: int) -> npt.NDArray[np.int32]:
@@ -112,13 +112,12 @@ class TokenFile:
     def fill_windows(
         self, rows: npt.NDArray[np.int64], start: int, into: npt.NDArray[np.uint32], places: npt.NDArray[np.int64]
     ) -> None:
-        """Writes token ids plus one, from ``start`` of each prompt on, to these places of a table of zeros, as far as
-        it is wide."""
+        """Writes token ids plus one into these rows of a table of zeros, from ``start`` of each prompt on."""
         width = into.shape[1]
         begins = self._offsets[rows] + start
         num_left = np.minimum(self._offsets[rows + 1] - begins, width)
         tokens = self._tokens.view(np.uint32)
-        # Windows as wide as the table, with tokens of the next prompts, which are taken out again: no loop over rows.
+        # Copies windows as wide as the table, then clears the tokens of the next prompts: no loop over lines.
         is_inside = begins + width <= len(tokens)
         if is_inside.any():
             found = sliding_window_view(tokens, width)[begins[is_inside]] + np.uint32(1)
@@ -132,7 +131,7 @@ class TokenFile:
             np.add(tokens[begin : begin + count], 1, out=into[place, :count])
 
     def content(self, row: int) -> bytes:
-        """A prompt as it stands in the file."""
+        """Bytes of a prompt as stored in the file."""
         return self._tokens[self._offsets[row] : self._offsets[row + 1]].tobytes()
 
     def prompt(self, row: int) -> list[int]:

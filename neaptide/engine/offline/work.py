@@ -1,4 +1,4 @@
-"""How much is left to do of a batch, and how long it takes at the very least."""
+"""Remaining work of a batch, and its least time."""
 
 import math
 from dataclasses import dataclass
@@ -9,24 +9,24 @@ from neaptide.engine.steps.plan import BatchShape
 
 @dataclass(slots=True, frozen=True)
 class Work:
-    """What is left of a batch, or of several. Answers are those that are expected."""
+    """Remaining work of one or several batches, with expected answer lengths."""
 
     num_rows: int = 0
-    """Without an end."""
+    """Lines that have not ended."""
     row_tokens: int = 0
-    """Of all their prompts and answers, done or not: what they hold in the end."""
+    """Prompt and answer tokens of these lines, done or not, which is what they hold in the end."""
     prompt_tokens: int = 0
-    """Not computed yet ..."""
+    """Prompt tokens that are not computed yet."""
     new_tokens: int = 0
-    """... and of those, without what a row shares with one before it."""
+    """Prompt tokens that are not computed yet, without those shared with an earlier line."""
     answer_tokens: int = 0
-    """Not sampled yet ..."""
+    """Answer tokens that are not sampled yet."""
     decode_tokens: int = 0
-    """... and of those, without the first of each answer, which the end of its prompt brings."""
+    """Answer tokens that are not sampled yet, without each first one, which comes with the prompt."""
 
     @property
     def num_tokens(self) -> int:
-        """As shares count them: cached ones as well."""
+        """Tokens as tenants are charged for them, cached ones included."""
         return self.prompt_tokens + self.answer_tokens
 
     def __add__(self, other: "Work") -> "Work":
@@ -42,10 +42,10 @@ class Work:
 
 @dataclass(slots=True, frozen=True)
 class WholeDevice:
-    """The engine as it would be with offline work alone.
+    """The engine with offline work alone.
 
     Args:
-        kv_tokens: that offline work may hold.
+        kv_tokens: tokens of KV that offline work may hold.
     """
 
     cost_model: CostModel
@@ -54,14 +54,14 @@ class WholeDevice:
     kv_tokens: int
 
     def least_seconds(self, work: Work) -> float:
-        """Time that the work takes if nothing else runs, prefixes are computed once, and every step is full.
+        """Least time of the work, if nothing else runs, prefixes are computed once, and every step is full.
 
-        Rows are taken to be of one length, and prompts to last as long as answers, so that decodes and chunks share
-        every step: what differs from that takes longer. Two questions to the cost model, however much work it is.
+        Assumes lines of equal length and prompts that last as long as answers, so that decodes and chunks share every
+        step. Any other mix takes longer. Takes two predictions of the cost model, whatever the amount of work.
         """
         if not work.num_rows:
             return 0.0
-        # Prompts that rows share are held once.
+        # Shared prompt tokens are held once.
         held_tokens = max(work.row_tokens - work.prompt_tokens + work.new_tokens, 1)
         most_rows = min(work.num_rows, self.max_num_seqs, self.kv_tokens * work.num_rows // held_tokens)
         computed_tokens = work.new_tokens + work.decode_tokens
@@ -71,7 +71,7 @@ class WholeDevice:
 
     @staticmethod
     def _step(work: Work, num_steps: int) -> BatchShape:
-        """One of so many equal steps."""
+        """Shape of one of ``num_steps`` equal steps."""
         shape = BatchShape()
         if num_decodes := work.decode_tokens // num_steps:
             context = max((work.row_tokens - work.answer_tokens // 2) // work.num_rows, 1)
@@ -81,7 +81,7 @@ class WholeDevice:
             shape.prefill_tokens = chunk
             shape.prefill_requests = max(work.num_rows // num_steps, 1)
             shape.prefill_context_tokens = shared
-            # Every row's new tokens see its shared ones, and on average half of the new ones.
+            # Every new token attends to the shared ones and on average to half of the new ones.
             of_row, row_context = chunk / shape.prefill_requests, shared / shape.prefill_requests
             shape.prefill_attention_pairs = int(chunk * (row_context + of_row / 2))
             shape.max_context_tokens = max(shape.max_context_tokens, int(row_context + of_row))

@@ -1,5 +1,5 @@
-"""How many online requests are on their way to the engine: memory that the server's process writes and a running step
-reads, so that it can be given up for one (ADR 48)."""
+"""Counters of sent online requests: memory that the API process writes and a running step reads. An arrival aborts the
+step (ADR 48)."""
 
 import ctypes
 import mmap
@@ -13,15 +13,15 @@ _SENT, _TAKEN = 0, 1
 
 
 def create_arrivals() -> int:
-    """A descriptor of anonymous memory, for the process that sends; the engine inherits it."""
+    """Makes the shared memory in the process that sends; returns a descriptor that the engine inherits."""
     fd = os.memfd_create("online-arrivals")
     os.ftruncate(fd, ctypes.sizeof(_Counts))
     return fd
 
 
 class OnlineArrivals:
-    """Two counters, each written by one side alone. A message is counted when it has been sent, so one that could not
-    be is never waited for."""
+    """Two counters, each written by one side alone. A message is counted only once it has been sent, so the engine
+    never waits for one that failed to be sent."""
 
     def __init__(self, fd: int) -> None:
         self._counts = _Counts.from_buffer(mmap.mmap(fd, ctypes.sizeof(_Counts)))
@@ -40,7 +40,7 @@ class OnlineArrivals:
 
     @property
     def address(self) -> int:
-        """Of two ``int64``: sent, taken. Valid as long as this object is."""
+        """Address of two ``int64``: sent, taken. Valid as long as this object."""
         return ctypes.addressof(self._counts)
 
 

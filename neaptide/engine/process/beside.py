@@ -1,4 +1,4 @@
-"""A command that is told to stop (SIGTERM) when the process that starts it ends, however that ends.
+"""A command that gets SIGTERM when the process that started it ends, for whatever reason.
 
 As a program, ``python -m neaptide.engine.process.beside PARENT_PID COMMAND ...`` becomes COMMAND.
 """
@@ -11,7 +11,8 @@ from neaptide.engine.process.parent import stop_with_parent
 
 
 def beside(command: Sequence[str]) -> list[str]:
-    """What the thread that lives as long as this process has to start for ``command`` to end with it."""
+    """Command line that runs ``command`` and stops it when this process ends. Start it from a thread that lives as long
+    as the process."""
     return [sys.executable, "-P", "-m", __name__, str(os.getpid()), *command]
 
 

@@ -1,4 +1,4 @@
-"""The process around EngineCore: its socket, its loop, its end."""
+"""The engine process: its socket, its loop, its end."""
 
 import gc
 import math
@@ -27,15 +27,15 @@ from neaptide.engine.steps.stats import occupancy
 
 HEARTBEAT_S = 0.5
 BLOCKED_POLL_S = 0.005
-"""Wait for messages after a step in which no request could run, so that a full pool does not spin."""
+"""Wait for messages after a step in which no request could run. Prevents spinning when the pool is full."""
 MIN_WAIT_S = 0.001
-"""Shorter waits are not worth a poll, which counts milliseconds."""
+"""Shortest wait that is worth a poll, which counts milliseconds."""
 ARRIVAL_S = 0.002
-"""So long an online request that has been sent is waited for: the next step should be with it."""
+"""Longest wait for an online request that has been sent, so that the next step includes it."""
 
 
 class EngineSocket:
-    """Both message seams over one ZeroMQ pair socket. Implements ``MessageSource`` and ``MessageSink``."""
+    """Receives and sends messages over one ZeroMQ pair socket. Implements ``MessageSource`` and ``MessageSink``."""
 
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
@@ -64,16 +64,17 @@ class EngineSocket:
 
 
 class _Publisher:
-    """Sends new tokens while the engine still notes what their step took: where cores are few, the API process works on
-    them while one of the cores has nothing to compute. What a step took is told with the next tokens, for every message
-    wakes the other process.
+    """Sends new tokens before the engine has recorded their step.
+
+    Where cores are few, the API process handles the tokens while the engine's core would be idle. Statistics of the
+    step are sent with the next tokens, because every message wakes the other process.
     """
 
     def __init__(self, sink: MessageSink) -> None:
         self._sink = sink
         self._stats: list[StepStats] = []
         self._has_sent = False
-        """In this step."""
+        """Whether tokens of this step have been sent."""
 
     def send(self, outputs: list[RequestOutput]) -> None:
         stats, self._stats = self._stats, []
@@ -81,7 +82,7 @@ class _Publisher:
         self._sink.send(StepOutputs(outputs, stats))
 
     def rest(self, step: StepOutputs, *, goes_on: bool) -> StepOutputs:
-        """What is to be said of the step now; statistics wait where tokens have been sent and others will come."""
+        """The rest of the step's report. Statistics wait if tokens were sent already and others will follow."""
         stats = self._stats + step.stats
         waits = self._has_sent and goes_on and not step.outputs
         self._has_sent, self._stats = False, stats if waits else []
@@ -97,20 +98,20 @@ def run_engine(
     traffic: TrafficRecorder | None = None,
     arrivals: OnlineArrivals | None = None,
 ) -> None:
-    """Serves until ``Shutdown``. The heartbeat goes out even when nothing happens.
+    """Serves until ``Shutdown``. Sends the heartbeat even when nothing happens.
 
     Args:
-        traffic: of what is served.
-        arrivals: for which the executor may give steps up.
+        traffic: records what is served.
+        arrivals: counters of sent online requests, for which the executor may abort steps.
     """
     room = RoomTeller(core.scheduler)
     core.subscribe(room)
     publisher = _Publisher(sink)
     sink.send(ready)
-    # What start-up has allocated never becomes garbage: keep the collector from walking it in the loop.
+    # Objects made at start-up never become garbage: keep the collector from walking them in the loop.
     gc.collect()
     gc.freeze()
-    last_sent_s = -math.inf  # at once: what it has before anything came
+    last_sent_s = -math.inf  # The first report is due at once: it has the occupancy before any request.
     wait_s = 0.0
     while True:
         messages = source.poll(wait_s)
@@ -125,7 +126,7 @@ def run_engine(
         core.read_again()
         wait_s = min(core.plan_at_s - clock.now(), HEARTBEAT_S)
         if wait_s > MIN_WAIT_S:
-            continue  # planned late, so that what arrives until then waits for one step, not two
+            continue  # Planned late, so that an arrival until then waits for one step, not two.
         step = core.step(publisher.send) if core.has_work else StepOutputs([], [])
         wait_s = 0.0
         if not core.has_work:

@@ -1,4 +1,4 @@
-"""Which request was first scheduled, and ended, when: what was executed, and how often."""
+"""Log of when each request was first scheduled and when it ended."""
 
 import json
 import logging
@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 
 
 class RequestLog(EngineObserver):
-    """Append-only JSON lines: which request was first scheduled, and ended, when.
+    """Append-only JSON lines: when each request was first scheduled and when it ended.
 
-    A full file becomes ``PATH.1``, that ``PATH.2``, and so on; of those ``num_old`` are kept.
+    A full file becomes ``PATH.1``, that ``PATH.2``, and so on; ``num_old`` of those are kept.
     """
 
     def __init__(self, path: str, clock: Clock, max_bytes: int, num_old: int) -> None:
@@ -30,7 +30,8 @@ class RequestLog(EngineObserver):
         self._num_old = num_old
         self._failing = False
         self._started_in_vain: set[str] = set()
-        """Requests whose start is written, and which the executor will be told of once more."""
+        """Requests whose start is logged and whose step was undone or aborted. The executor gets them as new once
+        more."""
         self._file = self._open()
         self._num_bytes = os.path.getsize(path)
 
@@ -65,7 +66,7 @@ class RequestLog(EngineObserver):
                 self._rotate()
             self._file.write(text)
             self._num_bytes += len(text)
-        except OSError as error:  # a full disk must not end the engine
+        except OSError as error:  # A full disk must not end the engine.
             if not self._failing:
                 logger.error("the request log cannot be written: %s", error)
             self._failing = True
@@ -74,7 +75,7 @@ class RequestLog(EngineObserver):
         return open(self._path, "a", encoding="utf-8", buffering=1, opener=private_opener)
 
     def _rotate(self) -> None:
-        """The open file stays open until its successor is: a disk that refuses costs no line that it would take."""
+        """Keeps the full file open until its successor is open: if the disk refuses that, no line is lost."""
         names = [self._path, *(f"{self._path}.{number}" for number in range(1, self._num_old + 1))]
         for older, newer in zip(names[:0:-1], names[-2::-1], strict=True):
             if os.path.exists(newer):

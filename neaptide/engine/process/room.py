@@ -1,4 +1,4 @@
-"""Tells what room for online work there is, when it is asked."""
+"""Answers capacity queries."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ from neaptide.engine.scheduler.online_room import online_room
 
 
 class RoomTeller(EngineObserver):
-    """Hears the question between two steps, and has the answer as things stand after the next one."""
+    """Receives a capacity query between two steps and answers it after the next step."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -24,8 +24,8 @@ class RoomTeller(EngineObserver):
             self._wants_cached |= message.with_cached
 
     def take(self, now_s: float, stats: Iterable[StepStats]) -> Room | None:
-        """The answer to all questions since the last one; None if there was none. ``stats``: of the steps since the
-        last call."""
+        """One answer to all queries since the last call; None without a query. ``stats``: of the steps since the last
+        call."""
         if num_tokens := sum(one.online_prefill_tokens for one in stats):
             self._meter.note(now_s, num_tokens)
         if not self._is_asked:

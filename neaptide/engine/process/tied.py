@@ -1,7 +1,7 @@
-"""A module of ours as a program that dies with the process that starts it, from before its own imports on.
+"""Runs a module of ours as a program that dies with its parent, even during its imports.
 
-``python -P -m neaptide.engine.process.tied PARENT_PID MODULE ARGUMENT ...`` runs MODULE. The thread that starts it has
-to live as long as its process: the kernel takes the end of that thread for the end of the parent.
+``python -P -m neaptide.engine.process.tied PARENT_PID MODULE ARGUMENT ...`` runs MODULE. Start it from a thread that
+lives as long as its process: the kernel takes the end of that thread for the end of the parent.
 """
 
 import runpy

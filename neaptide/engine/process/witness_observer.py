@@ -1,4 +1,4 @@
-"""Keeps the witness of the steps in flight."""
+"""Updates the crash marker with the steps in flight."""
 
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.process.witness import StepWitness
@@ -9,7 +9,7 @@ from neaptide.engine.steps.step import Step
 
 
 class WitnessObserver(EngineObserver):
-    """Notes every step that is submitted and not done: its requests, and how long it is predicted to take."""
+    """Notes every submitted step until it is done: its requests, and its predicted time."""
 
     def __init__(self, witness: StepWitness) -> None:
         self._witness = witness

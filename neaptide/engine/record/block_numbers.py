@@ -1,19 +1,19 @@
-"""Numbers that stand for prompt blocks in the step log."""
+"""Numbers of prompt blocks in the step log."""
 
 from collections.abc import Callable, Iterable
 
 Ranges = list[int]
-"""Ascending runs of block numbers, flat: first number, count, first number, count, ..."""
+"""Ascending runs of block numbers, flat: first number, count, next first number, next count."""
 
 
 class BlockNumbers:
-    """The same number is the same block behind the same blocks (and salt): numbers go by ``kv.prefix_index`` hashes.
+    """Numbers blocks by their ``kv.prefix_index`` hashes: equal numbers mean equal blocks after equal blocks and salt.
 
-    No number is given twice. A block that was swept and comes again gets a new one.
+    No number is used twice. A block that was swept and comes again gets a new number.
     """
 
     LEAST_SWEPT = 1 << 15
-    """Blocks that are always kept: sweeping takes milliseconds, and must be rare."""
+    """Number of blocks up to which none is swept: a sweep takes milliseconds, so it must be rare."""
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
@@ -38,7 +38,7 @@ class BlockNumbers:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to sweep: twice as many blocks are known as were kept last time."""
+        """Whether to sweep: there are twice as many blocks as the last sweep kept."""
         return len(self._numbers) > self._sweep_at
 
     def sweep(self, is_kept: Callable[[bytes], bool]) -> None:

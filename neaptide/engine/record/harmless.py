@@ -1,4 +1,4 @@
-"""Recording never harms the engine: what goes wrong ends the record."""
+"""Guards the engine against errors of its recorders: an error ends the record only."""
 
 import functools
 from collections.abc import Callable
@@ -9,7 +9,7 @@ P = ParamSpec("P")
 
 class Recorder(Protocol):
     failed: bool
-    """Nothing more is recorded."""
+    """Whether the record has ended."""
 
     def give_up(self, error: Exception) -> None: ...
 
@@ -18,7 +18,7 @@ R = TypeVar("R", bound=Recorder)
 
 
 def harmless(record: Callable[Concatenate[R, P], None]) -> Callable[Concatenate[R, P], None]:
-    """A method of a recorder that does nothing once it has failed, and ends the record where it raises."""
+    """Decorator for a recorder's method. An exception ends the record; later calls do nothing."""
 
     @functools.wraps(record)
     def guarded(recorder: R, /, *args: P.args, **kwargs: P.kwargs) -> None:

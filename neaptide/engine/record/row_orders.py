@@ -1,4 +1,4 @@
-"""Where the rows of a batch stand under a policy that sorts them by their text, which the step log does not have."""
+"""Order of a batch's lines under a policy that sorts them by text, which the step log does not contain."""
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
@@ -9,13 +9,13 @@ from neaptide.engine.offline.token_file import TokenFile
 
 
 class Place(NamedTuple):
-    """Of the rows that one message brought."""
+    """Position of the lines of one message."""
 
     order: list[int]
-    """Their order among themselves, as indices into the message's rows."""
+    """Order of the message's lines, as indices into them."""
     behind: list[int]
-    """For each of them, in this order, the handle of the earlier messages' row that it stands behind; -1 if it stands
-    before all of these. Empty if there are none."""
+    """Handle of the earlier message's line that precedes each one, in this order. -1 if it precedes all of those. Empty
+    without earlier messages."""
 
 
 class _Row(NamedTuple):
@@ -27,13 +27,13 @@ class _Row(NamedTuple):
 @dataclass(slots=True)
 class _Batch:
     rows: list[_Row] = field(default_factory=list)
-    """All that were named, in order."""
+    """All lines that messages named, in order."""
     num_open: int = 0
-    """Rows without an end."""
+    """Lines that have not ended."""
 
 
 class RowOrders:
-    """The order of every batch that has rows without an end. Prompts are read where they lie, none is kept."""
+    """Keeps the order of every batch with open lines. Reads prompts from their token files and stores none."""
 
     def __init__(self, row_key: RowKey) -> None:
         self._row_key = row_key
@@ -43,7 +43,7 @@ class RowOrders:
         return len(self._batches)
 
     def add(self, batch_id: str, tokens: TokenFile, rows: list[int], first_handle: int) -> Place:
-        """Takes in the rows of a message, whose handles follow each other."""
+        """Adds the lines of a message, whose handles are consecutive."""
         batch = self._batches.setdefault(batch_id, _Batch())
         keys = [self._row_key(tokens, row) for row in rows]
         order = sorted(range(len(rows)), key=keys.__getitem__)
@@ -61,7 +61,7 @@ class RowOrders:
         return Place(order, behind if earlier else [])
 
     def row_ended(self, batch_id: str) -> None:
-        """Without rows that wait there is nothing to stand behind."""
+        """Counts an ended line. Forgets the batch with its last open line, as later lines have no predecessor then."""
         batch = self._batches.get(batch_id)
         if batch is not None:
             batch.num_open -= 1
@@ -69,7 +69,7 @@ class RowOrders:
                 self.forget(batch_id)
 
     def forget(self, batch_id: str) -> None:
-        """The batch was cancelled."""
+        """Forgets a cancelled batch."""
         self._batches.pop(batch_id, None)
 
     def _key(self, row: _Row) -> Any:

@@ -1,8 +1,8 @@
-"""The step log: what the engine was told, when it planned, and what it decided; enough to replay a run exactly.
+"""The step log: the engine's messages, its planning times and its decisions, enough to replay a run exactly.
 
-JSON Lines, one struct of this module per line, the field ``is`` says which. Prompts are written as numbers of
+JSON Lines, one struct of this module per line; the field ``is`` names the struct. Prompts are written as numbers of
 interned blocks, never as text or token ids. Requests are written as *handles*: integers in the order in which the log
-names them, a batch's rows one after the other. The format is described in docs/simulation.md.
+names them, consecutive for the lines of a batch. docs/simulation.md describes the format.
 """
 
 import errno
@@ -35,7 +35,7 @@ class HeaderLine(_Line, tag="header"):
     prefix_cache: bool
     num_blocks: int
     recipe: dict[str, Any]
-    """How the cost model and the headroom predictor were made; the engine does not look inside."""
+    """How to make the cost model and the headroom predictor again; the engine does not read it."""
     num_host_blocks: int = 0
     two_tenant_blocks: bool = False
 
@@ -50,42 +50,41 @@ class AddLine(_Line, tag="add"):
     tpot_slo_s: float
     max_tokens: int
     tokens: int
-    """Of the prompt."""
+    """Number of prompt tokens."""
     blocks: Ranges
-    """The prompt's full blocks: equal numbers are equal text behind equal text."""
+    """The prompt's full blocks. Equal numbers mean equal text after equal text."""
     scores_prompt: bool = False
-    """It takes no prefix hit, because its prompt's log-probabilities are wanted."""
+    """Whether the prompt's log-probabilities are requested; it then takes no prefix hit."""
     share: str = ""
 
 
 class BatchLine(_Line, tag="batch"):
-    """An ``AddBatch``; each row takes the next handle. What a row says follows in its ``RowLine``."""
+    """An ``AddBatch``; each line takes the next handle. The blocks of each follow in its ``RowLine``."""
 
     id: str
     now_s: float
     deadline_s: float
     rows: list[tuple[int, int, int]]
-    """Row, prompt tokens, max_tokens."""
+    """Line number, prompt tokens and max_tokens of each."""
     scores_prompt: list[int] = []
-    """Rows that take no prefix hit."""
+    """Lines that take no prefix hit."""
     order: list[int] = []
-    """Under a policy that sorts rows by their text: the order of ``rows``, as indices into it ..."""
+    """Order of ``rows`` as indices into it, under a policy that sorts lines by text."""
     behind: list[int] = []
-    """... and if rows of the batch came before: for each in this order, the handle of the one that it stands behind; -1
-    for none."""
+    """Handle of the preceding line for each entry of ``order``, if earlier messages brought lines of the batch; -1 for
+    none."""
     share: str = ""
     file: int = 0
-    """Under a policy that goes by shared prefixes: a number of the token file; rows of one file are in one order ..."""
+    """Number of the token file, under a policy that follows shared prefixes. Lines of one file are in one order."""
     prefixes: dict[str, list[int]] = {}
-    """... that of its ``PrefixTree``, whose arrays these are; left out if no rows share a prefix, or if an earlier
-    line has them."""
+    """Arrays of the file's ``PrefixTree``. Omitted if no lines share a prefix or an earlier record has them."""
 
 
 class RowLine(_Line, tag="row"):
-    """The scheduler looks at a batch row for the first time. A row without full blocks has no such line."""
+    """First time that the scheduler makes a batch line into a request. Omitted for a line without full blocks."""
 
     request: int
-    """Its handle."""
+    """Handle of the line."""
     blocks: Ranges
 
 
@@ -104,34 +103,35 @@ class OfflineLine(_Line, tag="offline"):
 
 
 class OrderLine(_Line, tag="order"):
-    """A ``PlanReady``: an order over rows that wait."""
+    """A ``PlanReady``: an order of waiting lines."""
 
     rows: list[int]
-    """Handles in the order; -1 for a row that has ended."""
+    """Handles in the order; -1 for a line that has ended."""
     ends: list[float] = []
-    """If it is followed from both ends: density of all of it, seconds of a computed token, of a read one ..."""
+    """Dual scan: density of the whole order, seconds per computed token, seconds per read token. Empty without dual
+    scan."""
     densities: list[float] = []
-    """... of windows ..."""
+    """Density of each window."""
     memory_s: list[float] = []
-    """... with what they read ..."""
+    """Memory time of each window, in seconds."""
     held_tokens: list[int] = []
-    """... and of each row ..."""
+    """Tokens of KV that each row holds."""
     lasting_steps: list[int] = []
-    """... how long its answer is ..."""
+    """Length of each row's answer, in steps."""
     turns: list[int] = []
-    """... and its place in the order in which both ends are expected to hand them out."""
+    """Place of each row in the expected order of admission."""
     starts: list[int] = []
-    """[order] Of a timetable, if there is one ..."""
+    """[order] Start steps of the timetable; empty if there is none."""
     kv_tokens: int = 0
-    """... and the memory that it is for."""
+    """Tokens of KV memory that the timetable was planned for."""
     first: int = 0
-    """Rows at the front that come before either end."""
+    """Rows at the front that are admitted before both ends."""
     tile: int = 1
-    """Tokens of which steps should have multiples."""
+    """Tile size: the token count of a step should be a multiple of it."""
 
 
 class ObserveLine(_Line, tag="observe"):
-    """A measured step that the cost model was shown before the engine's first."""
+    """A measured step that the cost model learned from before the engine's first."""
 
     shape: list[int]
     """The fields of ``BatchShape``, in order."""
@@ -139,57 +139,58 @@ class ObserveLine(_Line, tag="observe"):
 
 
 class IdleLine(_Line, tag="idle"):
-    """A step was planned for and no request could run. While nothing else happens, a line in a second is enough: the
-    plans between change nothing."""
+    """A planning that found no request that could run. While nothing else happens, one such line per second is written:
+    the plannings between them change nothing."""
 
     start_s: float
 
 
 class PlanLine(_Line, tag="plan"):
-    """Where the engine plans with a step in flight: a step is planned while none is. It stands where it is planned;
-    its ``StepLine`` where it is done."""
+    """Planning of a step while none is in flight, of an engine that overlaps steps. The step's ``StepLine`` follows
+    when it is done."""
 
     t: list[float]
-    """Seconds: planning began, ended."""
+    """Seconds: when planning began and ended."""
 
 
 class StepLine(_Line, tag="step"):
-    """A step: its plan as differences to the step before, and what ended with it."""
+    """A step: its plan as differences from the step before, and the requests that ended with it."""
 
     step: int
     t: list[float]
-    """Seconds: planning began, ended (left out if at once), the step was done."""
+    """Seconds: when planning began and ended (omitted if equal), and when the step was done."""
     predicted: list[float]
     """Seconds: prediction, margin, budget (0 for none); rounded to nanoseconds."""
     kv: list[int]
     """Blocks after the step: cached, held by online, held by offline."""
     join: list[int] = []
-    """Requests that compute one token now and did not in the step before ..."""
+    """Requests that compute one token now and did not in the step before."""
     leave: list[int] = []
-    """... and those that did."""
+    """Requests that computed one token in the step before and do not now."""
     chunks: list[tuple[int, int]] = []
     """Every request that computes more than one token: handle, tokens."""
     admit: list[tuple[int, int]] = []
     """Requests that got their blocks in this step: handle, tokens found in the cache."""
     preempt: list[int] = []
     slots: list[int] = []
-    """Slots copied, if any: to host memory, to other blocks, back from host memory."""
+    """Number of slots copied to host memory, to other blocks, and back from host memory; empty if none."""
     end: list[tuple[int, int, int, Ranges]] = []
-    """Requests that ended since the step before: handle, output tokens, ``FinishReason``, the full blocks that end
+    """Requests that ended since the step before: handle, output tokens, ``FinishReason``, and the full blocks that end
     in the output."""
     errors: dict[str, str] = {}
-    """Requests (handles) that the executor failed."""
+    """Errors of the requests (handles) that failed in the executor."""
     late: dict[str, float] = {}
-    """Requests (handles) whose masks were late: they sampled nothing. Values: seconds for which they were put off."""
+    """Requests (handles) that sampled nothing because their masks were late. Values: seconds for which they were put
+    off."""
     mask_s: float = 0.0
     """Seconds that the step waited for masks."""
     in_parts: bool = False
-    """The step had to be run in parts; nothing was learnt from its time."""
+    """Whether the step had to be run in parts; its time then taught the cost model nothing."""
     given_up: bool = False
-    """An online request came, and nothing of the step counts but what it admitted and preempted."""
+    """Whether an online arrival aborted the step. Only its admissions and preemptions count."""
     next: list[float] = []
-    """Where the engine plans with a step in flight, seconds: planning, while this step was, began, and if that gave a
-    step: ended. All messages above this line were known then."""
+    """Times of the next planning, in seconds, of an engine that overlaps steps: when it began, and when it ended if it
+    gave a step. All messages above this line were known then."""
 
 
 Message = AddLine | BatchLine | AbortLine | CancelLine | OfflineLine | OrderLine
@@ -197,9 +198,9 @@ Line = HeaderLine | ObserveLine | Message | RowLine | IdleLine | PlanLine | Step
 
 
 def create_log(path: str | Path, max_bytes: int | None = None) -> IO[bytes]:
-    """Opens a new step log for writing; compressed if the name ends in ``.gz``, the same bytes every time.
+    """Opens a new step log for writing. It is compressed if the name ends in ``.gz``, with the same bytes every time.
 
-    Beyond ``max_bytes`` on disk a write raises OSError: the log ends there.
+    Beyond ``max_bytes`` on disk a write raises OSError; the log ends there.
     """
     raw = _BoundedFile(path, max_bytes)
     if str(path).endswith(".gz"):
@@ -208,7 +209,7 @@ def create_log(path: str | Path, max_bytes: int | None = None) -> IO[bytes]:
 
 
 class _BoundedFile(io.FileIO):
-    """For its owner's eyes only, and no longer than it may be."""
+    """A private file of limited size."""
 
     def __init__(self, path: str | Path, max_bytes: int | None) -> None:
         super().__init__(path, "wb", opener=private_opener)
@@ -222,12 +223,12 @@ class _BoundedFile(io.FileIO):
         self._left_bytes -= len(fits)
         num_written = super().write(fits)
         if len(fits) < len(view):
-            raise OSError(errno.EFBIG, "it has reached its largest size")
+            raise OSError(errno.EFBIG, "it has reached its size limit")
         return num_written
 
 
 class _OwningGzip(gzip.GzipFile):
-    """Without name and time in its header, and closing the file below it."""
+    """Gzip file without name and time in its header; closes the underlying file."""
 
     def __init__(self, raw: io.FileIO) -> None:
         super().__init__(filename="", mode="wb", fileobj=raw, mtime=0)
@@ -241,11 +242,11 @@ class _OwningGzip(gzip.GzipFile):
 
 
 def read_log(path: str | Path) -> Iterator[Line]:
-    """The lines of a step log. One that was cut off, by the end of its engine, ends before what is cut.
+    """The lines of a step log. A log that was cut off yields its whole lines.
 
     Raises:
         ValueError: the file is not a step log of this version, or a line is damaged.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     decoder = msgspec.json.Decoder(Line)
     for number, text in enumerate(_whole_lines(path), 1):

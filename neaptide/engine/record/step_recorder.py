@@ -46,23 +46,23 @@ logger = logging.getLogger(__name__)
 
 NO_HANDLE = -1
 IDLE_S = 1.0
-"""Between two idle lines with nothing between them."""
+"""Longest time without an idle line while the engine is idle."""
 
 
 @dataclass(slots=True)
 class _Files:
-    """Token files of a batch, by their paths, and its rows without an end."""
+    """Token files of a batch, by their paths, and the number of its open lines."""
 
     numbers: dict[str, int] = field(default_factory=dict)
     num_open_rows: int = 0
 
 
 class StepRecorder(EngineObserver):
-    """Writes the step log of one engine. No method raises: a disk that refuses, or a bug here, ends the log only.
+    """Writes the step log of one engine. No method raises: an I/O error or a bug here ends the log only.
 
     Args:
         out: closed by ``close``.
-        recipe: how to make the cost model and the headroom predictor again, for ``replay``.
+        recipe: how ``replay`` makes the cost model and the headroom predictor again.
     """
 
     def __init__(self, out: IO[bytes], config: EngineConfig, num_blocks: int, recipe: dict[str, Any]) -> None:
@@ -74,29 +74,30 @@ class StepRecorder(EngineObserver):
         self._numbers = BlockNumbers()
         self._num_handles = 0
         self._rows: dict[str, dict[int, int]] = {}
-        """By batch: handles of the rows that have not been looked at yet."""
+        """Handles of the lines that are not requests yet, by batch and line."""
         self._live: dict[str, tuple[int, list[bytes]]] = {}
-        """By id, of every other request without an end: its handle, and the hashes of its full blocks."""
+        """Handle and hashes of the full blocks of every other open request, by its id."""
         self._running: set[int] = set()
         self._one_token: set[int] = set()
         self._ended: list[tuple[int, int, int, Ranges]] = []
         self._ended_ids: dict[str, int] = {}
-        """Handles of requests that ended since the last step was written: its plan may still name them ..."""
+        """Handles of requests that ended since the last step was written. That step's plan may still name them."""
         self._ended_before: dict[str, int] = {}
-        """... and of those that ended before: the plan of a step in flight may, and its result."""
+        """Handles of requests that ended one step earlier. The plan and result of a step in flight may name them."""
         self._idle: tuple[float, int] | None = None
-        """If the last line is an idle one: its time, and how many had been preempted since the last step."""
+        """Time of the last idle line, and the number of preemptions since the last step. None if another line follows
+        it."""
         policy = policy_of(config.scheduler)
         self._overlaps = config.scheduler.overlap_depth > 0
         self._planning_s = 0.0
         """When the last planning began."""
         self._num_in_flight = 0
         self._next_plan_s: list[float] = []
-        """Times of a plan that was made while a step was in flight; as in ``StepLine.next``."""
+        """Times of a planning while a step was in flight; see ``StepLine.next``."""
         self._orders = None if policy.row_key is None else RowOrders(policy.row_key)
         self._follows_prefixes = policy.follows_prefixes
         self._files: dict[str, _Files] = {}
-        """By batch with rows without an end."""
+        """Token files of each batch with open lines."""
         self._num_files = 0
         cache = config.cache
         self._header(
@@ -114,18 +115,16 @@ class StepRecorder(EngineObserver):
 
     @property
     def num_open(self) -> int:
-        """Requests, rows, and orders and files of batches, of which something is kept."""
+        """Number of entries kept for requests, lines, orders and files."""
         return len(self._live) + sum(map(len, self._rows.values())) + len(self._orders or ()) + len(self._files)
 
     @harmless
     def warmed_up(self, shape: BatchShape, seconds: float) -> None:
-        """The cost model was shown a step of the warm-up."""
         fields = [getattr(shape, name) for name in BatchShape.__slots__]
         self._write(ObserveLine(fields, seconds))
 
     @harmless
     def message(self, message: ToEngine, now_s: float) -> None:
-        """The engine takes in a message at ``now_s``."""
         if isinstance(message, AddRequest):
             self._add(message)
         elif isinstance(message, AddBatch):
@@ -141,12 +140,11 @@ class StepRecorder(EngineObserver):
 
     @harmless
     def row(self, request: Request) -> None:
-        """The scheduler looks at a batch row for the first time."""
         row_id = RowId.parse(request.request_id)
         assert row_id is not None
         handle = self._take_unseen(row_id)
         assert handle is not None
-        # The request's own hashes: the prefix cache wants them as well.
+        # The prefix cache needs the same hashes, so they are stored in the request.
         extend_block_hashes(request.block_hashes, request.prompt_token_ids, self._block_size, request.salt)
         self._live[request.request_id] = handle, request.block_hashes
         if request.block_hashes:
@@ -154,14 +152,13 @@ class StepRecorder(EngineObserver):
 
     @harmless
     def refused(self, request_id: str) -> None:
-        """A request, or a row, of which the engine was told will never run."""
         row_id = RowId.parse(request_id)
         if self._live.pop(request_id, None) is None and row_id is not None and self._take_unseen(row_id) is not None:
             self._row_ended(request_id)
 
     @harmless
     def cancelled(self, batch_id: str) -> None:
-        """The rows of a cancelled batch that have ended are known; the others are forgotten."""
+        """Forgets the open lines of a cancelled batch."""
         self._rows.pop(batch_id, None)
         self._files.pop(batch_id, None)
         if self._orders is not None:
@@ -188,7 +185,6 @@ class StepRecorder(EngineObserver):
 
     @harmless
     def idle(self, start_s: float, scheduler: Scheduler) -> None:
-        """Planning at ``start_s`` found no request that could run."""
         num_preempted = len(scheduler.preempted.request_ids)
         if self._idle is None or start_s >= self._idle[0] + IDLE_S or num_preempted != self._idle[1]:
             self._write(IdleLine(start_s))
@@ -196,7 +192,6 @@ class StepRecorder(EngineObserver):
 
     @harmless
     def ended(self, request: Request, reason: FinishReason) -> None:
-        """A request ends, in the running step or between steps."""
         handle, _ = self._live.pop(request.request_id)
         extend_block_hashes(request.block_hashes, request.token_ids, self._block_size, request.salt)
         tail = request.block_hashes[request.num_prompt_tokens // self._block_size :]
@@ -223,7 +218,7 @@ class StepRecorder(EngineObserver):
         self._note_step(line, step, scheduler)
 
     def _step_line(self, step: Step, scheduler: Scheduler) -> StepLine:
-        """Without what it came to, and without its requests."""
+        """The step's record without its results and requests."""
         plan, timer, blocks = step.plan, step.timer, scheduler.kv.occupancy()
         planning = [timer.start_s] if timer.scheduled_at_s == timer.start_s else [timer.start_s, timer.scheduled_at_s]
         line = StepLine(
@@ -250,7 +245,7 @@ class StepRecorder(EngineObserver):
         parts = zip(plan.request_ids, plan.num_tokens.tolist(), plan.num_computed.tolist(), strict=True)
         for request_id, num_tokens, num_computed in parts:
             if not self._is_named(request_id):
-                continue  # it ended with the step before, when this one was in flight
+                continue  # It ended with the step before, while this one was in flight.
             handle = self._handle(request_id)
             if handle not in self._running:
                 self._running.add(handle)
@@ -267,7 +262,7 @@ class StepRecorder(EngineObserver):
         self._ended, self._ended_ids, self._ended_before = [], {}, self._ended_ids
         self._write(line)
         if self._numbers.is_full:
-            # What is neither cached nor in a request can be found by no request.
+            # A block that is neither cached nor in a request can be found by no request.
             live = {block_hash for _, hashes in self._live.values() for block_hash in hashes}
             self._numbers.sweep(lambda h: h in live or scheduler.kv.is_indexed(h))
 
@@ -279,7 +274,7 @@ class StepRecorder(EngineObserver):
                 self.give_up(error)
 
     def give_up(self, error: Exception) -> None:
-        """Nothing more is recorded."""
+        """Ends the record."""
         logger.error("the step log cannot be written: %s", error, exc_info=not isinstance(error, OSError))
         self.failed = True
         self._numbers, self._rows, self._live, self._orders, self._files = BlockNumbers(), {}, {}, None, {}
@@ -309,14 +304,15 @@ class StepRecorder(EngineObserver):
         )
 
     def _add_batch(self, message: AddBatch, now_s: float) -> None:
-        """No prompt is read (but for a policy that sorts rows by their text): the engine's next step waits."""
+        """Writes the batch without reading prompts, as the engine's next step waits (a policy that sorts by text reads
+        them)."""
         try:
             tokens = TokenFile(message.path)
         except (OSError, ValueError):
-            return  # the engine refuses it as a whole, or comes back to it
+            return  # The engine refuses the batch as a whole, or retries it later.
         rows = message.rows
         if not rows or max(rows) >= len(tokens):
-            return  # the same
+            return  # The engine refuses it as well.
         params = [message.params_table[index] for index in message.params_index]
         lengths = tokens.lengths(np.array(rows, np.int64)).tolist()
         limits = [own.max_tokens for own in params]
@@ -362,12 +358,12 @@ class StepRecorder(EngineObserver):
         line.file = files.numbers[path]
 
     def _next_handles(self, count: int) -> int:
-        """The first of ``count`` new ones."""
+        """The first of ``count`` new handles."""
         self._num_handles += count
         return self._num_handles - count
 
     def _take_unseen(self, row_id: RowId) -> int | None:
-        """The handle of a row that the scheduler has not looked at yet."""
+        """Handle of a line that is not a request yet."""
         rows = self._rows.get(row_id.batch_id, {})
         handle = rows.pop(row_id.row, None)
         if handle is not None and not rows:

@@ -1,8 +1,8 @@
-"""What was served, in short: enough to serve the last minutes again under another policy, on a virtual clock.
+"""Traffic record: enough to replay the last minutes under another policy, on a virtual clock.
 
-The step log replays decisions exactly and has to be whole from its start. This record is made of pieces of which the
-last ones are enough: every request when it ends, as long as it really was, and what the engine is like meanwhile. There
-is no text and no token id in it; blocks of tokens that are equal have equal names.
+The step log replays decisions exactly and must be complete from its start. This record consists of pieces, of which
+the last ones are enough. They contain every request when it ends, with its real length, and the engine's state. They
+contain no text and no token ids; equal blocks of tokens have equal names.
 """
 
 from typing import Any
@@ -13,63 +13,64 @@ from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.params import FinishReason, Tier
 
 NAME_BYTES = 8
-"""Of the name of a block, the beginning of its hash: among a billion blocks two are equal once in forty tries."""
+"""Bytes of a block's name, which is the beginning of its hash. Among a billion blocks, two are equal with a chance of 1
+in 40."""
 
 
 class ServedRequest(msgspec.Struct, array_like=True, gc=False):
-    """A request, or a row of a batch, on ``CLOCK_MONOTONIC``; as it ended, or as it is."""
+    """A request or a batch line, as it ended or as it is. Times are on ``CLOCK_MONOTONIC``."""
 
     request_id: str
     tier: Tier
     arrival_s: float
     deadline_s: float
-    """Of its batch."""
+    """Deadline of its batch."""
     ttft_slo_s: float
     tpot_slo_s: float
     prompt_tokens: int
     output_tokens: int
     max_tokens: int
     scheduled_s: float
-    """0 if it never took part in a step."""
+    """When it was first scheduled; 0 if never."""
     first_token_s: float
-    """0 if it has none."""
+    """0 if it has no output."""
     ended_s: float
     reason: FinishReason | None
-    """None: it has not ended."""
+    """None if it has not ended."""
     blocks: bytes
-    """Names of the full blocks of prompt and answer, as far as they were cached."""
+    """Names of the full blocks of prompt and answer, as far as they were hashed."""
 
 
 class WaitingRows(msgspec.Struct, array_like=True, gc=False):
-    """Rows of one token file that have not started."""
+    """Lines of one token file that have not started."""
 
     batch_id: str
     stem: str
-    """Of the token file."""
+    """Path stem of the token file."""
     salt: bytes
     arrival_s: float
     deadline_s: float
     rows: bytes
-    """int32, and so ..."""
+    """Line numbers, int32."""
     max_tokens: bytes
-    """... the limit of each."""
+    """``max_tokens`` of each line, int32."""
 
 
 class Present(msgspec.Struct, array_like=True, gc=False):
-    """What the engine has at a moment."""
+    """Requests and state of the engine at one moment."""
 
     scheduler: SchedulerConfig
     block_size: int
     num_blocks: int
     requests: list[ServedRequest]
-    """Without an end."""
+    """Requests that have not ended."""
     waiting: list[WaitingRows]
 
 
 ERROR_UNIT = 0.05
-"""A step that took so much longer than predicted, relative, is told from one that did not."""
+"""Resolution of prediction errors, as a relative difference between measured and predicted time."""
 MAX_ERROR = 100
-"""Units: a factor of 148, either way."""
+"""Largest error, in units of ``ERROR_UNIT``: a factor of 148 either way."""
 
 
 class TrafficPiece(msgspec.Struct, array_like=True, gc=False):
@@ -78,22 +79,22 @@ class TrafficPiece(msgspec.Struct, array_like=True, gc=False):
     now_s: float
     ended: list[ServedRequest]
     offline_tokens: int
-    """Logical tokens of offline work since the engine's start: prompt tokens that are done, computed or found in the
-    cache, and sampled ones."""
+    """Logical tokens of offline work since the engine's start: finished prompt tokens, computed or cached, and sampled
+    tokens."""
     is_paused: bool
-    """The operator has paused offline work, at some time since the piece before."""
+    """Whether the operator paused offline work at some time since the piece before."""
     num_steps: int
     host_s: float
-    """Between the end of a step and the start of the next, in all."""
+    """Total time between the end of a step and the start of the next."""
     errors: dict[int, int]
-    """log(measured / predicted) in units of ``ERROR_UNIT``, rounded -> steps that were off by it, predicted by the step
-    times that were told last. Steps before the first are not counted."""
+    """Number of steps by prediction error, which is log(measured / predicted) in rounded units of ``ERROR_UNIT``.
+    Predictions use the last sent recipe. Steps before the first recipe are not counted."""
     measured_s: float
-    """Those steps, in all ..."""
+    """Total measured time of those steps."""
     predicted_s: float
-    """... and as predicted."""
+    """Total predicted time of those steps."""
     costs: dict[str, Any] | None = None
-    """Recipe of the step times as they are now; None: as in the piece before."""
+    """Current recipe of the step times; None if the piece before still holds."""
     present: Present | None = None
 
 

@@ -1,4 +1,4 @@
-"""Records what is served while the engine runs (``traffic``)."""
+"""Records the traffic of a running engine (``traffic``)."""
 
 import logging
 import math
@@ -33,17 +33,19 @@ logger = logging.getLogger(__name__)
 Costs = tuple[dict[str, Any], CostModel]
 PIECE_S = 2.0
 COSTS_S = 10.0
-"""Step times drift slowly; their recipe is most of a piece."""
+"""Time between two recipes. Step times drift slowly, and a recipe is most of a piece."""
 MAX_BETWEEN_S = 0.005
-"""Between two steps; what is longer was a wait for something to do."""
+"""Longest host time counted between two steps; a longer gap was a wait for work."""
 
 
 class TrafficRecorder(EngineObserver):
-    """Collects, and hands a piece to the engine's loop now and then. Costs a few microseconds a step and a request.
+    """Collects traffic, and gives a piece to the engine's loop now and then. Takes a few microseconds per step and
+    request.
 
     Args:
-        scheduler: of the engine that it watches; with so many KV blocks.
-        costs: the step times as they are now, as a recipe and as the model that it describes, which learns no more.
+        scheduler: of the engine that it observes.
+        num_blocks: KV blocks of that engine.
+        costs: current step times, as a recipe and as the frozen model that it describes.
     """
 
     def __init__(self, scheduler: Scheduler, num_blocks: int, costs: Callable[[], Costs]) -> None:
@@ -51,13 +53,13 @@ class TrafficRecorder(EngineObserver):
         self._num_blocks = num_blocks
         self._costs = costs
         self._told: CostModel | None = None
-        """Step times that were told last."""
+        """Model of the recipe that was sent last."""
         self.failed = False
         self._now_s = 0.0
-        """Of the last message, or the end of the last step."""
+        """Time of the last message or the end of the last step."""
         self._ended: list[ServedRequest] = []
         self._ended_tokens = 0
-        """Logical tokens of offline requests that have ended, since the start."""
+        """Logical tokens of ended offline requests since the start."""
         self._was_paused = False
         self._num_steps = 0
         self._host_s = self._measured_s = self._predicted_s = 0.0
@@ -66,7 +68,7 @@ class TrafficRecorder(EngineObserver):
         self._took_s = self._costs_at_s = -math.inf
         self._is_asked = False
 
-    # ---- what it hears ----
+    # ---- events ----
 
     @harmless
     def message(self, message: ToEngine, now_s: float) -> None:
@@ -84,7 +86,7 @@ class TrafficRecorder(EngineObserver):
     def ended(self, request: Request, reason: FinishReason) -> None:
         self._ended.append(_served(request, self._now_s, reason))
         if not request.is_online:
-            # The end-of-sequence token was sampled as well, and is not kept.
+            # The end-of-sequence token was sampled as well, but is not stored.
             self._ended_tokens += _logical_tokens(request) + (reason is FinishReason.STOP)
 
     @harmless
@@ -105,15 +107,15 @@ class TrafficRecorder(EngineObserver):
             self._predicted_s += predicted_s
 
     def give_up(self, error: Exception) -> None:
-        logger.error("what is served cannot be recorded any more", exc_info=error)
+        logger.error("the traffic record has failed; no more traffic is recorded", exc_info=error)
         self.failed = True
         self._ended = []
 
-    # ---- what it tells ----
+    # ---- pieces ----
 
     def take(self, now_s: float) -> list[Traffic]:
-        """A piece if it is time for one and something has happened. If the engine was asked what it has, a piece, and
-        another that says that."""
+        """A piece, if one is due and something has happened. If present requests were asked for, a second piece that
+        has them."""
         is_due = now_s >= self._took_s + PIECE_S and (self._num_steps or self._ended)
         if self.failed or not (is_due or self._is_asked):
             return []
@@ -130,7 +132,7 @@ class TrafficRecorder(EngineObserver):
         return found
 
     def _next(self, now_s: float) -> Traffic:
-        """What has happened since the last one."""
+        """What has happened since the last piece."""
         piece = self._piece(now_s)
         if now_s >= self._costs_at_s + COSTS_S:
             self._costs_at_s, (piece.costs, self._told) = now_s, self._costs()
@@ -199,6 +201,6 @@ def _served(request: Request, ended_s: float, reason: FinishReason | None) -> Se
 
 
 def _logical_tokens(request: Request) -> int:
-    """Prompt tokens that are done, and output. What a preemption dropped of a prompt is not done any more."""
+    """Finished prompt tokens and output tokens. Prompt tokens that a preemption dropped are not counted."""
     known, prompt = request.num_known_tokens, request.num_prompt_tokens
     return known if known > prompt else min(request.num_sound_tokens, prompt)

@@ -1,4 +1,4 @@
-"""What a draft says is to be done, in its order; ``Scheduler.apply`` does it."""
+"""Actions of a draft, in order, which ``Scheduler.apply`` executes."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -10,14 +10,14 @@ from neaptide.engine.request import Request
 
 @dataclass(slots=True, frozen=True)
 class Preempt:
-    """The request gives up its KV and waits again."""
+    """Preempts a request: it loses its KV and waits again."""
 
     request: Request
 
 
 @dataclass(slots=True, frozen=True)
 class Grow:
-    """The request gets blocks for so many tokens, whether or not it takes part."""
+    """Allocates blocks for ``num_tokens`` more tokens, whether or not the request is scheduled."""
 
     request: Request
     num_tokens: int
@@ -25,7 +25,7 @@ class Grow:
 
 @dataclass(slots=True, frozen=True)
 class Admit:
-    """The request leaves the queue, takes a seat and its cached prefix."""
+    """Admits a request: it leaves the queue and gets a slot and its cached prefix."""
 
     request: Request
     hit: PrefixHit
@@ -33,30 +33,30 @@ class Admit:
 
 @dataclass(slots=True, frozen=True)
 class TakePart:
-    """The request computes so many tokens."""
+    """Schedules ``num_tokens`` tokens of a request."""
 
     request: Request
     num_tokens: int
 
 
 class TakePartRows(NamedTuple):
-    """Rows of one class compute one token each."""
+    """Schedules one token for each of these slots of one class."""
 
     rows: IntArray
     full: IntArray
-    """Those of them that need a block for it."""
+    """Slots of them that need a new block."""
 
 
 @dataclass(slots=True, frozen=True)
 class DrawPool:
-    """The first requests of the offline pool are taken out and stand among the preempted ones, in their order."""
+    """Moves the first ``count`` requests of the offline pool to its preempted ones, in order."""
 
     count: int
 
 
 @dataclass(slots=True, frozen=True)
 class SwapOut:
-    """The request's tokens go to host memory; it keeps its seat and what it has computed."""
+    """Moves a request's tokens to host memory; it keeps its slot and its progress."""
 
     request: Request
 

@@ -1,4 +1,4 @@
-"""What every scheduling policy shares: the queues, the frame of a step, the plan it ends in."""
+"""Base class of the scheduling policies: the queues, the frame of a step, and its plan."""
 
 import math
 from abc import ABC, abstractmethod
@@ -36,7 +36,7 @@ from neaptide.engine.steps.timer import StepTimer
 MASK_SHARE = 0.05
 """Cap on a step's wait for masks that it can go on without, as a fraction of the TPOT target."""
 MASK_MEMORY_STEPS = 8
-"""How fast the wait that is expected follows what was waited."""
+"""Time constant of the expected mask wait, in steps."""
 LEAST_MASK_WAIT_S = 1e-5
 
 
@@ -49,42 +49,42 @@ class PlanningError(Exception):
 
 
 class Scheduler(ABC):
-    """Plans steps. Owns the queues; knows nothing of tensors, sockets or wall clocks.
+    """Plans steps. Owns the queues; independent of tensors, sockets and wall clocks.
 
-    A policy says in ``pack`` which requests take part in a step. ``draft`` changes nothing; ``apply`` is the only
-    place where a plan changes queues, seats and the cache.
+    A policy chooses the scheduled requests of a step in ``pack``. ``draft`` changes nothing; only ``apply`` changes
+    queues, slots and the cache.
     """
 
     online_order: ClassVar[OnlineOrder] = staticmethod(deadline_order)
     """Order of the waiting online requests."""
     row_key: ClassVar[RowKey | None] = None
-    """Order of a job's rows in the offline pool; None is file order, or that of its prefix tree."""
+    """Order of a job's lines in the offline pool; None is file order, or that of its prefix tree."""
     follows_prefixes: ClassVar[bool] = False
-    """Whether rows of a job that share a prefix follow one another."""
+    """Whether lines of a job that share a prefix are admitted one after another."""
     has_shares: ClassVar[bool] = False
-    """Whether shares take turns in the offline pool; else flex requests come first, then jobs by deadline."""
+    """Whether tenants take turns in the offline pool. Otherwise flex requests come first, then jobs by deadline."""
     puts_urgent_jobs_first: ClassVar[bool] = True
-    """Whether turns wait for jobs that would be late otherwise."""
+    """Whether jobs that would be late otherwise go before turns."""
     planned_order: ClassVar[str | None] = None
-    """The order that is planned over the offline pool for it, by its name in the planner; None plans none."""
+    """Name of the order that the planner makes of the offline pool; None for no plan."""
     server_order: ClassVar[str | None] = None
-    """The same for a policy that can do without: in a server alone, where its device has something to gain by it or the
-    operator asks for it."""
+    """Like ``planned_order``, for a policy that works without a plan too. A server plans it where its device gains by
+    it or the operator asks for it."""
     uses_prefix_cache: ClassVar[bool] = True
     evicts_by_reuse: ClassVar[bool] = False
-    """Whether cached blocks that a job's rows still want stay longest; else the oldest go first."""
+    """Whether cached blocks that a job's lines still need stay longest; otherwise the oldest go first."""
     counts_reuse: ClassVar[bool] = False
-    """Whether that goes by the exact number of rows; else by classes of it that double."""
+    """Whether expected reuse is the exact number of lines; otherwise it is in classes that double."""
     shares_blocks: ClassVar[bool] = False
-    """Whether an online and an offline request may have slots in one block, if the executor can do it and there is host
-    memory for what the offline one loses."""
+    """Whether an online and an offline request may share a block. It needs support by the executor, and host memory for
+    the tokens that the offline one loses."""
     publishes_when_planned: ClassVar[bool] = False
-    """Whether requests that are planned for later in a step find the blocks that earlier ones will fill in it; else
-    they find what the steps before have computed."""
+    """Whether requests of a step find the blocks that earlier ones of it will fill; otherwise they find computed blocks
+    only."""
     publishes_decodes_when_planned: ClassVar[bool] = False
-    """Whether that goes for the blocks that decodes fill as well."""
+    """Whether ``publishes_when_planned`` covers the blocks that decodes fill."""
     gives_up_steps: ClassVar[bool] = False
-    """Whether its steps without online work are given up when some comes, where that can be done."""
+    """Whether an online arrival aborts its steps without online work, if the executor can do that."""
 
     def __init__(
         self,
@@ -103,69 +103,69 @@ class Scheduler(ABC):
         self.cost_model = cost_model
         self.headroom = headroom
         self.index = 0
-        """Of the step being planned, or planned last."""
+        """Number of the step that is planned, or was planned last."""
         self.mask_limit_s = MASK_SHARE * config.tpot_slo_s
         """Longest wait of a step for masks, in seconds."""
         self.mask_wait_s = 0.0
         """Expected wait of a step for masks, in seconds."""
         self.preempted = PreemptionCount()
-        """By drafts since the last step."""
+        """Preemptions by drafts since the last step."""
         self._preempted_ids: list[str] = []
         self._finished_ids: list[str] = []
         self._zero_blocks: list[int] = []
         self._given_up_index = -1
-        """Of the step that was given up last."""
+        """Number of the step that was aborted last."""
         self._untold: list[Request] = []
-        """Started in a step that was undone: the executor is told of them with the next step that they take part in."""
+        """Requests that started in an undone step. The executor gets them with the next step that schedules them."""
 
     @classmethod
     def step_tokens(cls, config: SchedulerConfig) -> int:
-        """Tokens computed in one step at most; a policy that cannot cut prompts must allow whole ones."""
+        """Most tokens computed in one step; a policy that cannot split prompts must allow whole ones."""
         return config.max_num_batched_tokens
 
     @classmethod
     def turns(cls, config: SchedulerConfig) -> Turns | None:
-        """Of the lanes of the offline pool."""
+        """Order of the lanes of the offline pool; None without tenants."""
         return ByShares(config.share_weights, cls.puts_urgent_jobs_first) if cls.has_shares else None
 
     @abstractmethod
     def pack(self, draft: Draft) -> float:
         """Fills the draft; returns its time budget in seconds (``math.inf`` for none).
 
-        ``draft.at`` is the request being looked at, None between them: the one to blame if this raises. It must
-        change nothing but the draft; what the policy has to remember goes into ``draft.notes``.
+        ``draft.at`` is the request being considered, or None; it is at fault if this raises. Only the draft may be
+        changed; state that the policy needs later goes into ``draft.notes``.
         """
 
     def remember(self, draft: Draft) -> None:  # noqa: B027 (a policy need not remember anything)
-        """The draft has been applied: takes over its notes."""
+        """Takes over the notes of an applied draft."""
 
     def observe_arrival(self, request: Request) -> None:
-        """An online request was accepted."""
+        """Notes the arrival of an accepted online request."""
         self.headroom.observe_arrival(request.arrival_s)
 
     def observe_held(self, now_s: float) -> None:
-        """Blocks have been taken or given back."""
+        """Updates the forecast after blocks were allocated or freed."""
         self.headroom.observe(now_s, self.kv.num_online)
 
     def observe_step(self, step: Step, seconds: float) -> None:  # noqa: B027 (a policy need not learn)
-        """A planned step took ``seconds``."""
+        """Learns from the measured time of a planned step."""
 
     def observe_masks(self, waited_s: float) -> None:
-        """A step has waited so long for masks."""
+        """Updates the expected mask wait of a step."""
         self.mask_wait_s += (waited_s - self.mask_wait_s) / MASK_MEMORY_STEPS
         if self.mask_wait_s < LEAST_MASK_WAIT_S:
             self.mask_wait_s = 0.0
 
     @property
     def has_work(self) -> bool:
-        """Whether a step could do something (offline work does not count while it is paused)."""
+        """Whether any request could run (offline work does not count while it is paused)."""
         queues = self.queues
         if queues.waiting_online or queues.running_online:
             return True
         return not self.offline_paused and bool(queues.running_offline or len(queues.pool))
 
     def forget(self, request: Request) -> None:
-        """A request ended: the executor hears of it with the next plan."""
+        """Removes an ended request; the executor learns of it with the next plan."""
         self.kv.want_no_more(request.segments)
         if not request.is_online:
             self.queues.pool.ended(request)
@@ -177,23 +177,23 @@ class Scheduler(ABC):
             self._finished_ids.append(request.request_id)
 
     def begin_again(self, request: Request) -> None:
-        """What was found in the cache may have spoilt the request's KV: it computes all of that by itself."""
+        """Restarts a request without the prefix cache, which may have corrupted its KV."""
         request.trusts_cache = False
         request.num_cached_tokens = 0
         self.preempted.add(request, self._preempt(request))
 
     def _preempt(self, request: Request) -> int:
-        """Returns the tokens whose KV is dropped."""
+        """Preempts a request; returns the number of dropped tokens."""
         if request.known_to_executor:
             self._preempted_ids.append(request.request_id)
         return self.queues.preempt(request)
 
     def zero(self, block_ids: list[int]) -> None:
-        """Free blocks hold what is not to be read, not even behind a mask: the next plan says so."""
+        """Has the next plan clear free blocks whose content must not be read, not even masked."""
         self._zero_blocks += block_ids
 
     def undo(self, step: Step) -> None:
-        """A step that was applied will be planned anew, and the executor told again of what changed with it."""
+        """Undoes an applied step. It will be planned anew, and the executor gets its changes again."""
         plan = step.plan
         new = {new.request_id for new in plan.new_requests}
         started = new.union(plan.resumed_ids)
@@ -207,17 +207,17 @@ class Scheduler(ABC):
         self.preempted.add_all(step.preempted)
 
     def give_up(self, step: Step) -> None:
-        """The step was given up: as ``undo``, and the next one is not, so that there is always some progress."""
+        """Undoes an aborted step. The next step cannot be aborted, so that there is always progress."""
         self.undo(step)
         self._given_up_index = step.plan.step
 
     def tell_again(self, plan: StepPlan) -> None:
-        """The executor may not have heard of what ended or lost its KV before this plan."""
+        """Repeats the ended and preempted requests of a plan that may not have reached the executor."""
         self._finished_ids += plan.finished_ids
         self._preempted_ids += plan.preempted_ids
 
     def begin(self, now_s: float) -> None:
-        """A step is to be planned."""
+        """Prepares the planning of a step."""
         self.index += 1
         self.observe_held(now_s)
         if self.kv.has_host:
@@ -226,9 +226,9 @@ class Scheduler(ABC):
         self.kv.look_up_uses(self.queues.pool.take_moved_segments())
 
     def _copy_price(self) -> float:
-        """What it costs to copy a block to host memory, or from it, if to compute it costs 1.
+        """Cost of copying a block to or from host memory, relative to computing it.
 
-        In full steps of either: a small prompt may cost nothing beside the reading of weights.
+        It is measured in full steps, because a small prompt adds nothing to the time of reading the weights.
         """
         num_blocks = max(self.config.max_num_batched_tokens // self.kv.block_size, 1)
         again = BatchShape()
@@ -239,7 +239,7 @@ class Scheduler(ABC):
         return copies_s / again_s if again_s > 0.0 else 0.0
 
     def draft(self, now_s: float) -> Draft:
-        """What the policy would do now. Changes nothing.
+        """The policy's next step. Changes nothing.
 
         Raises:
             PlanningError: a request could not be planned for.
@@ -270,10 +270,10 @@ class Scheduler(ABC):
         return not self.queues.running_online and not draft.waiting_online
 
     def apply(self, draft: Draft, timer: StepTimer) -> Step | None:
-        """Does what the draft says: the step to run, or None if no request takes part in it.
+        """Executes the draft: returns the step to run, or None if it schedules no request.
 
-        The draft must have been made of the present state; then nothing here can fail, for what it asked of the
-        cache it was given in the same order.
+        The draft must be made from the present state. Then nothing here can fail: the cache repeats in order what the
+        draft did.
         """
         if self.kv.has_host:
             self.kv.pin(action.hit for action in draft.actions if isinstance(action, Admit))
@@ -297,7 +297,7 @@ class Scheduler(ABC):
         return step
 
     def _tell(self, plan: StepPlan, starting: list[Request]) -> list[Request]:
-        """Tells the executor which requests start with the step, or did so in one that was undone.
+        """Adds the requests that start with the step, or started in an undone one, to the plan.
 
         Returns those that no step has run before.
         """
@@ -314,7 +314,7 @@ class Scheduler(ABC):
         return new
 
     def _act(self, draft: Draft, admissions: list[tuple[Request, int]]) -> tuple[IntArray, IntArray]:
-        """Does the draft's actions and notes the admissions; returns rows and numbers of tokens of its parts."""
+        """Executes the draft's actions and collects the admissions; returns slots and token counts of its parts."""
         queues, kv, publishes = self.queues, self.kv, type(self).publishes_when_planned
         publishes_decodes = type(self).publishes_decodes_when_planned
         rows, num_tokens, count = np.empty(draft.num_parts, np.int64), np.empty(draft.num_parts, np.int64), 0

@@ -1,4 +1,4 @@
-"""A draft of a step: a value that a policy builds, and that changes nothing until it is applied."""
+"""Draft of a step: a value that a policy builds, and that changes nothing until it is applied."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -40,10 +40,10 @@ class Limit(StrEnum):
 
 
 class Draft:
-    """Which requests take part with how many tokens, which are admitted, which make way: actions in their order.
+    """Actions of a step, in order: preemptions, admissions, and the scheduled requests with their token counts.
 
-    Whatever a policy asks of a draft is answered as if the actions so far had been done. Several drafts can be made
-    of one state and compared (``budget.shape`` has the cost); ``Scheduler.apply`` does the actions of one.
+    A draft answers queries as if its actions so far had been executed. Several drafts of one state can be made and
+    compared (``budget.shape`` has the cost). ``Scheduler.apply`` executes one.
     """
 
     def __init__(
@@ -59,25 +59,25 @@ class Draft:
         self.now_s = now_s
         self.budget = budget
         self.limit_s = math.inf
-        """What the policy let the step take ..."""
+        """Time budget that the policy gave the step."""
         self.whole_limit_s = math.inf
-        """... and would have, had no step overrun of late."""
+        """Time budget that the step would have had without recent overruns."""
         self.bounds_s: dict[str, float] = {}
-        """The least of these is that; by what asks for them. Empty if the policy does not tell."""
+        """Time bounds by name, of which the least is ``whole_limit_s``. Empty if the policy does not report them."""
         self.offline_ended_by: Limit | None = None
-        """None while offline work is paused, or if the policy does not tell."""
+        """What ended offline admissions. None while offline work is paused, or if the policy does not report it."""
         self.kept_blocks: dict[str, int] = {}
-        """KV blocks that some request had to leave for another one, by that one's id."""
+        """KV blocks reserved for other requests, by their ids."""
         self.may_be_given_up = False
-        """No online work is there, and a step would be given up for some that comes: it need not be as short ..."""
+        """Whether an online arrival may abort the step, as there is no online work. Such a step may be longer."""
         self.arrival_waits_s = math.inf
-        """... but for what comes so shortly before its end, which the policy lets wait."""
+        """Time before the step's end in which an arrival waits for it instead of aborting it."""
         self.dip = 0.0
         """TPOT targets by which the deepest running stream is below its cushion, or will be after the shortest step."""
         self.at: Request | None = None
-        """The request being looked at: the one to blame if planning fails."""
+        """The request being considered, which is at fault if planning fails."""
         self.notes: Any = None
-        """What the policy wants to remember of this draft once it is applied."""
+        """State that the policy keeps once the draft is applied."""
         self.actions: list[Action] = []
         self.table = queues.table
         self.kv = queues.kv.draft()
@@ -94,22 +94,22 @@ class Draft:
         self._parts: dict[Request, int] = {}
         self._admitted: dict[Request, None] = {}
         self._makes_way: set[Request] = set()
-        """Those of them that had a seat; they may be admitted again."""
+        """Preempted requests that had a slot; they may be admitted again."""
         self._row_makes_way: BoolArray | None = None
         self._row_takes_part: BoolArray | None = None
         self._taking_part: list[IntArray] = []
-        """Rows that have still to be marked there: nobody has asked since they were added."""
+        """Scheduled slots that are not marked in ``_row_takes_part`` yet."""
         self._untouched = {True, False}
-        """Whether online: the classes of which no row makes way or takes part."""
+        """Classes (whether online) of which no slot is preempted or scheduled."""
         self._youngest_offline: list[Request] | None = None
         self._streams: Streams | None = None
         self._stream_reads: Reads | None = None
 
-    # ---- the state with the draft done ----
+    # ---- the state after the draft ----
 
     @property
     def waiting_online(self) -> list[Request]:
-        """In the policy's order; not to be changed."""
+        """Waiting online requests in the policy's order; not to be changed."""
         return self._waiting_online.requests
 
     def is_running(self, request: Request) -> bool:
@@ -124,7 +124,7 @@ class Draft:
         return marks is not None and request.seat >= 0 and request not in self._admitted and bool(marks[request.seat])
 
     def running(self, request_class: RequestClass) -> list[Request]:
-        """Requests with a seat and something to compute, in order of admission."""
+        """Requests with a slot and tokens to compute, in order of admission."""
         online = request_class is RequestClass.ONLINE
         seated = self._queues.running_online if online else self._queues.running_offline
         total, computed = self.table.total, self.table.computed
@@ -142,7 +142,7 @@ class Draft:
         return sorted(seated, key=lambda request: request.admission_index) + list(self._admitted)
 
     def _left(self, rows: IntArray, online: bool) -> IntArray:
-        """Those of the rows, of one class, that neither make way nor take part."""
+        """The rows of one class that are neither preempted nor scheduled."""
         if online in self._untouched or not len(rows):
             return rows
         for mask in (self._row_makes_way, self._marks()):
@@ -151,7 +151,7 @@ class Draft:
         return rows
 
     def _marks(self) -> BoolArray | None:
-        """[seats] whose rows take part; None: no row does."""
+        """[slots] whether each is scheduled; None if none is."""
         if self._taking_part:
             marks = self._row_takes_part
             if marks is None:
@@ -162,40 +162,40 @@ class Draft:
         return self._row_takes_part
 
     def due_decodes(self, online: bool) -> IntArray:
-        """Rows that lack one token and do not take part yet."""
+        """Slots that lack one token and are not scheduled yet."""
         return self._left(self._decodes.of(online), online)
 
     def streams(self) -> Streams:
-        """Online requests that have put out a token and will put out another."""
+        """Online requests with output that will have more."""
         if self._streams is None:
             rows, prompts = self._decodes.online, self._prompts.online
             self._streams = self.table.with_output(np.concatenate((rows, prompts)) if len(prompts) else rows)
         return self._streams
 
     def stream_reads(self) -> Reads:
-        """What ``streams``, of which there is at least one, would read if each lacked one token."""
+        """Reads of ``streams`` (at least one) if each lacked one token."""
         if self._stream_reads is None:
             self._stream_reads = Reads.among(self.streams().total)
         return self._stream_reads
 
     def decoding_streams(self) -> tuple[IntArray, Reads | None]:
-        """``due_decodes`` of online requests, earliest deadline first, and what they read, if that is known by now."""
+        """``due_decodes`` of online requests, earliest deadline first, and their reads, if known."""
         rows, streams = self.due_decodes(online=True), self.streams()
         if rows is not streams.rows:
             return self.table.by_deadline(rows), None
         return self.table.by_deadline(rows, streams.due_s), self._stream_reads
 
     def prompt_rows(self, online: bool) -> IntArray:
-        """Rows that lack more than one token and do not take part yet."""
+        """Slots that lack more than one token and are not scheduled yet."""
         return self._left(self._prompts.of(online), online)
 
     def prompts(self, online: bool) -> list[Request]:
-        """Running requests that lack more than one token and do not take part yet, in order of admission."""
+        """Running requests that lack more than one token and are not scheduled yet, in order of admission."""
         rows = self.prompt_rows(online)
         return self.table.requests_of(self.table.by_admission(rows)) if len(rows) else []
 
     def unfinished_prompts(self, online: bool) -> list[Request]:
-        """Running requests with more than one token left after this step, were it to end here."""
+        """Running requests that would lack more than one token if the step ended here."""
         rows = self._prompts.of(online)
         if not len(rows) and not self._admitted:
             return []
@@ -205,11 +205,11 @@ class Draft:
         return [r for r in prompts if self.kv.num_uncomputed(r) > max(self.num_tokens_of(r), 1)]
 
     def num_tokens_of(self, request: Request) -> int:
-        """How many tokens the request computes in this step."""
+        """Scheduled tokens of the request in this step."""
         return self._parts.get(request, int(self.takes_part(request)))
 
     def parts(self) -> Iterator[tuple[Request, int]]:
-        """Requests that take part, and with how many tokens each, in the step's order."""
+        """Scheduled requests with their token counts, in the step's order."""
         for action in self.actions:
             if isinstance(action, TakePart):
                 yield action.request, action.num_tokens
@@ -219,7 +219,7 @@ class Draft:
     # ---- building ----
 
     def add(self, request: Request, num_tokens: int) -> None:
-        """Takes in a running request whose blocks are known to be available. It stays in the step from now on."""
+        """Schedules a running request whose blocks are known to be available. It then stays in the step."""
         self.kv.grow(request, num_tokens)
         num_computed = self.kv.num_computed(request)
         self.budget.add(num_tokens, num_computed)
@@ -238,10 +238,10 @@ class Draft:
     def add_decodes(
         self, rows: IntArray, find_room: Callable[[Request], bool], spare_blocks: int, reads: Reads | None = None
     ) -> None:
-        """Takes in rows of one class that lack one token, in their order, as long as the step has tokens.
+        """Schedules slots of one class that lack one token, in order, while the step has tokens.
 
-        ``spare_blocks`` may be given to them as they come; for each row beyond that ``find_room`` is asked, and one
-        that it finds no room for sits out. ``reads`` is what all of them read, if it is known.
+        ``spare_blocks`` may be allocated to them in order. For each slot beyond those, ``find_room`` is asked; without
+        room it is not scheduled. ``reads`` are the reads of all of them, if known.
         """
         if not len(rows):
             return
@@ -264,7 +264,7 @@ class Draft:
         self.at = None
 
     def admit(self, request: Request, hit: PrefixHit, num_tokens: int) -> None:
-        """Starts a waiting request with its cached prefix, wherever in the pool an offline one stands."""
+        """Admits a waiting request with its cached prefix, at any position of the pool."""
         if request.is_online:
             self._waiting_online.remove(request)
         else:
@@ -277,7 +277,7 @@ class Draft:
         self.add(request, num_tokens)
 
     def grow(self, request: Request, num_tokens: int) -> None:
-        """Gives a running request blocks for its next tokens before it is settled whether it takes part."""
+        """Allocates blocks for a running request before it is known whether it is scheduled."""
         self.kv.grow(request, num_tokens)
         self.actions.append(Grow(request, num_tokens))
 
@@ -303,7 +303,7 @@ class Draft:
         self.actions.append(SwapOut(victim))
 
     def draw_pool(self, count: int) -> list[Request]:
-        """Takes the first requests of the pool, so that they may be admitted in any order, and puts them back."""
+        """Moves the first requests of the pool to its front, so that they may be admitted in any order."""
         drawn = [self.pool.pop() for _ in range(count)]
         for request in reversed(drawn):
             self.pool.give_back(request)
@@ -311,8 +311,8 @@ class Draft:
         return drawn
 
     # ---- making room ----
-    # Victims give up their KV, which is recomputed when they come back, or their blocks alone. Never one that takes
-    # part, never more than needed, never for a request that still would not fit.
+    # Victims lose their KV, which is recomputed later, or only their blocks. A victim is never scheduled in this step.
+    # No more are preempted than needed, and none for a request that would still not fit.
 
     def make_room(
         self,
@@ -322,9 +322,10 @@ class Draft:
         seats: int = 0,
         swaps: bool = False,
     ) -> bool:
-        """Preempts ``victims``, in their order, until ``num_blocks`` are available and ``seats`` are free, but none
-        without whom the others suffice, the last spared first; none of them if all together would not do. If it
-        ``swaps``, those that can keep their KV in host memory do.
+        """Preempts ``victims`` in order until ``num_blocks`` are available and ``seats`` slots are free.
+
+        Unneeded victims are spared, the last first. If all together do not suffice, none is preempted. With ``swaps``,
+        victims that can keep their KV in host memory do.
 
         ``keep`` are blocks that the requester will read (its prefix hit): freeing those frees nothing for it.
         """
@@ -352,7 +353,7 @@ class Draft:
         return True
 
     def offline_victims(self) -> Iterator[Request]:
-        """Running offline requests that are not part of this step, youngest first."""
+        """Running offline requests that are not scheduled in this step, youngest first."""
         if self._youngest_offline is None:
             self._youngest_offline = self.running(RequestClass.OFFLINE)[::-1]
         for request in self._youngest_offline:
@@ -369,7 +370,7 @@ class Draft:
         yield from sorted(later, key=deadline_order, reverse=True)
 
     def _add_rows(self, rows: IntArray, contexts: IntArray, are_full: BoolArray, reads: Reads | None = None) -> None:
-        """``add`` for rows of one class with one token each, on so many computed ones."""
+        """``add`` for slots of one class with one token each; ``contexts`` are their computed tokens."""
         table, full = self.table, rows[are_full]
         request_class = table.request(int(rows[0])).request_class
         self.kv.grow_rows(len(full), request_class)

@@ -3,23 +3,23 @@
 from collections import deque
 
 LOAD_WINDOW_S = 10.0
-"""Prompts of this time count as load."""
+"""Window over which prompts count as load."""
 
 
 class LoadMeter:
-    """Adds the prompts of the last ``LOAD_WINDOW_S`` to the decodes of now. Times in seconds, of any one clock."""
+    """Adds the prompts of the last ``LOAD_WINDOW_S`` to the current decodes. Times in seconds, of any one clock."""
 
     def __init__(self) -> None:
         self._prompts: deque[tuple[float, int]] = deque()
-        """Times, and how many prompt tokens were computed."""
+        """Time, and number of prompt tokens computed."""
 
     def note(self, now_s: float, prompt_tokens: int) -> None:
-        """Counts the online prompt tokens that were computed since the last call."""
+        """Records the online prompt tokens computed since the last call."""
         self._prompts.append((now_s, prompt_tokens))
         self._forget(now_s)
 
     def load(self, now_s: float, streams_share: float, alone_token_s: float) -> float:
-        """The share of the engine's time; 1.0 is all of it.
+        """Returns the share of the engine's time; 1.0 is all of it.
 
         Args:
             streams_share: share that decodes take, as in ``OnlineRoom``.

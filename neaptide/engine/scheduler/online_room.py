@@ -1,4 +1,4 @@
-"""What room for online work an engine has: a router and an autoscaler go by it."""
+"""Online capacity of an engine, for a router and an autoscaler."""
 
 from dataclasses import dataclass
 
@@ -12,24 +12,24 @@ from neaptide.engine.steps.plan import BatchShape
 
 TYPICAL_PROMPT_TOKENS = 1024
 FULL_SHARE = 0.95
-"""Of the KV blocks, that online work may come to hold before the engine calls itself full."""
+"""Share of the KV blocks held by online work above which the engine counts as full."""
 
 
 @dataclass(slots=True, frozen=True)
 class OnlineRoom:
     free_slack_s: float
-    """Of the TTFT target, what is left when all prompts that are there are computed beside the running streams. At most
-    0 where no seat or no memory is left for another request."""
+    """TTFT target that is left after all waiting prompts are computed while the streams run, in seconds. At most 0
+    without a free slot or memory for another request."""
     prompt_token_s: float
-    """What a further prompt token takes from it."""
+    """Seconds of it that one more prompt token takes."""
     alone_token_s: float
-    """The same without streams beside it."""
+    """Seconds that a prompt token takes without streams."""
     streams_share: float
-    """Of the time that the running streams' targets leave to what a step can vary, what their decodes take."""
+    """Share of the variable step time within the TPOT target that the decodes of running streams take."""
 
 
 def online_room(scheduler: Scheduler) -> OnlineRoom:
-    """Offline work does not count: it makes way."""
+    """Capacity for online work. Offline work does not count, as it is preempted."""
     queues, kv, config, model = scheduler.queues, scheduler.kv, scheduler.config, scheduler.cost_model
     seats = np.array([request.seat for request in queues.running_online.values()], np.int64)
     streams = queues.table.with_output(seats)
@@ -44,7 +44,7 @@ def online_room(scheduler: Scheduler) -> OnlineRoom:
         if request.num_uncomputed_tokens > 1:
             shape.add(request.num_uncomputed_tokens, request.num_computed_tokens)
     for place, request in enumerate(queues.waiting_online):
-        # Of a crowd's prompts those far back have not been hashed yet: to do so now would stop every stream.
+        # Later prompts of a long queue have not been hashed yet; hashing them now would stop every stream.
         is_known = place < LOOK_AHEAD or bool(request.block_hashes)
         cached = draft.match_prefix(request).num_tokens if is_known else 0
         shape.add(request.num_known_tokens - cached, cached)

@@ -1,4 +1,4 @@
-"""Scheduling policies by name: those of this package, and those that other packages bring."""
+"""Scheduling policies by name: those of this package, and those of other packages."""
 
 import inspect
 
@@ -52,7 +52,7 @@ def check_name(name: str) -> None:
 
 
 def policy_of(config: SchedulerConfig) -> type[Scheduler]:
-    """The policy that the configuration names, without the parts that it leaves out.
+    """The policy that the configuration names, without its disabled parts.
 
     Raises:
         ExtensionError: there is no such policy.

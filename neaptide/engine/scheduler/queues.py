@@ -1,4 +1,4 @@
-"""Which requests wait and which run."""
+"""Queues of waiting and running requests."""
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
@@ -11,23 +11,23 @@ from neaptide.engine.request import Request, RequestStatus
 
 
 def deadline_order(request: Request) -> tuple[float, bool, float, str]:
-    """Earliest next deadline first; at equal deadline ``priority`` before ``default``."""
+    """Sort key: earliest next deadline first; at equal deadlines ``priority`` before ``default``."""
     return (request.next_deadline_s, request.tier is not Tier.PRIORITY, request.arrival_s, request.request_id)
 
 
 def streams_first(request: Request) -> tuple[bool, float, bool, float, str]:
-    """Those that were pushed out in the middle of their answer before those that have not begun one."""
+    """Sort key: requests that were preempted amid their answers before those without output."""
     return (request.num_output_tokens == 0, *deadline_order(request))
 
 
 OnlineOrder = Callable[[Request], Any]
-"""A sortable key, fixed while the request waits."""
+"""Sort key that is constant while the request waits."""
 
 
 class Queues:
-    """Waiting online requests (in their policy's order), the offline pool, and the running set of each class.
+    """Waiting online requests (in their policy's order), the offline pool, and the running requests of each class.
 
-    Only messages, ends and ``Scheduler.apply`` change them.
+    Only messages, ended requests and ``Scheduler.apply`` change them.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Queues:
         insort(self.waiting_online, request, key=self._online_order)
 
     def start(self, request: Request) -> None:
-        """From waiting to running: the request takes a seat."""
+        """Moves a request from waiting to running and assigns it a slot."""
         if request.is_online:
             self._remove_waiting(request)
             self.running_online[request.request_id] = request
@@ -66,7 +66,7 @@ class Queues:
         request.sit(self.table, self._num_admissions)
 
     def preempt(self, request: Request) -> int:
-        """From running back to waiting; returns the tokens whose KV is dropped (recomputed later)."""
+        """Moves a request from running to waiting; returns the number of dropped tokens, which are recomputed later."""
         dropped_tokens = request.num_computed_tokens
         self.kv.publish_sound(request)
         self.kv.release(request)
@@ -81,14 +81,14 @@ class Queues:
         return dropped_tokens
 
     def find(self, request_id: str) -> Request | None:
-        """A running request, or a waiting one that is not still a row in a job's token file."""
+        """A running request, or a waiting online one."""
         running = self.running_online.get(request_id) or self.running_offline.get(request_id)
         if running is not None:
             return running
         return next((r for r in self.waiting_online if r.request_id == request_id), None)
 
     def finish(self, request: Request) -> None:
-        """Takes a request out of wherever it stands, and its blocks back."""
+        """Removes a request from its queue or slot and frees its blocks."""
         if request.status is RequestStatus.RUNNING:
             (self.running_online if request.is_online else self.running_offline).pop(request.request_id)
             self.kv.release(request)
@@ -104,7 +104,7 @@ class Queues:
         return WaitingDraft(self.waiting_online, self._online_order)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if queues, seats, block tables and the cache do not agree."""
+        """Raises AssertionError if queues, slots, block tables and the cache do not agree."""
         self.table.check_integrity()
         self.kv.check_integrity(self.running())
         self.pool.check_integrity(self.running_offline.values(), self.kv.segments())
@@ -145,7 +145,7 @@ class WaitingDraft:
 
 
 def _place(requests: list[Request], request: Request, order: OnlineOrder) -> int:
-    """Where the request stands; requests of equal order stand together."""
+    """Index of the request; requests with equal keys are adjacent."""
     index = bisect_left(requests, order(request), key=order)
     while requests[index] is not request:
         index += 1
@@ -153,10 +153,9 @@ def _place(requests: list[Request], request: Request, order: OnlineOrder) -> int
 
 
 class Claim:
-    """What others leave free for one request that finds no room: nothing at first, and then a part that grows to all
-    that it needs.
+    """Reservation of blocks or slots for one request without room: nothing at first, then a growing part of its need.
 
-    What is kept for it nobody has the use of until it begins: a policy says for how much of the time that may be.
+    What is reserved stays unused until the request starts. The policy limits the time of that.
     """
 
     def __init__(self) -> None:
@@ -164,20 +163,20 @@ class Claim:
         self._from_s = self._grown_s = 0.0
 
     def begin(self, holder: Request, from_s: float, growth_s: float) -> None:
-        """It grows from ``from_s`` on, and is whole after ``growth_s``, which is more than 0."""
+        """Starts a reservation that grows from ``from_s`` on and is complete after ``growth_s``, which is positive."""
         self.holder, self._from_s, self._grown_s = holder, from_s, from_s + growth_s
 
     def part(self, now_s: float) -> float:
-        """Of what the holder needs, how much is kept for it: 0 to 1."""
+        """Reserved part of the holder's need: 0 to 1."""
         if self.holder is None or now_s <= self._from_s:
             return 0.0
         return min((now_s - self._from_s) / (self._grown_s - self._from_s), 1.0)
 
     def stood_s(self, now_s: float) -> float:
-        """For how long something has been kept."""
+        """Time since the reservation began to grow."""
         return max(now_s - self._from_s, 0.0)
 
     def put_off(self, now_s: float) -> None:
-        """What is kept is of no use now. It grows anew, once as much time as it has stood has passed without it."""
+        """Delays a reservation that is of no use now. It starts to grow again after as much time as it has lasted."""
         delay_s = max(now_s + self.stood_s(now_s) - self._from_s, 0.0)
         self._from_s, self._grown_s = self._from_s + delay_s, self._grown_s + delay_s

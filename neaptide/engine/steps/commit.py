@@ -1,4 +1,4 @@
-"""From a step's result to tokens, ends and outputs."""
+"""Turns a step's result into tokens, ended requests and outputs."""
 
 import logging
 
@@ -17,15 +17,15 @@ logger = logging.getLogger(__name__)
 
 
 def _chosen(step: Step) -> BoolArray | slice:
-    """Selects the parts whose rows are still what they were when the step was planned."""
+    """Selects the parts whose slots have not changed since the step was planned."""
     return slice(None) if step.are_all_current else step.is_current()
 
 
 class Committer:
-    """Writes results into the request table, and collects the outputs that they make.
+    """Writes results into the request table and collects the outputs.
 
-    What every row needs is done for all rows at once; only requests with something to say cost Python: those that
-    end, and streams.
+    Work that every slot needs is done for all slots at once. Python code runs only for requests with output: streams,
+    and those that end.
     """
 
     def __init__(self, scheduler: Scheduler, eos_token_ids: frozenset[int], observers: EngineObserver) -> None:
@@ -41,7 +41,7 @@ class Committer:
 
     @property
     def has_tokens_alone(self) -> bool:
-        """There are outputs, and none of them is an end."""
+        """Whether there are outputs and none of them is terminal."""
         return bool(self._outputs) and all(output.finish_reason is None for output in self._outputs)
 
     def take_outputs(self) -> list[RequestOutput]:
@@ -51,7 +51,7 @@ class Committer:
     # ---- steps ----
 
     def commit(self, step: Step, result: StepResult, following: Step | None, now_s: float) -> None:
-        """Takes in what the step brought. Rows of requests that have ended or lost their KV meanwhile are dropped.
+        """Adds the step's tokens. Drops the results of requests that have ended or lost their KV since.
 
         Args:
             following: the step that was planned before this one was done: in flight, or undone.
@@ -68,7 +68,7 @@ class Committer:
         table.sound[rows] = ends
         if not plan.is_continued:
             self._kv.publish_prompts(rows, ends, self.fail)
-            current = _chosen(step)  # a request that raised has ended
+            current = _chosen(step)  # A request that raised has ended.
             rows, ends = plan.rows[current], plan.ends[current]
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(step, result)
@@ -85,19 +85,19 @@ class Committer:
         self._report_rows(rows, ends, token_ids, sampled, stops, now_s)
 
     def _take_back(self, step: Step, result: StepResult, following: Step | None) -> None:
-        """Requests that read what a failed request of this step should have written compute it again."""
+        """Makes requests that read the missing KV of a failed request of this step compute it again."""
         lost: set[int] = set()
         failed = set(result.errors)
-        if not result.is_whole:  # what is no longer current was not tried again
+        if not result.is_whole:  # Parts that have changed were not run again.
             failed.update(step.plan.request_ids[index] for index in np.flatnonzero(~step.is_current()).tolist())
             if failed.issuperset(step.plan.request_ids):
-                lost = self._kv.distrust_loads(step.plan.loads)  # perhaps no part came to them
+                lost = self._kv.distrust_loads(step.plan.loads)  # It may be that no part copied to them.
         step.take_back(self._kv, failed, lost)
         if following is not None:
             following.take_back(self._kv, (), lost, ending=failed)
 
     def _fail_parts(self, step: Step, result: StepResult) -> None:
-        """Ends the requests that failed on their own; others' KV may be at fault in some, which begin again."""
+        """Ends the requests that failed. Some may have read another request's corrupt KV; those start again."""
         plan = step.plan
         for index in step.is_current().nonzero()[0].tolist():
             if (error := result.errors.get(plan.request_ids[index])) is not None:
@@ -109,16 +109,17 @@ class Committer:
             return
         distrusted = request.block_ids
         self._kv.distrust(request)
-        if request.has_hit:  # perhaps what it found is to blame, and those that have computed it are not known yet
-            logger.warning("request %s is computed once more, without the prefix cache", request.request_id)
+        if request.has_hit:  # Its cached KV may be corrupt, and the request that computed it is not known yet.
+            logger.warning("request %s starts again without the prefix cache", request.request_id)
             self._scheduler.begin_again(request)
         else:
             self.end(request, FinishReason.ERROR, error)
-        # A kernel that masks by multiplying with 0 would hand what is not finite to the next owner.
+        # A kernel that masks by multiplying with 0 would pass non-finite values on to the block's next owner.
         self._scheduler.zero(self._kv.without_reader(distrusted))
 
     def _put_off(self, step: Step, result: StepResult, now_s: float) -> None:
-        """Rows that have sampled nothing, for want of a mask, compute their last token again when it may be there."""
+        """Puts off requests that sampled nothing because their mask was late. They compute their last token again
+        later."""
         plan = step.plan
         for index in step.is_current().nonzero()[0].tolist():
             late_s = result.late.get(plan.request_ids[index])
@@ -129,7 +130,7 @@ class Committer:
             plan.table.put_off(row, num_sound, now_s, late_s)
 
     def _append(self, rows: IntArray, ends: IntArray, token_ids: IntArray) -> BoolArray:
-        """Notes the new token of each row, unless it stops its request; returns which do."""
+        """Adds the new token of each slot unless it stops its request; returns which do."""
         table = self._scheduler.queues.table
         stops = np.zeros(len(rows), np.bool_)
         for token_id in self._eos_token_ids:
@@ -154,10 +155,10 @@ class Committer:
     def _report_rows(
         self, rows: IntArray, ends: IntArray, token_ids: IntArray, sampled: BoolArray, stops: BoolArray, now_s: float
     ) -> None:
-        """Ends and streams, in the step's order."""
+        """Reports ended requests and streams, in the step's order."""
         table = self._scheduler.queues.table
         limit = table.limit[rows]
-        # A request that wants no output ends with its prompt.
+        # A request without output tokens ends with its prompt.
         is_full = table.known[rows] == limit
         if np.count_nonzero(is_full):
             is_full &= sampled | (ends == limit)
@@ -199,7 +200,7 @@ class Committer:
             entries = result.prompt_logprobs.get(plan.request_ids[index])
             if entries is not None:
                 request = plan.table.request(int(plan.rows[index]))
-                # Those known already are recomputed ones, after a preemption.
+                # After a preemption, log-probabilities that are known already are computed again.
                 known = len(request.prompt_logprobs) - int(plan.num_computed[index])
                 request.prompt_logprobs += entries[max(known, 0) :]
 
@@ -208,7 +209,7 @@ class Committer:
     def end(
         self, request: Request, reason: FinishReason, error: str | None = None, stop_token_id: int | None = None
     ) -> None:
-        """The one place where an accepted request ends."""
+        """Ends an accepted request; the only place that does."""
         assert request.status is not RequestStatus.FINISHED
         if reason is not FinishReason.ERROR:
             self._kv.publish_sound(request)
@@ -221,14 +222,15 @@ class Committer:
         self._outputs.append(output)
 
     def fail(self, request: Request) -> None:
-        """Ends a request that raised, from the except clause that caught it. Raises it again if that is too late."""
-        logger.exception("request %s is given up", request.request_id)
+        """Ends a request that raised; to be called in the except clause. Raises the exception again if the request has
+        already ended."""
+        logger.exception("request %s ends with an internal error", request.request_id)
         if request.status is RequestStatus.FINISHED:
             raise
         self.end(request, FinishReason.ERROR, INTERNAL_ERROR)
 
     def refuse(self, request_id: str, error: str) -> None:
-        """Ends something that never became a request with state."""
+        """Ends a request that was never accepted."""
         self._observers.refused(request_id)
         self._outputs.append(RequestOutput(request_id, [], finish_reason=FinishReason.ERROR, error=error))
 

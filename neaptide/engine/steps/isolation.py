@@ -1,4 +1,4 @@
-"""One request's failure stays its own: a step that raises is taken apart until the culprit stands alone."""
+"""Failure isolation: if a step fails, its requests are retried in smaller groups until the faulty one is found."""
 
 import logging
 
@@ -10,21 +10,21 @@ from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan, S
 logger = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 8
-"""After so many steps in a row in which no request succeeded the executor is at fault, not the requests."""
+"""Number of consecutive steps without a successful request after which the executor is at fault, not the requests."""
 PROBE = NewRequest("neaptide-probe", [0], SamplingParams(max_tokens=1, temperature=0.0))
-"""A request that every executor can run: if it raises as well, no other is to blame."""
+"""A request that every executor can run. If it fails as well, the executor is at fault."""
 
 
 class StepError(Exception):
-    """A step raised; its cause is what the executor raised."""
+    """A step failed; the cause is the executor's exception."""
 
 
 class ProbeError(Exception):
-    """The executor raised for ``PROBE``, too; the cause is what it raised."""
+    """The executor failed for ``PROBE`` too; the cause is its exception."""
 
 
 class RaisedHandle:
-    """Of a step whose submission raised: tells when it is waited for, in the order of the steps."""
+    """Handle of a step whose submission failed. It raises in ``wait``, so that errors keep the order of the steps."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -34,9 +34,9 @@ class RaisedHandle:
 
 
 class IsolatingExecutor:
-    """Runs steps on an executor; halves a step that raises and runs the halves, down to single requests.
+    """Runs steps on an executor. Retries the requests of a failed step in halves, down to single requests.
 
-    A request that raises alone fails if ``PROBE``, run right after it, does not raise.
+    A request that fails alone is at fault if ``PROBE``, run right after it, succeeds.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -44,16 +44,17 @@ class IsolatingExecutor:
         self._failed_steps = 0
 
     def submit(self, plan: StepPlan) -> StepHandle:
-        """Starts a step. Never raises: the handle does."""
+        """Starts a step. Never raises: the handle raises instead."""
         try:
             return self._executor.submit(plan)
         except Exception as error:
             return RaisedHandle(error)
 
     def wait(self, plan: StepPlan, handle: StepHandle) -> StepResult:
-        """
+        """Waits for the step's result.
+
         Raises:
-            StepError: the step raised; with no step in flight ``take_apart`` finds out why.
+            StepError: the step failed. With no step in flight, ``take_apart`` finds the cause.
         """
         try:
             result = handle.wait()
@@ -67,15 +68,14 @@ class IsolatingExecutor:
         self._executor.close()
 
     def take_apart(self, plan: StepPlan, current: IntArray, error: BaseException | None) -> StepResult:
-        """The result of a step that raised ``error``, with an ``INTERNAL_ERROR`` for every request that cannot be
-        computed.
+        """Retries a step that failed with ``error``; each request that fails alone gets an ``INTERNAL_ERROR``.
 
         Args:
-            current: those of its parts that still are what they were; the others are left alone.
+            current: parts to retry; the others have changed since the step was planned.
 
         Raises:
-            BaseException: ``error``, if the probe raises, too, or no request of ``MAX_FAILED_STEPS`` steps succeeded:
-                no request is to blame for that.
+            BaseException: ``error``, if the probe fails too, or no request of ``MAX_FAILED_STEPS`` steps succeeded.
+                Then the executor is at fault.
         """
         assert error is not None
         result = StepResult.of(plan)
@@ -86,7 +86,7 @@ class IsolatingExecutor:
             if len(current) == len(plan):
                 self._halve(plan, current, result)
             else:
-                self._run(plan, current, result)  # without the others they may well succeed
+                self._run(plan, current, result)  # Without the other parts these may succeed.
         except ProbeError as probe_error:
             raise error from probe_error
         failed = [request_id for request_id, why in result.errors.items() if why == INTERNAL_ERROR]
@@ -94,12 +94,13 @@ class IsolatingExecutor:
         if self._failed_steps == MAX_FAILED_STEPS:
             raise error
         if failed:
-            logger.error("%d requests of step %d are given up: %s", len(failed), plan.step, ", ".join(failed))
+            names = ", ".join(failed)
+            logger.error("%d requests of step %d failed alone: %s", len(failed), plan.step, names)
         return result
 
     def _halve(self, plan: StepPlan, failed: IntArray, result: StepResult) -> None:
-        """Runs the parts that failed together in two halves. What the executor heard before it raised, it may hear
-        again."""
+        """Runs the parts that failed together in two halves. The executor may receive requests that it knows
+        already."""
         if len(failed) == 1:
             index = int(failed[0])
             self._probe(plan, index)
@@ -117,7 +118,7 @@ class IsolatingExecutor:
             self._halve(plan, indices, result)
 
     def _probe(self, plan: StepPlan, index: int) -> None:
-        """Runs ``PROBE`` in a block of the request that failed at ``index``: it had to be written in this step.
+        """Runs ``PROBE`` in a block of the request that failed at ``index``: this step had to write to it.
 
         Raises:
             ProbeError: the executor is at fault.

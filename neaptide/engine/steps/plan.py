@@ -1,4 +1,4 @@
-"""What passes between scheduler and executor: the plan of a step, its cost features, its result."""
+"""Interface between scheduler and executor: a step's plan, its cost features, its result."""
 
 import math
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from neaptide.engine.table import RequestTable
 
 @dataclass(slots=True)
 class BatchShape:
-    """Cost features of a step: running sums, so that adding a candidate is O(1).
+    """Cost features of a step. They are running sums, so adding a candidate is O(1).
 
-    A request that computes one token on top of cached context counts as decode, anything else as prefill.
+    A request that computes one token after cached context counts as decode, anything else as prefill.
     """
 
     prefill_tokens: int = 0
@@ -27,27 +27,28 @@ class BatchShape:
     prefill_requests: int = 0
     decode_requests: int = 0
     decode_context_tokens: int = 0
-    """KV tokens read by decodes, summed."""
+    """Sum of the KV tokens that decodes read."""
     max_context_tokens: int = 0
     shared_prefix_tokens: int = 0
-    """KV tokens that several readers share and a kernel reads once (0 without such a kernel)."""
+    """KV tokens that several requests share and a kernel reads once (0 without such a kernel)."""
     swapped_blocks: int = 0
     prefill_context_tokens: int = 0
-    """KV tokens that prefill chunks read: the context before them, summed."""
+    """Sum of the KV tokens that prefill chunks read, which is the context before them."""
     prefill_masked_pairs: int = 0
-    """n*(n-1)/2 for every chunk of n tokens behind context: pairs that a kernel without causal tiles computes as well,
-    to throw them away."""
+    """Sum of n*(n-1)/2 over chunks of n tokens after context: pairs that a kernel without causal tiles computes and
+    discards."""
     longest_decode_tokens: int = 0
     """KV tokens that the longest decode reads."""
     copied_aside_blocks: int = 0
-    """Slots copied to host memory or from it beside the step's work, in blocks: they cost what they take longer."""
+    """Slots copied to or from host memory while the step computes, in blocks; only the time beyond the step's
+    counts."""
 
     @property
     def num_tokens(self) -> int:
         return self.prefill_tokens + self.decode_requests
 
     def add(self, num_tokens: int, context_tokens: int) -> None:
-        """Adds a request that computes ``num_tokens`` on top of ``context_tokens`` already in the cache."""
+        """Adds a request that computes ``num_tokens`` after ``context_tokens`` in the cache."""
         if num_tokens == 1 and context_tokens > 0:
             self.decode_requests += 1
             self.decode_context_tokens += context_tokens + 1
@@ -70,7 +71,7 @@ class BatchShape:
         return other
 
     def add_decodes(self, count: int, context_tokens: int, longest_tokens: int) -> None:
-        """Adds ``count`` decodes that read ``context_tokens`` in all, the longest of them ``longest_tokens``."""
+        """Adds ``count`` decodes that read ``context_tokens`` in total; the longest reads ``longest_tokens``."""
         self.decode_requests += count
         self.decode_context_tokens += context_tokens
         if longest_tokens > self.longest_decode_tokens:
@@ -79,7 +80,7 @@ class BatchShape:
             self.max_context_tokens = longest_tokens
 
     def plus_decodes(self, count: int, context_tokens: int, longest_tokens: int) -> "BatchShape":
-        """A copy with ``add_decodes`` done."""
+        """A copy after ``add_decodes``."""
         other = self.copy()
         other.add_decodes(count, context_tokens, longest_tokens)
         return other
@@ -102,7 +103,7 @@ class BatchShape:
 
 
 class NewRequest(msgspec.Struct, frozen=True):
-    """Sent with the first step that a request takes part in; the executor keeps it until the request ends."""
+    """Sent with the first step that schedules the request; the executor keeps it until the request ends."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -110,12 +111,12 @@ class NewRequest(msgspec.Struct, frozen=True):
 
 
 class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
-    """One request's part in a step, taken out of the table: for executors that go through requests one by one."""
+    """One request's part of a step, for executors that handle requests one by one."""
 
     request_id: str
     token_ids: list[int]
-    """The tokens to compute, at positions ``num_computed_tokens ...``; ``PLACEHOLDER_TOKEN_ID`` is the token that the
-    request samples in the step submitted before."""
+    """Tokens to compute, from position ``num_computed_tokens`` on. ``PLACEHOLDER_TOKEN_ID`` stands for the token that
+    the step before samples."""
     num_computed_tokens: int
     """Tokens whose KV is in the cache before this step."""
     block_ids: list[int]
@@ -128,10 +129,10 @@ class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class StepPlan:
-    """A step: which rows of the request table compute how many tokens, and what changed. No tensors.
+    """A step: the slots of the request table that compute, their token counts, and what changed. No tensors.
 
-    The arrays have one entry per part, in the step's order. Token ids and block tables stand in ``table``; what an
-    executor wants of them it reads in ``submit``, for the rows may belong to other requests later.
+    The arrays have one entry per part, in the step's order. Token ids and block tables are in ``table``. The executor
+    must read them in ``submit``, because later the slots may belong to other requests.
     """
 
     step: int
@@ -147,33 +148,35 @@ class StepPlan:
     """Index of that new token in the request's output (key of its random stream)."""
     new_requests: list[NewRequest] = field(default_factory=list)
     finished_ids: list[str] = field(default_factory=list)
-    """Requests that ended since the last plan: the executor drops what it keeps of them."""
+    """Requests that ended since the last plan; the executor drops their state."""
     preempted_ids: list[str] = field(default_factory=list)
-    """Requests that lost their KV since the last plan ..."""
+    """Requests that lost their KV since the last plan."""
     resumed_ids: list[str] = field(default_factory=list)
-    """... and those of this step that had lost it before."""
+    """Requests of this step that lost their KV earlier."""
     zero_blocks: list[int] = field(default_factory=list)
-    """Blocks that held what is not finite: to be overwritten before the step writes to any. Of a plan that is run in
-    parts, its first submission has done that."""
+    """Blocks with non-finite values, to be overwritten before the step writes to any block. If the plan is run in
+    parts, the first submission has done this."""
     saves: list[tuple[int, int]] = field(default_factory=list)
-    """Blocks to be copied to slots of host memory before anything is written ..."""
+    """Copies (block, host slot) to host memory, to be made before anything is written. If the plan is run in parts, the
+    first submission has made them."""
     loads: list[tuple[int, int]] = field(default_factory=list)
-    """... and then slots of host memory to be copied to blocks before anything is computed. Of a plan that is run in
-    parts, every part loads again, which changes nothing, and its first submission has saved."""
+    """Copies (host slot, block) from host memory, to be made after ``saves`` and before anything is computed. If the
+    plan is run in parts, every part makes them again, which is harmless."""
     slot_copies: SlotCopies | None = None
-    """Single slots to be copied, behind ``saves`` and ``loads`` and before anything is computed. Of a plan that is run
-    in parts, its first submission has done that."""
+    """Copies of single slots, to be made after ``saves`` and ``loads`` and before anything is computed. If the plan is
+    run in parts, the first submission has made them."""
     predicted_s: float = 0.0
     margin_s: float = 0.0
     budget_s: float = 0.0
     mask_limit_s: float = math.inf
-    """So long does the step wait for masks of grammars when it could sample without them. Where one is not there by
-    then its request samples nothing (``StepResult.late``)."""
+    """Longest wait for grammar masks when the step could otherwise sample, in seconds. A request whose mask is later
+    samples nothing (``StepResult.late``)."""
     give_up_share: float = 0.0
-    """While this share of its layers is computed, it is given up for an online request that comes: the rest is dropped,
-    and its rows compute the same again. Who comes later waits for its end. It has nothing to copy."""
+    """Share of the layers during which an online arrival aborts the step; 0 if it cannot be aborted. Its results are
+    then dropped, and its requests compute the same tokens again. Later arrivals wait for its end. Such a step has
+    nothing to copy."""
     is_continued: bool = False
-    """Every part puts out a token behind others of its answer: no prompt is computed, and no token is a first one."""
+    """Whether every part is a decode of a request with output: no prompt is computed, and no token is a first one."""
     _request_ids: list[str] | None = None
     _ends: IntArray | None = None
 
@@ -186,7 +189,7 @@ class StepPlan:
 
     @property
     def request_ids(self) -> list[str]:
-        """[parts]; first asked for before another step is planned, for the rows may belong to other requests then."""
+        """[parts]; to be read before another step is planned, because the slots may belong to other requests then."""
         if self._request_ids is None:
             ids = self.table.ids
             self._request_ids = [ids[row] for row in self.rows.tolist()]
@@ -200,7 +203,7 @@ class StepPlan:
         new_requests: Sequence[NewRequest] = (),
         finished_ids: Sequence[str] = (),
     ) -> "StepPlan":
-        """A plan made by hand, on a table of its own: for calibration, warm-up and tests."""
+        """A plan with a table of its own, for calibration, warm-up and tests."""
         ends = [part.num_computed_tokens + len(part.token_ids) for part in parts]
         width = max([1, *ends, *(len(part.block_ids) for part in parts)])
         table, shape = RequestTable(max(len(parts), 1), width, block_size=1), BatchShape()
@@ -228,7 +231,7 @@ class StepPlan:
 
     @property
     def scheduled(self) -> list[ScheduledRequest]:
-        """The parts, made anew at every call; to be asked for in ``submit`` only."""
+        """The parts as objects, made at every call; to be called in ``submit`` only."""
         table = self.table
         columns = zip(
             self.request_ids,
@@ -251,7 +254,7 @@ class StepPlan:
         ]
 
     def part(self, indices: IntArray) -> "StepPlan":
-        """The plan for some of its parts."""
+        """The plan for the parts at ``indices``."""
         ids = [self.request_ids[i] for i in indices.tolist()]
         named = set(ids)
         return StepPlan(
@@ -272,12 +275,12 @@ class StepPlan:
         )
 
     def cut(self, indices: IntArray, num_tokens: IntArray, num_computed: IntArray) -> "StepPlan":
-        """What is to be computed of some of its parts, and nothing else: requests are made known and blocks copied.
+        """A plan that computes a piece of some parts; it introduces no requests and copies no blocks.
 
         Args:
             indices: [cut parts] the parts.
-            num_tokens: [cut parts] of each.
-            num_computed: [cut parts] tokens before those; only where they end with the part is there a new token.
+            num_tokens: [cut parts] tokens to compute.
+            num_computed: [cut parts] tokens computed before. A part samples only with its last token.
         """
         return StepPlan(
             self.step,
@@ -303,37 +306,35 @@ def _shape_of(num_tokens: IntArray, num_computed: IntArray) -> BatchShape:
 
 @dataclass(slots=True)
 class StepResult:
-    """What came out of a step."""
-
     token_ids: IntArray
-    """[parts] the new token of every part that sampled and did not fail; the others' entries mean nothing."""
+    """[parts] the new token of every part that sampled and did not fail; other entries are undefined."""
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
-    """For requests that asked for them."""
+    """Log-probabilities by request id, for requests that asked for them."""
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
-    """For requests that asked for them: one entry per position p of this step with p + 1 < len(prompt),
-    each scoring prompt token p + 1."""
+    """Prompt log-probabilities by request id, for requests that asked for them. One entry per position p of this step
+    with p + 1 < len(prompt), which scores prompt token p + 1."""
     errors: dict[str, str] = field(default_factory=dict)
-    """Requests that failed on their own (for example non-finite logits); they have no token here."""
+    """Requests that failed by themselves (for example non-finite logits); they have no token here."""
     late: dict[str, float] = field(default_factory=dict)
-    """Requests whose masks were not there in time, and for how many seconds there is no use in running them. They have
-    no token here, and compute their last one again."""
+    """Requests whose masks were late, and the seconds for which they should not run. They have no token here, and
+    compute their last one again."""
     prepare_s: float = 0.0
     model_s: float = 0.0
     sample_s: float = 0.0
     mask_s: float = 0.0
-    """The part of ``sample_s`` that was spent waiting for masks."""
+    """Part of ``sample_s`` spent waiting for masks."""
     grammar_bytes: int = 0
-    """Host memory that grammars take, about."""
+    """Host memory that grammars take, roughly."""
     is_whole: bool = True
-    """False: the step had to be run in parts, so its time says nothing."""
+    """False: the step was run in parts, so its time is not comparable."""
     memory_ran_out: int = 0
-    """Times that there was too little memory for what was to be computed at once. The executor went on in pieces."""
+    """Number of times that device memory ran out. The executor then computed in smaller pieces."""
     is_given_up: bool = False
-    """An online request came, and nothing of the step counts (``StepPlan.give_up_share``)."""
+    """Whether an online arrival aborted the step (``StepPlan.give_up_share``). Nothing of it counts."""
 
     @classmethod
     def of(cls, plan: StepPlan) -> "StepResult":
-        """Room for the plan's tokens."""
+        """An empty result for the plan."""
         return cls(np.zeros(len(plan), np.int64))
 
     def tokens_by_id(self, plan: StepPlan) -> dict[str, int]:
@@ -343,7 +344,7 @@ class StepResult:
         return {ids[i]: int(self.token_ids[i]) for i in sampled if ids[i] not in self.errors}
 
     def merge(self, part: "StepResult", indices: IntArray) -> None:
-        """Takes in the result of a part of the step."""
+        """Adds the result of a part of the step."""
         self.token_ids[indices] = part.token_ids
         self.logprobs |= part.logprobs
         self.prompt_logprobs |= part.prompt_logprobs

@@ -1,4 +1,4 @@
-"""Plain counters of one step; no Prometheus here."""
+"""Counters of one step, without Prometheus."""
 
 import numpy as np
 from msgspec import structs
@@ -10,7 +10,7 @@ from neaptide.engine.steps.step import Step
 
 
 def occupancy(scheduler: Scheduler, now_s: float) -> Occupancy:
-    """What runs, waits and is held now."""
+    """Running and waiting requests, and held blocks, at ``now_s``."""
     queues, blocks = scheduler.queues, scheduler.kv.occupancy()
     return Occupancy(
         running_online=len(queues.running_online),
@@ -26,7 +26,7 @@ def occupancy(scheduler: Scheduler, now_s: float) -> Occupancy:
 
 
 def step_stats(step: Step, result: StepResult, scheduler: Scheduler) -> StepStats:
-    """Counters of a step that has been committed, or given up."""
+    """Counters of a step that was committed or aborted."""
     plan, timer = step.plan, step.timer
     counts = _counts(step)
     if result.is_given_up:
@@ -56,7 +56,7 @@ def step_stats(step: Step, result: StepResult, scheduler: Scheduler) -> StepStat
 
 
 def _counts(step: Step) -> dict[str, int]:
-    """What the step computed, admitted and preempted."""
+    """Tokens computed, requests admitted and preempted."""
     plan = step.plan
     online_tokens, online_decodes = 0, 0
     if np.count_nonzero(step.is_online):
@@ -64,7 +64,7 @@ def _counts(step: Step) -> dict[str, int]:
         online_tokens = int(num_tokens.sum())
         online_decodes = int(np.count_nonzero((num_tokens == 1) & (context > 0)))
     offline_decodes = plan.shape.decode_requests - online_decodes
-    # Now, not when they were admitted: a hit on blocks of a request that failed has been taken back.
+    # Read at the commit, not at the admission: a hit on blocks of a failed request has been undone since.
     started_online = [request for request in step.started if request.is_online]
     return {
         "online_prefill_tokens": online_tokens - online_decodes,

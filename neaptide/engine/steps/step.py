@@ -1,4 +1,4 @@
-"""A step from planning to commit: one object that passes through the loop."""
+"""State of a step from planning to commit."""
 
 from collections.abc import Container
 from dataclasses import dataclass, field
@@ -18,43 +18,43 @@ from neaptide.engine.table import PLACEHOLDER_TOKEN_ID
 
 @dataclass(slots=True)
 class Step:
-    """What was planned, what it was planned from, and the handle of what runs."""
+    """A step's plan, the draft that it was made from, and the handle of its execution."""
 
     plan: StepPlan
     draft: Draft
     preempted: PreemptionCount
-    """Since the step before: by this draft, and by drafts in which nothing could run."""
+    """Preemptions since the step before, including those of drafts in which no request could run."""
     epochs: IntArray
-    """[parts] of the rows; a row of another epoch by now has nothing to do with this step any more."""
+    """[parts] epochs of the slots when the step was planned. A slot with another epoch has changed since."""
     num_epochs: int
-    """Of the table, when the step was planned."""
+    """The table's epoch count when the step was planned."""
     is_online: BoolArray
-    """[parts] whose request is an online one."""
+    """[parts] whether the request is online."""
     timer: StepTimer
     handle: StepHandle | None = None
     publishes_when_planned: bool = False
     starts_s: float = 0.0
-    """When the device takes it up, as far as is known: at once, or when the step before it is done."""
+    """When the device starts it, as far as is known: at once, or when the step before it is done."""
     _published: dict[int, list[tuple[int, bytes]]] = field(init=False, default_factory=dict)
-    """By part: blocks that it published when it was planned, and their hashes."""
+    """Blocks published when the step was planned, and their hashes, by part."""
     started: list[Request] = field(init=False, default_factory=list)
-    """Requests that no step before it has run."""
+    """Requests that this step is the first to run."""
 
     @property
     def are_all_current(self) -> bool:
-        """Whether no row at all has changed hands since the step was planned."""
+        """Whether no slot of the table has changed since the step was planned."""
         return self.plan.table.num_epochs == self.num_epochs
 
     def is_current(self) -> BoolArray:
-        """[parts] whether the part's row is still of the step's epoch."""
+        """[parts] whether the part's slot has not changed since the step was planned."""
         current: BoolArray = self.plan.table.epoch[self.plan.rows] == self.epochs
         return current
 
     def takes_from(self, draft: Draft) -> bool:
-        """Whether the draft preempts a request that takes part in this step.
+        """Whether the draft preempts a request that is scheduled in this step.
 
-        Such a draft waits until the step is committed, or the request would lose its new token, compute it again, lose
-        it again: two that make way for each other in turn would never come to an end.
+        Such a draft waits for the step's commit. Otherwise the request would lose its new token and compute it again.
+        Two requests that preempt each other in turn would then never finish.
         """
         step = self.plan.step
         return any(action.request.last_step == step for action in draft.actions if isinstance(action, Preempt))
@@ -65,11 +65,11 @@ class Step:
 
     @property
     def earliest_end_s(self) -> float:
-        """It takes as much less than predicted as it may take more."""
+        """Expected end minus the margin of the prediction."""
         return self.expected_end_s - self.plan.margin_s
 
     def note_published(self) -> None:
-        """Keeps what the step has published before it is computed, for requests that end while it runs."""
+        """Records the blocks published before they are computed, for requests that end while the step runs."""
         plan, table = self.plan, self.plan.table
         start = plan.num_computed // table.blocks.block_size
         for index in np.flatnonzero(table.indexed[plan.rows] > start).tolist():
@@ -82,19 +82,19 @@ class Step:
     def take_back(
         self, kv: KVCacheManager, failed: Container[str], lost: set[int], ending: Container[str] = ()
     ) -> None:
-        """Undoes the publishing of tokens that were planned and not computed, because their requests failed.
+        """Undoes the publication of planned tokens that were not computed because their requests failed.
 
-        Requests that read such blocks in this step keep the part of their prefix hit that is sound, and compute the
-        rest again: what the steps in flight compute for them is dropped.
+        Requests that read such blocks in this step keep the valid part of their prefix hit. They compute the rest
+        again, and the results of steps in flight for them are dropped.
 
         Args:
-            lost: blocks that hold nothing sound; those of this step are added.
-            ending: requests that failed in the step before: such blocks are their own.
+            lost: blocks without valid KV; those of this step are added.
+            ending: requests that failed in the step before, to which such blocks belong.
         """
         if not self.publishes_when_planned:
             return
         plan = self.plan
-        # A reader stands behind those whose blocks it reads.
+        # Requests come after those whose blocks they read.
         for index, is_current in enumerate(self.is_current().tolist()):
             has_failed = plan.request_ids[index] in failed
             if not is_current:
@@ -113,9 +113,9 @@ class Step:
                     request.num_cached_tokens = request.num_computed_tokens
 
     def undo(self, kv: KVCacheManager) -> None:
-        """The step ran in vain: progress and publishing go back, and the rows compute the same again.
+        """Undoes the step: progress and publications are reverted, and its requests compute the same tokens again.
 
-        Rows that read in the step what others of it should have written start behind what is sound of their hit.
+        Requests that read blocks of other requests of the step restart after the valid part of their hit.
         """
         plan, table, before = self.plan, self.plan.table, self.is_current()
         kv.distrust_saves(plan.saves)
@@ -125,14 +125,14 @@ class Step:
         current = self.is_current()
         rows, start, sample = plan.rows[current], plan.num_computed[current], plan.sample[current]
         table.computed[rows] = start
-        # Before the step, the rows that sample had all their tokens planned.
+        # Before the step, all tokens of the sampling slots were planned.
         table.total[rows[sample]] = plan.ends[current][sample]
-        # What such rows keep of their hit may be the failed step's: its commit looks at them once more.
+        # The hit of such slots may come from the failed step, whose commit checks them again.
         self.epochs[before] = table.epoch[plan.rows[before]]
 
 
 def give_up_sampling(request: Request) -> None:
-    """What steps in flight compute and sample for the request is to be dropped."""
+    """Drops the results of steps in flight for the request."""
     table, seat = request.table, request.seat
     assert table is not None
     table.total[seat] = table.known[seat]
@@ -140,19 +140,19 @@ def give_up_sampling(request: Request) -> None:
 
 
 def take_back_copies(kv: KVCacheManager, plan: StepPlan) -> None:
-    """The step failed and may not have copied the slots that it should have: their tokens are computed again."""
+    """Handles slot copies of a failed step, which may be missing: their tokens are computed again."""
     if plan.slot_copies is not None:
         for request in kv.distrust_copies(plan.slot_copies):
             give_up_sampling(request)
 
 
 def await_tokens(plan: StepPlan, first_token_s: float) -> None:
-    """The table's rows after planning: progress is noted, and a placeholder stands for each token being sampled.
+    """Updates the table after planning: progress, and a placeholder for each token being sampled.
 
-    A token that ends its request by length needs none: nothing follows it.
+    A token that ends its request by length needs no placeholder, as nothing follows it.
 
     Args:
-        first_token_s: when the step is expected to end; the time of the first tokens until it is known.
+        first_token_s: expected end of the step; serves as the time of first tokens until it is known.
     """
     table, rows, ends = plan.table, plan.rows, plan.ends
     table.computed[rows] = ends

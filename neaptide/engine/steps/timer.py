@@ -1,4 +1,4 @@
-"""When the phases of a step ended."""
+"""Timer for the phases of a step."""
 
 import math
 
@@ -6,9 +6,9 @@ from neaptide.engine.clock import Clock
 
 
 class StepTimer:
-    """When the phases of a step ended.
+    """Measures the phases of a step.
 
-    With a step in flight while the next is planned, a step's time counts from the end of the one before it.
+    If the step was planned while another was in flight, its time counts from the end of that one.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -22,7 +22,7 @@ class StepTimer:
         self.scheduled_at_s = self._mark_s
 
     def executed(self, before_s: float = -math.inf) -> None:
-        """The step is done; the one before it was at ``before_s``."""
+        """Ends the execution phase; the step before it ended at ``before_s``."""
         self._mark_s = max(self._mark_s, before_s)
         self.execute_s = self._lap_s()
         self.executed_at_s = self._mark_s

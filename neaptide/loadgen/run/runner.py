@@ -1,9 +1,9 @@
 """Sends a load to one server and records every request."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -14,6 +14,7 @@ from neaptide.loadgen.client.wording import Counting, Wording
 from neaptide.loadgen.run.load import Shot
 from neaptide.loadgen.run.samples import Watch
 
+T = TypeVar("T")
 SHOW_PERIOD_S = 0.5
 TIMEOUT_S = 600.0
 
@@ -58,6 +59,8 @@ class Progress:
     """In the order of their end."""
     num_sent: int = 0
     elapsed_s: float = 0.0
+    was_stopped: bool = False
+    """The run was stopped before its last request had ended."""
 
 
 OnProgress = Callable[[Progress], None]
@@ -67,17 +70,49 @@ class RunError(Exception):
     """The server cannot be tested. The message is one line with the reason."""
 
 
-async def run(http: httpx.AsyncClient, shots: Sequence[Shot], how: How, on_progress: OnProgress) -> Progress:
-    """Executes one run. Raises RunError if it cannot begin."""
-    watch = Watch(http)
+class StoppedError(Exception):
+    """The run was stopped before it had begun."""
+
+
+async def run(
+    http: httpx.AsyncClient,
+    shots: Sequence[Shot],
+    how: How,
+    on_progress: OnProgress,
+    stop: asyncio.Event | None = None,
+) -> Progress:
+    """Executes one run.
+
+    When ``stop`` is set, requests in flight are cancelled; what has ended by then is returned.
+
+    Raises:
+        RunError: it cannot begin.
+        StoppedError: it was stopped first.
+    """
+    watch, stop = Watch(http), stop or asyncio.Event()
     try:
-        model, wording = await _begin(http, how, watch)
+        begun = await _unless(stop, _begin(http, how, watch))
+        if begun is None:
+            raise StoppedError
+        model, wording = begun
         progress = Progress(shots, watch, wording)
         async with StreamClient.beside(http, model) as client:
-            await _send_all(client, progress, how, on_progress)
+            await _send_all(client, progress, how, on_progress, stop)
     finally:
         await _end_batch(watch, how)
     return progress
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of the work; None where ``stop`` is set first, which cancels the work."""
+    working, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in (working, stopped):
+            task.cancel()
+        await asyncio.gather(working, stopped, return_exceptions=True)
 
 
 async def _begin(http: httpx.AsyncClient, how: How, watch: Watch) -> tuple[str, Wording]:
@@ -103,7 +138,9 @@ async def _first_model(http: httpx.AsyncClient) -> str:
     return str((await http.get("/v1/models")).raise_for_status().json()["data"][0]["id"])
 
 
-async def _send_all(client: StreamClient, progress: Progress, how: How, on_progress: OnProgress) -> None:
+async def _send_all(
+    client: StreamClient, progress: Progress, how: How, on_progress: OnProgress, stop: asyncio.Event
+) -> None:
     shots = progress.shots
     # Prompts are made before the first request is due, so that making one does not delay another.
     prompts = [progress.wording.text(shot.request.segments) for shot in shots]
@@ -128,7 +165,8 @@ async def _send_all(client: StreamClient, progress: Progress, how: How, on_progr
     following = asyncio.create_task(progress.watch.follow())
     showing = asyncio.create_task(_show(progress, on_progress))
     try:
-        await sending
+        await _unless(stop, sending)
+        progress.was_stopped = len(progress.records) < len(shots)
     finally:
         for task in (following, showing):
             task.cancel()

@@ -1,4 +1,4 @@
-"""What lets a single server move a batch on: nothing is asked."""
+"""Hold of a single server: an unlimited right to change a batch."""
 
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class SoleHold:
-    """There is no other server. Implements ``Hold``."""
+    """Right on a single server. Implements ``Hold``."""
 
     def __init__(self, plane: BatchPlane) -> None:
         self._p = plane
@@ -23,17 +23,14 @@ class SoleHold:
     def guarded(
         self, operation: Callable[Concatenate[sa.Connection, P], T]
     ) -> Callable[Concatenate[sa.Connection, P], T]:
-        """As in ``Hold``."""
         return operation
 
     async def begin(self, record: BatchRecord, model: str, now: int) -> bool:
-        """As in ``Hold``."""
         fingerprint = self._p.compiler.served.fingerprint
         return await self._p.store.write(batch_rows.begin_batch, record.id, model, fingerprint, now)
 
     async def publish(self, record: BatchRecord, files: ResultFiles) -> ResultFiles:
-        """As in ``Hold``."""
         return files
 
     async def tidy(self, record: BatchRecord) -> None:
-        """As in ``Hold``."""
+        """Removes nothing."""

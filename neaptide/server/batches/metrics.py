@@ -1,9 +1,9 @@
-"""Series of the batch plane, read from the database when they are scraped.
+"""Metrics of batches, read from the database at a scrape.
 
-The rows outlive the process, so these counters do not start at zero with it: until the database has answered once
-its series have no samples, for a counter that began at 0 and went on where it was would seem to have grown by all that.
-The query runs in a reader's thread, at most every ``REFRESH_S``; a scrape between two of them, or while the database
-does not answer, shows the last one.
+The records outlive the process, so these counters do not start at zero. Until the database has answered once, the
+series have no samples: a counter that jumps from 0 to its old value would look like growth. The query runs in a
+reader's thread, at most every ``REFRESH_S``. Between two queries, or while the database does not answer, a scrape shows
+the last result.
 """
 
 import asyncio
@@ -36,10 +36,10 @@ _ENDED_AT = sa.func.coalesce(batches.c.completed_at, batches.c.failed_at, batche
 
 @dataclass(frozen=True, slots=True)
 class JobTimes:
-    """From creation to the end, over the batches that ended in one way."""
+    """Times from creation to end of the batches with one status."""
 
     within: tuple[int, ...] = (0,) * len(JOB_BUCKETS_S)
-    """For each bucket how many batches took at most so long."""
+    """Number of batches up to each bucket's limit."""
     count: int = 0
     total_s: int = 0
 
@@ -54,17 +54,17 @@ class Overview:
     failed_requests: int = 0
     pending_requests: int = 0
     first_created_at: int | None = None
-    """Of live batches."""
+    """Creation time of the oldest live batch."""
     first_expires_at: int | None = None
     files_bytes: int = 0
     free_chunks: int = 0
     leased_chunks: int = 0
     waiting: dict[str, int] = field(default_factory=dict)
-    """Live batches that no server that is there can begin, or run to their end, by what is missing."""
+    """Number of live batches that no present server can begin or complete, by what is missing."""
 
 
 def read_overview(conn: sa.Connection) -> Overview:
-    """Some scans: of the batches, of the live ones, of the files, of the chunks; none of the lines."""
+    """Reads the totals. Scans the batches, the live batches, the files and the chunks, but no lines."""
     t = batches.c
     took_s = _ENDED_AT - t.created_at
     within = [sa.func.sum(sa.case((took_s <= bucket, 1), else_=0)) for bucket in JOB_BUCKETS_S]
@@ -102,8 +102,8 @@ def read_overview(conn: sa.Connection) -> Overview:
 
 
 class BatchMetrics(Collector):
-    """``refresh`` before a scrape; ``wall`` gives unix seconds. Outlooks and this server's leases are those of now, not
-    the database's."""
+    """Collects the series. Call ``refresh`` before a scrape. ``wall`` gives unix seconds. Deadline status and this
+    server's leases are current, not read from the database."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class BatchMetrics(Collector):
         registry.register(self)
 
     async def refresh(self) -> None:
-        """Reads the database unless it was read a moment ago. Never raises for its faults."""
+        """Reads the database unless it was read a moment ago. Never raises database errors."""
         now_s = asyncio.get_running_loop().time()
         if self._read_s is not None and now_s - self._read_s < REFRESH_S:
             return
@@ -132,14 +132,13 @@ class BatchMetrics(Collector):
             async with asyncio.timeout(READ_TIMEOUT_S):
                 self._overview = await self._store.read(read_overview)
         except (OSError, TimeoutError, StoreUnavailableError, sa.exc.SQLAlchemyError) as error:
-            logger.warning("the series of batches are those of before: %s", type(error).__name__)
+            logger.warning("the batch metrics could not be refreshed: %s", type(error).__name__)
 
     def collect(self) -> Iterator[Metric]:
-        """Called by the exposition."""
         yield from self._of_the_database()
         outlooks = GaugeMetricFamily(
             "neaptide_batches_by_outlook",
-            "Number of batches in progress by whether they will end in their windows.",
+            "Number of batches in progress by deadline status.",
             labels=["outlook"],
         )
         for outlook in Outlook:
@@ -148,7 +147,7 @@ class BatchMetrics(Collector):
         leases = self._leases
         yield GaugeMetricFamily(
             "neaptide_batch_chunks_held",
-            "Number of chunks that this server has on lease.",
+            "Number of chunks that this server has leased.",
             0 if leases is None else leases.num_chunks,
         )
         yield CounterMetricFamily(
@@ -172,12 +171,12 @@ class BatchMetrics(Collector):
         age = GaugeMetricFamily("neaptide_batch_oldest_age_seconds", "Time since the oldest live batch was created.")
         chunks = GaugeMetricFamily(
             "neaptide_batch_chunks",
-            "Number of chunks of shared batches that have lines left: free, or claimed (on lease).",
+            "Number of unfinished chunks of shared batches: free, or claimed (leased).",
             labels=["state"],
         )
         waiting = GaugeMetricFamily(
             "neaptide_batches_waiting",
-            "Number of live batches for which no server that is there has the model, or the context.",
+            "Number of live batches for which no present server has the model, or the context.",
             labels=["reason"],
         )
         size = GaugeMetricFamily("neaptide_files_bytes", "Size of all files together.")

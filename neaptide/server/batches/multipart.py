@@ -1,4 +1,4 @@
-"""A multipart upload read as it arrives: fields into memory, the file straight to its temporary place."""
+"""Reads a multipart upload as it arrives: fields into memory, the file into its temporary place."""
 
 from typing import TYPE_CHECKING
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 MAX_FIELD_BYTES = 4_096
 MAX_PARTS = 32
 MAX_OVERHEAD_BYTES = 1 << 20
-"""Part headers and other fields beside the file."""
+"""Largest size of part headers and other fields, in addition to the file."""
 
 
 class _Parts:
-    """Collects parser callbacks; ``pending`` is file content not yet written."""
+    """Collects the parser's callbacks; ``pending`` is file content that is not written yet."""
 
     def __init__(self) -> None:
         self.pending: list[bytes] = []
@@ -79,12 +79,12 @@ class _Parts:
 
 
 async def read_upload(request: Request, upload: Upload, max_file_bytes: int) -> UploadForm:
-    """Writes the request's file part into ``upload`` and returns the form around it.
+    """Writes the request's file part to ``upload`` and returns the other fields of the form.
 
     Raises:
         InvalidRequestError: not a complete multipart form with ``file`` and ``purpose``.
         PayloadTooLargeError: the file is too large.
-        ClientDisconnect: the client went away in the middle.
+        ClientDisconnect: the client disconnected before the end.
     """
     length = request.headers.get("content-length", "")
     too_large = f"The file is larger than {max_file_bytes} bytes."

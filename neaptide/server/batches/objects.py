@@ -1,4 +1,4 @@
-"""Files and batches as the API shows them: every key always, null when unset."""
+"""API objects of files and batches. All keys are always present, null if unset."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -25,15 +25,15 @@ def file_object(record: FileRecord) -> File:
         "created_at": record.created_at,
         "expires_at": record.expires_at,
         "filename": record.filename,
-        "purpose": cast(PurposeName, record.purpose),  # checked when it was uploaded
+        "purpose": cast(PurposeName, record.purpose),  # It was checked at the upload.
         "status": "processed",
         "status_details": None,
     }
 
 
 def batch_object(record: BatchRecord, outlooks: Outlooks, waits_for: str | None = None) -> Batch:
-    """``waits_for``: what no server that is there has for it, in a sentence."""
-    # While a batch is validated its lines are not known, so none are counted.
+    """The API object of a batch. ``waits_for`` is a sentence on what no present server has for it."""
+    # The lines of a batch in validation are not known, so none are counted.
     started = record.in_progress_at is not None
     return {
         "id": record.id,

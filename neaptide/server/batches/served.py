@@ -1,4 +1,4 @@
-"""What a server does for batches: the model that it serves, and which lines of it it can run."""
+"""Model and abilities of a server, which decide which batch lines it can run."""
 
 from typing import TypeGuard
 
@@ -9,16 +9,16 @@ NO_LIMIT = 2**31 - 1
 
 
 class Abilities(msgspec.Struct, frozen=True):
-    """What decides whether a server can run a line of its model. Servers of one model may differ in it."""
+    """Abilities that decide whether a server can run a line of its model. Servers of one model may differ."""
 
     max_model_len: int = NO_LIMIT
-    """Tokens of prompt and answer together."""
+    """Most tokens of prompt and answer together."""
     follows_grammars: bool = True
     max_masked_ends: int | None = None
     """As in ``ServingContext``; None: any number."""
 
     def covers(self, other: "Abilities") -> bool:
-        """Whether a server with these runs whatever one with the others can run."""
+        """Whether a server with these abilities runs every line that one with the others can run."""
         ends, others_ends = (NO_LIMIT if one.max_masked_ends is None else one.max_masked_ends for one in (self, other))
         return (
             self.max_model_len >= other.max_model_len
@@ -31,16 +31,16 @@ class Served(msgspec.Struct, frozen=True):
     """One server's model and abilities."""
 
     names: tuple[str, ...]
-    """By which requests may ask for the model; the first is its own."""
+    """Names of the model in requests; the first is its own."""
     fingerprint: str
-    """Fingerprint of model and tokenizer. Prompts that were tokenized under another one must not be run."""
+    """Fingerprint of model and tokenizer. Prompts tokenized under another one must not run."""
     abilities: Abilities = Abilities()
     eos_token_ids: tuple[int, ...] = ()
     """The model's own stop tokens."""
 
 
 def is_model_name(name: object) -> TypeGuard[str]:
-    """Whether some server may serve a model of that name: it is a text that the database can keep."""
+    """Whether a server may serve a model of that name: it is a text that the database can store."""
     return isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARS and "\0" not in name
 
 
@@ -56,7 +56,7 @@ _decoder = msgspec.json.Decoder(_Line)
 
 
 def named_model(line: bytes) -> str | None:
-    """The model that a line of a batch file names, as far as that can be told at a glance."""
+    """The model named by a line of a batch file; None if a quick parse does not find it."""
     try:
         name = _decoder.decode(line.removeprefix(b"\xef\xbb\xbf")).body.model
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Files and batches without HTTP: what routes call, and what the launcher starts and stops."""
+"""Files and batches without HTTP, for the routes and for ``launch``."""
 
 import asyncio
 import hashlib
@@ -44,9 +44,9 @@ logger = logging.getLogger(__name__)
 
 
 class BatchService:
-    """One per server and data directory.
+    """The batch service of one server and data directory.
 
-    ``owner`` in every call is the caller's identity ("" without API keys); no caller sees what is another's.
+    ``owner`` in every call is the caller's identity ("" without API keys). Callers see only their own objects.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class BatchService:
         shared = None if settings.sharing is None else settings.sharing.machine(plane)
         self._machine: BatchMachine = shared or Machine(plane)
         self.leases = self._machine.leases
-        """Of this server, where several share the batches."""
+        """Leases of this server, where several share the batches."""
 
     async def start(self) -> None:
-        """Opens the data directory and takes up unfinished batches.
+        """Opens the data directory and resumes unfinished batches.
 
         Raises:
             StoreError: the directory is in use, damaged or not writable; the message is for the operator.
@@ -98,7 +98,7 @@ class BatchService:
         self._watching = asyncio.create_task(self._watch_storage(), name="storage watch")
 
     async def stop(self) -> None:
-        """Makes arrived results durable and lets go of the data directory; batches go on at the next start."""
+        """Makes arrived results durable and releases the data directory; batches continue at the next start."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -106,23 +106,23 @@ class BatchService:
         await asyncio.to_thread(self.store.close)
 
     def suspend(self) -> None:
-        """Stops giving batch work to the engine and takes no new file or batch, for a server that is about to end."""
+        """Stops batch work on the engine and refuses new files and batches, for a server that is about to end."""
         self._is_suspended = True
         self._machine.suspend()
 
     def check_open(self) -> None:
-        """Raises UnavailableError where new files and batches are refused because the server is about to end."""
+        """Raises UnavailableError if new files and batches are refused because the server is about to end."""
         if self._is_suspended:
             raise server_stops()
 
     @property
     def storage_failing(self) -> bool:
-        """Whether files or the database cannot be read or written now. Batches wait for it."""
+        """Whether files or the database cannot be read or written now. Batches wait for them."""
         return self.store.failing or self.health.is_failing or self._machine.waits_for_disk
 
     @property
     def health(self) -> StorageHealth:
-        """What the storage of files refuses now."""
+        """Current faults of the file storage."""
         return self.files.health
 
     async def _watch_storage(self) -> None:
@@ -136,7 +136,7 @@ class BatchService:
             except StoreUnavailableError:
                 continue
             except Exception:
-                logger.exception("what the storage refuses is looked at again later")
+                logger.exception("checking the storage failed; it is retried later")
 
     # ---- batches ----
 
@@ -146,7 +146,7 @@ class BatchService:
         """A durable new batch, or the one that the same key created before. ``salt`` is the owner's cache salt.
 
         Raises:
-            InvalidRequestError: the body is not acceptable, or the file is not a batch file.
+            InvalidRequestError: the body is invalid, or the file is not a batch file.
             ConflictError: the idempotency key was used for another body.
             UnavailableError: the server is about to end.
         """
@@ -171,7 +171,7 @@ class BatchService:
             key = IdempotencyKey(owner, "batches", idempotency_key, hashlib.sha256(text.encode()).hexdigest())
         planned = (new_file_id(), new_file_id())
         try:
-            # Shielded: once the row may be durable the batch must also begin, even if the client has gone.
+            # Shielded: once the record may be durable, the batch must also begin, even if the client has disconnected.
             return await asyncio.shield(self._create(new, planned, key))
         except WrongPurposeError:
             raise InvalidRequestError(
@@ -189,7 +189,7 @@ class BatchService:
         return record
 
     async def get_batch(self, batch_id: str, owner: str) -> BatchRecord:
-        """Raises NotFoundError for unknown and other owners' batches alike."""
+        """The owner's batch. Raises NotFoundError for unknown and other owners' batches alike."""
         record = await self.store.read(batch_rows.get_batch, batch_id, owner)
         if record is None:
             raise NotFoundError("No batch found with this id.", param="id")
@@ -203,14 +203,14 @@ class BatchService:
         return found[:limit], len(found) > limit
 
     async def shown(self, *records: BatchRecord) -> list[Batch]:
-        """Batches as the API shows them."""
+        """API objects of the batches."""
         live = [record.id for record in records if not record.is_terminal]
         waiting = await self.store.read(server_rows.waiting, live) if live else []
         why = {one.batch_id: one.why for one in waiting}
         return [batch_object(record, self.outlooks, why.get(record.id)) for record in records]
 
     async def cancel_batch(self, batch_id: str, owner: str) -> BatchRecord:
-        """Decides that a batch ends as cancelled; durable when this returns.
+        """Decides that a batch ends as cancelled; durable on return.
 
         Raises:
             NotFoundError: no such batch.
@@ -230,18 +230,18 @@ class BatchService:
             self._machine.end(record.id)
 
     async def backlog(self) -> list[JobLeft]:
-        """What servers of this one's model have left to do together. Raises StoreUnavailableError."""
+        """Remaining work of all servers of this one's model. Raises StoreUnavailableError."""
         return await self._machine.backlog()
 
     @property
     def now_s(self) -> float:
-        """Unix seconds."""
+        """Current unix time."""
         return self._clocks.wall()
 
     async def expire_overdue(self) -> None:
-        """What the periodic check does; for tests and for operators in a hurry."""
+        """Runs the periodic check now, for tests and operators."""
         await self._machine.expire_overdue()
 
 
 def _nothing(_: sa.Connection) -> None:
-    """A write that tells whether the database takes any."""
+    """A write that only checks whether the database accepts writes."""

@@ -1,7 +1,7 @@
-"""The seam for servers that share their batches: the batch service owns these protocols, the cluster implements them.
+"""Interface to servers that share batches: protocols of the batch service, which the cluster implements.
 
 A single server on the SQLite database of its data directory has no ``Sharing``. It uses ``running/machine.py`` and
-``SoleHold``, and imports nothing of the cluster.
+``SoleHold``, and does not import the cluster.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,14 +23,14 @@ ResultFiles = tuple[FileRecord | None, FileRecord | None]
 
 
 class LeaseLostError(Exception):
-    """Another server has taken the batch over; what was to be written is undone."""
+    """Another server has leased the batch; the write is undone."""
 
 
 # ---- storage ---------------------------------------------------------------------------------------------
 
 
 class BlobInfo(NamedTuple):
-    """A blob as a listing of the shared storage names it."""
+    """A blob in a listing of the shared storage."""
 
     key: str
     num_bytes: int
@@ -39,26 +39,26 @@ class BlobInfo(NamedTuple):
 
 
 class BlobStorage(Protocol):
-    """Bytes of files on storage that several servers reach. Blocking; safe in any thread. Faults are OSErrors."""
+    """Storage of file bytes that several servers can reach. Blocking; thread-safe. Faults are OSErrors."""
 
     async def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs a call of this storage in a thread that nothing else needs."""
+        """Runs a call of this storage in a thread of its own pool."""
         ...
 
     def upload_key(self, file_id: str) -> str:
-        """The key of a client's file."""
+        """Key of a client's file."""
         ...
 
     def mark(self) -> str | None:
-        """The storage's name; None where it has none yet."""
+        """The storage's name, or None before it has one."""
         ...
 
     def find(self) -> Iterator[BlobInfo]:
-        """Every blob."""
+        """Lists all blobs."""
         ...
 
     def put(self, source: Path, key: str) -> None:
-        """Returns when the bytes are durable."""
+        """Stores a file; returns when its bytes are durable."""
         ...
 
     def fetch(self, key: str, target: Path, scratch: Path) -> None:
@@ -70,11 +70,11 @@ class BlobStorage(Protocol):
         ...
 
     def remove(self, key: str) -> None:
-        """No error if there is none."""
+        """Removes a blob, if there is one."""
         ...
 
     def set_aside(self, key: str, folder: str) -> None:
-        """Gives a blob a key that no row names."""
+        """Renames a blob to a key that no record has."""
         ...
 
 
@@ -82,54 +82,55 @@ class BlobStorage(Protocol):
 
 
 class LineLease(Protocol):
-    """The right to end some lines of a batch, until another server leases them."""
+    """Right to end some lines of a batch, until another server leases them."""
 
     @property
     def job_id(self) -> str:
-        """The name of these lines, in this server and in its engine."""
+        """Name of these lines in this server and in its engine."""
         ...
 
     def condition(self) -> sa.ColumnElement[bool]:
-        """Whether the lease holds, for a statement on ``batch_lines``: locks the lease until the transaction ends."""
+        """Condition on ``batch_lines`` that the lease holds. It locks the lease until the end of the transaction."""
         ...
 
     def holds(self, conn: sa.Connection) -> bool:
-        """Whether results under the lease are taken."""
+        """Whether results under the lease are accepted."""
         ...
 
 
 class Hold(Protocol):
-    """What lets a server move one batch on: nothing for a single server, a lease where several share a database."""
+    """Right to change one batch: unlimited on a single server, a lease where several share a database."""
 
     def guarded(
         self, operation: Callable[Concatenate[sa.Connection, P], T]
     ) -> Callable[Concatenate[sa.Connection, P], T]:
-        """The operation, as it may be run on the batch's rows."""
+        """The operation, restricted to holders of the right."""
         ...
 
     async def begin(self, record: BatchRecord, model: str, now: int) -> bool:
-        """validating -> in_progress; its plan is sealed at ``stem``. False when something else came first.
+        """Changes the status from validating to in_progress and seals the plan at ``stem``. False if another change
+        came first.
 
         Raises:
-            PlanLostError: the plan has vanished since.
+            PlanLostError: the plan has vanished.
         """
         ...
 
     async def publish(self, record: BatchRecord, files: ResultFiles) -> ResultFiles:
-        """The files, written in this server's directory, as rows may name them."""
+        """Makes files of this server's directory available to all; returns their records."""
         ...
 
     async def tidy(self, record: BatchRecord) -> None:
-        """Removes what only a running batch needs; ``record`` is of before its end."""
+        """Removes data that only a running batch needs; ``record`` is the one before its end."""
         ...
 
 
 class JobLeft(NamedTuple):
-    """The work that is left of one batch in progress."""
+    """Remaining work of one batch in progress."""
 
     expires_at_s: int
     work_s: float
-    """Lower bound on the time of an idle device for the batch's chunks; a chunk that is partly done counts in full."""
+    """Least time that an idle device takes for its chunks; unfinished chunks count in full."""
 
 
 class LeaseFigures(Protocol):
@@ -137,46 +138,46 @@ class LeaseFigures(Protocol):
 
     @property
     def num_chunks(self) -> int:
-        """Chunks that this server has on lease now."""
+        """Number of chunks that this server has leased."""
         ...
 
     @property
     def num_lost(self) -> int:
-        """Leases that other servers have taken over."""
+        """Number of leases lost to other servers."""
         ...
 
 
 class BatchMachine(Protocol):
-    """The state machine that moves batches on. Event loop only."""
+    """State machine that moves batches to their ends. Event loop only."""
 
     @property
     def leases(self) -> LeaseFigures | None:
-        """None for a single server."""
+        """Lease counts; None on a single server."""
         ...
 
     @property
     def waits_for_disk(self) -> bool:
-        """Whether a step of some batch is being repeated because the disk refused it."""
+        """Whether a step of some batch is retried because the disk refused it."""
         ...
 
     async def start(self) -> None:
-        """Takes up every batch that has not ended."""
+        """Resumes every batch that has not ended."""
         ...
 
     async def stop(self) -> None:
-        """Keeps what has been computed and leaves the rest to the next start."""
+        """Stores the results so far. The next start or other servers do the rest."""
         ...
 
     def begin(self, record: BatchRecord) -> None:
-        """There is a new batch, whose row is durable."""
+        """Starts a new batch whose record is durable."""
         ...
 
     def end(self, batch_id: str) -> None:
-        """Carries out a durable decision (cancel, expiry) on a batch that may be anywhere before its end."""
+        """Carries out a durable decision (cancel, expiry) on a batch in any status before its end."""
         ...
 
     def suspend(self) -> None:
-        """Lets the engine go on without batch work."""
+        """Stops batch work on the engine."""
         ...
 
     async def expire_overdue(self) -> None:
@@ -184,27 +185,27 @@ class BatchMachine(Protocol):
         ...
 
     async def backlog(self) -> list[JobLeft]:
-        """Work that servers of this model share and have left. Raises StoreUnavailableError."""
+        """Remaining work of all servers of this model. Raises StoreUnavailableError."""
         ...
 
 
-# ---- the seam --------------------------------------------------------------------------------------------
+# ---- both -----------------------------------------------------------------------------------------------
 
 
 class Sharing(Protocol):
-    """Storage outside the data directory, and what moves batches on where several servers use it."""
+    """Storage outside the data directory, and the state machine for several servers that use it."""
 
     @property
     def blobs(self) -> BlobStorage | None:
-        """Storage of file bytes; None where one server has the database for itself."""
+        """Storage of file bytes; None if one server has the database to itself."""
         ...
 
     def database(self, limit_s: float) -> Database | None:
-        """The database, each of whose queries takes at most ``limit_s``; None for SQLite in the data directory."""
+        """The database; None for SQLite in the data directory. Each query takes at most ``limit_s``."""
         ...
 
     def settle(self, conn: sa.Connection) -> None:
-        """Checks that the database and the blobs belong together, in a transaction of the start.
+        """Checks in a transaction of the start that the database and the blobs belong together.
 
         Raises:
             StoreError: they do not.
@@ -212,5 +213,5 @@ class Sharing(Protocol):
         ...
 
     def machine(self, plane: "BatchPlane") -> BatchMachine | None:
-        """What moves shared batches on; None where one server has the database for itself."""
+        """State machine of shared batches; None if one server has the database to itself."""
         ...

@@ -1,4 +1,4 @@
-"""What the batch plane is made of: its settings, its clocks, and all that its state machine works with."""
+"""Parts of the batch service: its settings, its clocks, and the context of its state machine."""
 
 import time
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from neaptide.server.link.engine_client import EngineClient
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Unix seconds for what people see, and the engine's monotonic seconds for deadlines."""
+    """Unix seconds for displayed times, and the engine's monotonic seconds for deadlines."""
 
     wall: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
@@ -29,18 +29,18 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSettings:
-    """Raises ValueError for a completion window that is not a length of time."""
+    """Settings of the batch service. Raises ValueError for an invalid completion window."""
 
     data_dir: Path
     sharing: Sharing | None = None
-    """Storage outside the data directory; None for SQLite and files in it, and one server."""
+    """Storage outside the data directory; None for one server with SQLite and files in it."""
     completion_windows: tuple[str, ...] = ("24h",)
     max_file_bytes: int = 200_000_000
     file_life_s: int = DEFAULT_LIFE_S
-    """Of input and result files whose client asks for no other life."""
+    """Lifetime of input and result files whose client sets none."""
     limits: Limits = field(default_factory=Limits)
     tick_s: float = 1.0
-    """Period of the check for overdue batches."""
+    """Time between two checks for overdue batches."""
 
     def __post_init__(self) -> None:
         for window in self.completion_windows:
@@ -49,7 +49,7 @@ class BatchSettings:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlane:
-    """Everything that a state machine of batches works with."""
+    """Context of the state machine of batches."""
 
     store: Store
     files: FileStore
@@ -59,34 +59,34 @@ class BatchPlane:
     settings: BatchSettings
     clocks: Clocks
     planner: MakesPlans | None = None
-    """Of the order of all batches; None plans none."""
+    """Planner of the order of all batches; None plans none."""
 
     @property
     def jobs_dir(self) -> Path:
-        """Of the plans and token files of running batches."""
+        """Directory of the plans and token files of running batches."""
         return self.settings.data_dir / JOBS
 
     def stem(self, batch_id: str) -> Path:
         return self.jobs_dir / batch_id
 
     def describe(self, batch_id: str, expires_at: int) -> tuple[Path, float]:
-        """For the engine: the stem of the token file, and the deadline in monotonic seconds."""
+        """Stem of the token file and deadline in monotonic seconds, for the engine."""
         remaining_s = max(0.0, expires_at - self.clocks.wall())
         return self.stem(batch_id), self.clocks.monotonic() + remaining_s
 
     def now(self, record: BatchRecord) -> int:
-        """Wall clock, but never before what already happened to the batch: clocks are set back at times."""
+        """The wall clock, but never before the batch's own past events: clocks may be set back."""
         past = (record.created_at, record.in_progress_at, record.finalizing_at, record.cancelling_at)
         return max(int(self.clocks.wall()), *(at for at in past if at is not None))
 
     async def verify_input(self, record: BatchRecord) -> FileRecord:
-        """The batch's input file, whose bytes have been compared with their hash.
+        """The batch's input file, after comparing its bytes with their hash.
 
         Raises:
-            NotFoundError: no row names it any more.
-            FileAwayError, StoreUnavailableError: not now.
+            NotFoundError: it has no record any more.
+            FileAwayError, StoreUnavailableError: a temporary failure.
         """
-        # The file as it was when the batch was created, even if it expires meanwhile.
+        # The file as at the batch's creation, even if it has expired since.
         file = await self.store.read(file_rows.get_file, record.input_file_id, record.owner, record.created_at)
         if file is None:
             raise no_such_file()

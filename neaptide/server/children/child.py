@@ -1,6 +1,4 @@
-"""What a child process of the server does first: it stands behind what is served, within its memory, and does not
-outlive its parent.
-"""
+"""Setup of the server's child processes: low priority, bounded memory, and no longer life than the parent's."""
 
 import contextlib
 import os
@@ -13,14 +11,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 BURST_S, BURST_REST_S = 0.004, 0.2
-"""Two percent of a core."""
+"""Seconds of work and of rest, which are two percent of a core."""
 
 
 def stand_back(niceness: int, is_idle: bool = False) -> None:
-    """What is served goes first.
+    """Lowers this process's priority below that of the engine and the API process.
 
     Args:
-        is_idle: run only when no other process wants the core, where the system knows that.
+        is_idle: run only when no other process wants the core, if the system supports that.
     """
     os.nice(niceness)
     if is_idle:
@@ -30,10 +28,10 @@ def stand_back(niceness: int, is_idle: bool = False) -> None:
 
 @contextlib.contextmanager
 def in_bursts(work_s: float = BURST_S, rest_s: float = BURST_REST_S) -> Iterator[None]:
-    """Rests after every few milliseconds of processor time.
+    """Sleeps after every few milliseconds of processor time.
 
-    Threads that compute a step in lockstep lose far more than what is taken from one of them, for as long as something
-    is taken: a step in four somewhat longer is better than all of ten seconds four times as long.
+    Threads that compute a step in lockstep all wait for the slowest one. With short bursts, one step in four is a
+    little longer. Without them, all steps of ten seconds would take four times as long.
     """
     before = signal.signal(signal.SIGPROF, lambda *_: time.sleep(rest_s))
     signal.setitimer(signal.ITIMER_PROF, work_s, work_s)
@@ -45,23 +43,22 @@ def in_bursts(work_s: float = BURST_S, rest_s: float = BURST_REST_S) -> Iterator
 
 
 def pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Where the server's frames come in and where answers go. What a library prints is no part of the conversation: it
-    goes to standard error."""
+    """Input and output for the server's frames. Redirects the output of libraries to standard error."""
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return source, sink
 
 
 def bound_memory(num_bytes: int, beside_what_is_here: bool = False) -> None:
-    """Of address space; a process that wants more gets MemoryError, and is the first to go where the machine has none
-    left.
+    """Limits the address space: a larger request raises MemoryError. Makes this process the first one that the kernel
+    kills when memory runs out.
 
     Args:
-        beside_what_is_here: what is mapped already does not count.
+        beside_what_is_here: the limit excludes what is mapped already.
     """
     if beside_what_is_here:
         num_bytes += int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
-        f.write("1000")  # rather this process than one that serves
+        f.write("1000")  # Kill this process before one that serves.

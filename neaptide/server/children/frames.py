@@ -1,4 +1,4 @@
-"""Frames between the server and a child process: a length (4 bytes, big-endian), then so many bytes."""
+"""Frames between the server and a child process: a length (4 bytes, big-endian), then that many bytes."""
 
 import asyncio
 import struct
@@ -6,7 +6,7 @@ from typing import BinaryIO
 
 _LENGTH = struct.Struct(">I")
 MAX_BYTES = (1 << 32) - 1
-"""That the length can say."""
+"""Largest length of a frame."""
 
 
 def framed(payload: bytes) -> bytes:
@@ -14,7 +14,7 @@ def framed(payload: bytes) -> bytes:
 
 
 def read_frame(source: BinaryIO) -> bytes | None:
-    """None at the end of the input."""
+    """The next frame's content; None at the end of the input."""
     head = source.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None
@@ -29,8 +29,9 @@ def write_frame(sink: BinaryIO, payload: bytes) -> None:
 
 
 async def receive_frame(source: asyncio.StreamReader, max_bytes: int = MAX_BYTES) -> bytes:
-    """Raises asyncio.IncompleteReadError at the end of the input, ValueError for a longer frame."""
+    """The next frame's content. Raises asyncio.IncompleteReadError at the end of the input, ValueError if it is too
+    long."""
     (length,) = _LENGTH.unpack(await source.readexactly(_LENGTH.size))
     if length > max_bytes:
-        raise ValueError(f"a frame of {length} bytes, where {max_bytes} are the most")
+        raise ValueError(f"a frame has {length} bytes; the limit is {max_bytes}")
     return await source.readexactly(length)

@@ -1,4 +1,4 @@
-"""A child process of the API process that works for it now and then, and may die of its work."""
+"""A child process of the API process that is started on demand and may crash."""
 
 import asyncio
 import contextlib
@@ -11,22 +11,20 @@ from neaptide.server.children.start import child_environment, end_child, start_c
 
 
 class ChildDiedError(Exception):
-    """The child has ended."""
-
     def __init__(self, status: int) -> None:
         super().__init__(f"the process ended with status {status}")
         self.status = status
 
 
 class Child:
-    """``python -m MODULE``, spoken to in frames; started when there is something for it to do, and ended
-    when there has been nothing for a while. Event loop only.
+    """Runs ``python -m MODULE`` and exchanges frames with it. Starts it on demand and ends it when it is idle.
+
+    Event loop only.
 
     Args:
-        hello: the first frame that it is sent; None: there is none.
-        idle_s: how long it rests before it is ended.
-        temporary: where it has a directory of its own for temporary files, which is removed when it has ended; None: it
-            makes none.
+        hello: first frame that is sent to it; None sends none.
+        idle_s: idle time after which it is ended.
+        temporary: parent of a temporary directory of its own, removed after its end; None makes none.
     """
 
     def __init__(self, module: str, hello: bytes | None, idle_s: float, temporary: Path | None = None) -> None:
@@ -40,11 +38,11 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """While there is one."""
+        """Process id; None if it does not run."""
         return None if self._process is None or self._process.returncode is not None else self._process.pid
 
     async def wake(self) -> bool:
-        """Before it is spoken to: starts it, if it does not run, and then returns True."""
+        """Starts the process unless it runs; returns whether it was started. Call before sending."""
         if self._retirement is not None:
             self._retirement.cancel()
         if self.pid is not None:
@@ -65,10 +63,11 @@ class Child:
         self._process.stdin.write(framed(frame))
 
     async def receive(self, timeout_s: float) -> bytes:
-        """
+        """The next frame from the process.
+
         Raises:
             ChildDiedError: it has ended.
-            TimeoutError: it is silent.
+            TimeoutError: it sent none in time.
         """
         process = self._process
         assert process is not None
@@ -80,11 +79,11 @@ class Child:
             raise ChildDiedError(await process.wait()) from None
 
     def rest(self) -> None:
-        """It has done what it was to do."""
+        """Schedules the end of the idle process."""
         self._retirement = asyncio.get_running_loop().call_later(self._idle_s, self._kill)
 
     async def close(self) -> None:
-        """Kills it and waits for its end."""
+        """Kills the process and waits for its end."""
         if self._retirement is not None:
             self._retirement.cancel()
         process, self._process = self._process, None
@@ -93,7 +92,7 @@ class Child:
         self._tidy()
 
     def _tidy(self) -> None:
-        """Removes what a child that has ended left behind."""
+        """Removes the temporary directory of an ended process."""
         own, self._own = self._own, None
         if own is not None:
             shutil.rmtree(own, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""A directory in the system's temporary one that only this user can open, and that is not left behind for good.
+"""A temporary directory that only this user can open, and that does not stay behind.
 
-Who has it holds a lock on it, which the system takes back however its process ends. Whoever makes one removes those
-that nobody holds any more. (What tidies temporary directories by age leaves a locked one alone, too.)
+The owner holds a lock on it, which the system releases when the process ends, for whatever reason. Each new owner
+removes the directories without a lock. (Tools that tidy temporary directories by age spare locked ones.)
 """
 
 import contextlib
@@ -13,15 +13,15 @@ from pathlib import Path
 
 PREFIX = "neaptide-own-"
 TRIES = 3
-"""Of a lock on a new one: another one may take it for abandoned first, and a file system may have no locks. Then nobody
-can hold it, and it stays."""
+"""Attempts to lock a new directory. Another process may lock it first, as abandoned, or the file system may have no
+locks. Without a lock the directory is not removed by others."""
 
 
 class PrivateDirectory:
-    """Mode 0700. ``remove`` it in the end."""
+    """A directory of mode 0700. Call ``remove`` in the end."""
 
     def __init__(self) -> None:
-        """Raises OSError."""
+        """Makes the directory. Raises OSError."""
         remove_abandoned()
         for left in reversed(range(TRIES)):
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
@@ -31,7 +31,7 @@ class PrivateDirectory:
             shutil.rmtree(self.path, ignore_errors=True)
 
     def remove(self) -> None:
-        """With all that is in it. Once more does nothing."""
+        """Removes the directory with its contents. A second call does nothing."""
         shutil.rmtree(self.path, ignore_errors=True)
         held_by, self._held_by = self._held_by, None
         if held_by is not None:
@@ -39,7 +39,7 @@ class PrivateDirectory:
 
 
 def remove_abandoned() -> None:
-    """Those of this user that nobody holds. Never raises."""
+    """Removes this user's directories without a lock. Never raises."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         held_by = _held(path)
         if held_by is not None:
@@ -49,7 +49,8 @@ def remove_abandoned() -> None:
 
 
 def _held(path: Path) -> int | None:
-    """A descriptor that holds it; None where another one does, where it is gone, or no directory that we may open."""
+    """A descriptor that holds the lock. None if another process holds it, or the directory is missing or not ours to
+    open."""
     with contextlib.ExitStack() as undone:
         try:
             held_by = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

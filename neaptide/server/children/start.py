@@ -1,4 +1,4 @@
-"""Child processes from the server's side: how they are started, and that none is left behind."""
+"""Starts and ends child processes of the server."""
 
 import asyncio
 import contextlib
@@ -14,12 +14,12 @@ KILL_TIMEOUT_S = 5.0
 
 
 def child_command(module: str, *arguments: str, executable: str | None = None) -> list[str]:
-    """Runs a module of ours; what lies in the working directory is not ours to import."""
+    """Command that runs a module of ours; ``-P`` keeps modules of the working directory out."""
     return [executable or sys.executable, "-P", "-m", module, *arguments]
 
 
 def child_environment(environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
-    """One core is enough for a child beside the engine, and the others are not its own."""
+    """Environment of a child process: it uses one core, because the engine needs the others."""
     threads = ("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     return {**environment, "TOKENIZERS_PARALLELISM": "false", **dict.fromkeys(threads, "1")}
 
@@ -35,7 +35,7 @@ async def start_child(
     """Runs a module of ours, which dies with this process.
 
     Args:
-        talks: by frames, over its standard input and output.
+        talks: it exchanges frames over its standard input and output.
     """
     return await asyncio.create_subprocess_exec(
         *child_command("neaptide.engine.process.tied", str(os.getpid()), module, *arguments, executable=executable),
@@ -47,7 +47,7 @@ async def start_child(
 
 
 async def end_child(process: Process) -> None:
-    """Kills it if it still runs, and waits for its end."""
+    """Kills the process if it still runs, and waits for its end."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -55,4 +55,4 @@ async def end_child(process: Process) -> None:
         async with asyncio.timeout(KILL_TIMEOUT_S):
             await process.wait()
     except TimeoutError:
-        logger.error("the process %d cannot be killed; it is left behind", process.pid)
+        logger.error("the process %d did not end after SIGKILL; the server goes on without waiting for it", process.pid)

@@ -1,4 +1,4 @@
-"""A line of the request log for every call of the files, batches and admin routes: which key did what to what."""
+"""Audit lines in the request log: every call of the files, batches and admin routes, with its key and object."""
 
 import re
 from collections.abc import Callable
@@ -14,7 +14,8 @@ _OBJECT_ID = re.compile(r"(file-|batch_)[0-9a-f]{24}")
 
 
 class AuditMiddleware:
-    """Outside of the key check, so that refused calls are written down as well. Nothing that a caller made up is."""
+    """Writes the audit lines. It is outside of the key check, so that refused calls are logged too. Logs no text of the
+    caller."""
 
     def __init__(self, app: ASGIApp, clock: Callable[[], float]) -> None:
         self._app = app
@@ -56,7 +57,7 @@ class AuditMiddleware:
 
 
 def note_object(scope: Scope, object_id: str) -> None:
-    """Names the file or batch that a call has created."""
+    """Sets the file or batch that a call has created."""
     scope.setdefault("state", {})["object_id"] = object_id
 
 

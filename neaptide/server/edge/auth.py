@@ -1,4 +1,4 @@
-"""API keys: the tenant behind a request, the tiers that it may ask for, and the cached prefixes that it may meet."""
+"""API keys: the tenant of a request, the tiers that it may use, and the cached prefixes that it may share."""
 
 import hashlib
 import hmac
@@ -16,11 +16,11 @@ from neaptide.server.edge.error_replies import error_response
 from neaptide.server.edge.errors import ApiError, AuthenticationError, PermissionDeniedError
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/livez", "/readyz", "/metrics", "/version", "/dashboard"})
-"""Probes and scrapers have no key, and a browser can send none for a page: the dashboard's is the same for all and asks
-for batches with a key. Every other path needs one, also paths that do not exist."""
+"""Paths that need no key: probes and scrapers have none, and a browser cannot send one for a page. The dashboard's page
+is the same for all and requests batches with a key. Every other path needs a key, even unknown ones."""
 
 KEY_ID_CHARS = 8
-"""Enough to tell an operator's keys apart, and no more of a key than that."""
+"""Length of a key's fingerprint: enough to tell an operator's keys apart."""
 _FROM_LOWEST = (Tier.BATCH, Tier.FLEX, Tier.DEFAULT, Tier.PRIORITY)
 _ADMIN = "admin"
 _WEIGHT = re.compile(r"x(\d{1,4}(?:\.\d{1,3})?)")
@@ -31,17 +31,17 @@ class Principal:
     """The caller of one request."""
 
     tenant: str = ""
-    """Owner of files and batches; derived from the key, which it does not reveal."""
+    """Owner of files and batches; derived from the key without revealing it."""
     salt: bytes = b""
-    """Cache salt: prompts of different keys never share cached blocks, so their timing tells nothing."""
+    """Cache salt. Prompts of different keys never share cached blocks, so response times reveal nothing."""
     tier: Tier = Tier.DEFAULT
-    """What ``service_tier`` auto means for this key."""
+    """Tier that ``service_tier`` auto stands for."""
     ceiling: Tier = Tier.PRIORITY
-    """The highest tier that it may ask for."""
+    """Highest tier that it may use."""
     is_admin: bool = False
     """Whether it may use the operator's routes."""
     weight: float = 1.0
-    """Of its share of the offline work, beside the shares of other keys."""
+    """Weight of its offline work relative to that of other keys."""
 
     def require(self, tier: Tier) -> None:
         """Raises PermissionDeniedError for a tier above the ceiling."""
@@ -53,23 +53,23 @@ class Principal:
 
     @property
     def share(self) -> str:
-        """Whose share of the offline work its requests take."""
+        """Name of the tenant that its offline work is charged to."""
         return share_of(self.tenant)
 
     @property
     def key_id(self) -> str | None:
-        """The key's fingerprint, by which logs name it; None without one."""
+        """Fingerprint of the key, which names it in logs; None without a key."""
         return self.tenant[:KEY_ID_CHARS] or None
 
     def salt_for(self, cache_salt: str | None) -> bytes:
-        """The salt of one request: the caller may divide what the key sees, never leave it."""
+        """Salt of one request. The caller's salt can only divide what the key shares, never leave it."""
         if cache_salt is None:
             return self.salt
         return hashlib.sha256(b"neaptide/caller-salt\0" + self.salt + b"\0" + cache_salt.encode()).digest()[:16]
 
 
 def share_of(tenant: str) -> str:
-    """The name of a tenant's share, which says no more of it than logs do."""
+    """Name of a tenant's share; it reveals no more of the key than logs do."""
     return tenant[:KEY_ID_CHARS]
 
 
@@ -77,16 +77,16 @@ ANONYMOUS = Principal()
 
 
 class KeyRing:
-    """The keys that an operator accepts, each ``KEY``, with ``:TIER``, ``:admin`` and ``:xWEIGHT`` behind it, any of
-    them; without any key every request is let in. A key itself has no colon.
+    """The keys that an operator accepts: ``KEY`` followed by optional ``:TIER``, ``:admin`` and ``:xWEIGHT``.
 
-    The tier is what ``auto`` means and the highest that the key may ask for; without one it is ``default``. A key of
-    tier ``batch`` may use files and batches only. A key of weight 2 has twice the share of the offline work of one
-    without.
+    Without any key every request is accepted. A key itself has no colon.
+
+    The tier is what ``auto`` stands for and the highest that the key may use; it defaults to ``default``. A key of tier
+    ``batch`` may only use files and batches. A key of weight 2 gets twice as much offline work as one without a weight.
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
-        """Raises ValueError for a key that is empty or wrongly marked; the message repeats nothing of it."""
+        """Raises ValueError for an empty key or wrong marks; the message does not contain the key."""
         self._entries: list[tuple[bytes, Principal]] = []
         for number, entry in enumerate(keys, 1):
             key, marks = split_marks(entry)
@@ -94,9 +94,10 @@ class KeyRing:
             weights = [float(found[1]) for mark in marks if (found := _WEIGHT.fullmatch(mark))]
             if not key:
                 raise ValueError("an API key is empty")
-            if ":" in key:  # a misspelled mark would be part of the key, and open what the mark was to close
+            # A misspelled mark would become part of the key, and lift the restriction that it stands for.
+            if ":" in key:
                 raise ValueError(
-                    f"API key {number} of {len(keys)} has a colon with something else behind it than a mark; "
+                    f"API key {number} of {len(keys)} has a colon that is not followed by a mark; "
                     f"the marks are {', '.join((*_FROM_LOWEST, _ADMIN))} and xN, and a key itself has no colon"
                 )
             if len(set(marks)) < len(marks) or len(tiers) > 1 or len(weights) > 1:
@@ -113,7 +114,7 @@ class KeyRing:
 
     @property
     def share_weights(self) -> dict[str, float]:
-        """By share, of those whose weight is not 1."""
+        """Weights other than 1, by share."""
         return {one.share: one.weight for one in self.principals if one.weight != 1.0}
 
     @property
@@ -123,14 +124,14 @@ class KeyRing:
 
     @property
     def principals(self) -> list[Principal]:
-        """The callers behind the keys, in their order."""
+        """The callers of the keys, in order."""
         return [principal for _, principal in self._entries]
 
     def identify(self, authorization: str | None, api_key: str | None = None) -> Principal:
-        """The caller behind an ``Authorization`` header, or without one behind Azure's ``api-key``.
+        """The caller of an ``Authorization`` header, or of Azure's ``api-key`` if there is none.
 
         Raises:
-            AuthenticationError: no bearer key, or none that is known.
+            AuthenticationError: there is no bearer key, or an unknown one.
         """
         if not self._entries:
             return ANONYMOUS
@@ -142,7 +143,7 @@ class KeyRing:
         presented = _digest(b"key", key)
         found: Principal | None = None
         for digest, principal in self._entries:
-            # No early exit: the time must not tell how far down the list a key stands.
+            # No early exit: response times must not reveal a key's position in the list.
             if hmac.compare_digest(digest, presented):
                 found = principal
         if found is None:
@@ -151,7 +152,7 @@ class KeyRing:
 
 
 class AuthMiddleware:
-    """Lets a request pass with its ``Principal`` in ``scope["state"]``, or answers 401. Deny by default."""
+    """Passes a request on with its ``Principal`` in ``scope["state"]``, or answers 401. Denies by default."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
         self._app = app
@@ -174,13 +175,16 @@ class AuthMiddleware:
 
 
 def principal_of(request: Request) -> Principal:
-    """The caller of this request; anonymous where the app runs without the middleware."""
+    """The caller of this request; anonymous if the app runs without the middleware."""
     return cast(Principal, request.scope.get("state", {}).get("principal", ANONYMOUS))
 
 
 def split_marks(entry: str) -> tuple[str, list[str]]:
-    """The key of an entry, and the known marks at its end. What is left has a colon where another word stands behind
-    one: none of a server's keys, but a client's may be for another server."""
+    """The key of an entry, and the known marks at its end.
+
+    If another word follows a colon, the key keeps it. A server refuses such keys, but a client's key may be for another
+    server.
+    """
     marks: list[str] = []
     key, separator, word = entry.rpartition(":")
     while separator and (word in (_ADMIN, *_FROM_LOWEST) or _WEIGHT.fullmatch(word)):

@@ -1,6 +1,6 @@
-"""Threads for work on request bodies: parsing and tokenizing, which take a second for a megabyte.
+"""Threads for work on request bodies: parsing and tokenizing, which take a second per megabyte.
 
-Short bodies never wait for long ones. Long ones are worked on one at a time, keys by turns.
+Short bodies never wait for long ones. Long ones are processed one at a time, with turns between keys.
 """
 
 from collections.abc import Callable
@@ -12,31 +12,31 @@ from anyio import CapacityLimiter
 from neaptide.server.edge.fair_queue import FairQueue
 
 LONG_BYTES = 64 << 10
-"""Longer bodies are long: they take from some 50 ms."""
+"""Size from which a body is long; such bodies take at least 50 ms."""
 WAIT_S = 30.0
 """Longest wait of a long body for its turn."""
 _SHORT_THREADS = 4
-"""A burst of prompts must not take every core."""
+"""Number of threads for short bodies; a burst of prompts must not take every core."""
 
 T = TypeVar("T")
 
 
 class BodyThreads:
-    """Event loop only."""
+    """Runs the work on bodies in threads. Event loop only."""
 
     def __init__(self) -> None:
         self._short = CapacityLimiter(_SHORT_THREADS)
         self._turns = FairQueue()
 
     async def run(self, work: Callable[[], T], num_bytes: int, tenant: str) -> T:
-        """The work's result.
+        """Runs ``work`` in a thread and returns its result.
 
         Args:
-            num_bytes: of the body that it works on.
-            tenant: whose turn a long one takes.
+            num_bytes: size of the body.
+            tenant: whose turn a long body takes.
 
         Raises:
-            OverloadedError: the turn of a long one has not come in time.
+            OverloadedError: the turn of a long body did not come in time.
         """
         if num_bytes <= LONG_BYTES:
             return await anyio.to_thread.run_sync(work, limiter=self._short)

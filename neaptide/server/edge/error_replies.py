@@ -1,4 +1,4 @@
-"""How each error becomes a reply: the table of the app's exception handlers."""
+"""Exception handlers of the app, which turn errors into replies."""
 
 import json
 import logging
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def error_response(error: ApiError) -> Response:
-    """The error's envelope as a reply."""
+    """The reply with the error's JSON."""
     content = json.dumps(error.body()).encode()
     return Response(content, error.status, headers=error.headers, media_type="application/json")
 
@@ -56,7 +56,7 @@ async def _on_http_exception(request: Request, exc: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Of all routes on the path; the router names those of the first one that it tried. What answers GET answers HEAD
+    """Methods of all routes on the path; the router names only those of the first route. GET routes answer HEAD too
     (``HeadMiddleware``)."""
     scopes = {method: {**request.scope, "method": method} for method in ("GET", "POST", "DELETE")}
     routes = request.app.routes
@@ -65,7 +65,7 @@ def _allowed_methods(request: Request) -> list[str]:
 
 
 async def _on_validation_error(request: Request, exc: Exception) -> Response:
-    """FastAPI's own checks of query and path parameters; bodies go through ``from_validation_error``."""
+    """Handles FastAPI's own checks of query and path parameters; ``from_validation_error`` handles bodies."""
     errors: Sequence[Any] = getattr(exc, "errors", list)()
     return error_response(from_parameter_error(errors[0] if errors else {}))
 
@@ -75,19 +75,19 @@ async def _on_client_disconnect(request: Request, exc: Exception) -> Response:
 
 
 async def _on_unexpected(request: Request, exc: Exception) -> Response:
-    # The route's template: what the caller sent has no place in the log.
+    # Logs the route's template, because text of the caller must not be logged.
     logger.error("unhandled error on %s", getattr(request.scope.get("route"), "path", "no route"), exc_info=exc)
     response = error_response(ApiError("Internal server error.", code="internal_error"))
-    # This reply is made outside the middleware that stamps the id on all others.
+    # This reply bypasses the middleware that adds the id to all others.
     response.headers["x-request-id"] = str(request.scope.get("state", {}).get("request_id", ""))
     return response
 
 
 def install_handlers(app: Starlette, parameter_error: type[Exception] | None = None) -> None:
-    """Every non-2xx reply of the app goes through one of these.
+    """Registers the handlers; every non-2xx reply of the app passes through one of these.
 
     Args:
-        parameter_error: what the app's framework raises for query and path parameters. Passed in, because the gateway
+        parameter_error: exception of the app's framework for query and path parameters. Passed in, because the gateway
             runs without FastAPI.
     """
     app.add_exception_handler(ApiError, _on_api_error)

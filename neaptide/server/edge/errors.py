@@ -1,7 +1,7 @@
 """Errors that callers see.
 
-ApiError                          any status; carries message, type, param and code
-├── InvalidRequestError           400  the request cannot be understood or asks for what is not offered
+ApiError                          any status; has message, type, param and code
+├── InvalidRequestError           400  the request is malformed or asks for something that is not offered
 │   ├── ContextLengthError        400  the prompt alone does not fit the model's context
 │   └── UnsupportedParameterError 400  a valid OpenAI parameter that this server does not enforce
 ├── AuthenticationError           401  key missing or unknown
@@ -13,14 +13,14 @@ ApiError                          any status; carries message, type, param and c
 ├── UnsupportedEncodingError      415  compressed bodies
 ├── HeadersTooLargeError          431
 ├── OverloadedError               429  flex work that is shed, or 503 for online work; retrying later helps
-├── EngineFailedError             500  the engine gave up on this request
+├── EngineFailedError             500  the engine could not complete this request
 └── UnavailableError              503  starting, restarting or shutting down
 
-Messages come from fixed texts and never repeat what the caller sent: an echoed body is a way to make a
-small request cost a large reply, and a way for secrets to reach logs.
+Messages are fixed texts and never repeat the caller's text. An echoed body would let a small request cause a large
+reply, and would bring secrets into logs.
 
-No web framework here: the process that checks batch files raises these too, and would spend most of its start on it.
-How an error becomes a reply stands in ``error_replies``.
+This module imports no web framework: the process that checks batch files raises these errors too, and importing one
+would take most of its start time. ``error_replies`` turns errors into replies.
 """
 
 from collections.abc import Mapping
@@ -37,13 +37,13 @@ MAX_PARAM_CHARS = 96
 
 
 class ApiError(Exception):
-    """A reply other than success: ``{"error": {"message", "type", "param", "code"}}``, all four keys always."""
+    """An error reply: ``{"error": {"message", "type", "param", "code"}}``, always with all four keys."""
 
     status = 500
     type = "server_error"
     code: str | None = None
     is_passing = False
-    """A fault of ours or of the hour, and none of the request, which may be answered later: see ``is_passing``."""
+    """Whether the error is temporary and not the request's fault; see ``is_passing``."""
 
     def __init__(
         self,
@@ -60,12 +60,12 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> ErrorReply:
-        """The envelope; also the data of an SSE error event and the body of a failed batch line."""
+        """The error's JSON object; also the data of an SSE error event and the body of a failed batch line."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
 class InvalidRequestError(ApiError):
-    """The request cannot be understood, or asks for what is not offered."""
+    """The request is malformed or asks for something that is not offered."""
 
     status = 400
     type = "invalid_request_error"
@@ -91,7 +91,7 @@ class AuthenticationError(ApiError):
 
 
 class PermissionDeniedError(ApiError):
-    """A known caller without the right."""
+    """The caller is known but lacks the right."""
 
     status = 403
     type = "permission_error"
@@ -113,7 +113,7 @@ class RequestTimeoutError(ApiError):
 
 
 class ConflictError(ApiError):
-    """The SDK would retry a plain 409; the header tells it not to."""
+    """The request conflicts with the state. The header keeps the SDK from retrying, as it does after a plain 409."""
 
     status = 409
     type = "invalid_request_error"
@@ -131,7 +131,7 @@ class PayloadTooLargeError(ApiError):
 
 
 class UnsupportedEncodingError(ApiError):
-    """The body is compressed: small ones could unpack to anything."""
+    """The body is compressed; a small one could unpack to any size."""
 
     status = 415
     type = "invalid_request_error"
@@ -160,9 +160,9 @@ class OverloadedError(ApiError):
 
 
 class EngineFailedError(ApiError):
-    """The engine gave up on this request: 500, or 400 where the request's own grammar is at fault.
+    """The engine could not complete this request: 500, or 400 if the request's own grammar is at fault.
 
-    ``reason`` is the engine's own: one of its codes reaches the caller, any other text does not.
+    ``reason`` comes from the engine. The caller sees it only if it is a known code.
     """
 
     code = "engine_error"
@@ -171,18 +171,18 @@ class EngineFailedError(ApiError):
         code = reason if reason in (GRAMMAR_ERROR, NUMERICAL_ERROR, INTERNAL_ERROR, OUT_OF_MEMORY) else None
         text = "The engine could not complete this request."
         if code == GRAMMAR_ERROR:
-            # It follows from the request alone, and from the tokens that it led to.
+            # The cause is the request alone, with the tokens that it led to.
             self.status, self.type = 400, InvalidRequestError.type
-            text = "The schema or grammar cannot be followed to an end: it is too complex, or leads nowhere."
+            text = "The output could not follow the schema or grammar to its end: it is too complex or has no end."
         if code == OUT_OF_MEMORY:
-            text = "The device's memory does not hold what this request takes."
-        # It would fail again, and might take others with it.
+            text = "This request needs more memory than the device has."
+        # A retry would fail again, and might take other requests with it.
         headers = {"x-should-retry": "false"}
         super().__init__(text, code=code, headers=headers)
 
 
 class UnavailableError(ApiError):
-    """Starting, restarting or shutting down."""
+    """The server is starting, restarting or shutting down."""
 
     status = 503
     code = "engine_unavailable"
@@ -193,48 +193,48 @@ class UnavailableError(ApiError):
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether it is no fault of the request that met it: the same request may succeed later.
+    """Whether the error is temporary and not the request's fault, so that the same request may succeed later.
 
-    An online request is told so, and may be sent again. A line of a batch that was accepted is not ended by it: its
-    step is repeated. A file that is not there passes, too: that its row is gone is another error (``NotFoundError``).
+    An online caller is told so and may retry. A line of an accepted batch is not ended by it: its step is repeated. A
+    missing file counts as temporary, too; a missing file record is another error (``NotFoundError``).
     """
     return error.is_passing if isinstance(error, ApiError) else isinstance(error, OSError)
 
 
 NOT_BEGUN = "x-neaptide-not-begun"
-"""Header of a refusal before anything was done: another server may be asked, whatever the request."""
+"""Header of a refusal before any work was done, after which any request may be sent to another server."""
 
 
 def server_stops() -> UnavailableError:
-    """The refusal of new work by a server that is about to end."""
+    """Error for new work while the server shuts down."""
     error = UnavailableError("The server is shutting down.", code="server_shutdown")
     error.headers[NOT_BEGUN] = "true"
     return error
 
 
 def model_not_found(served: str) -> NotFoundError:
-    """The error for a model that is not served; ``served`` is."""
+    """Error for an unknown model; names the served one."""
     message = f"The requested model is not served here; this server serves {served!r}."
     return NotFoundError(message, param="model", code="model_not_found")
 
 
 def local_callers_only() -> PermissionDeniedError:
-    """The refusal of an operator's request that came from another machine to a server without keys. What comes through
-    a container's bridge or a proxy's port looks like that, too."""
+    """Error for an operator's request from another machine to a server without keys. Requests through a container's
+    bridge or a proxy look like that, too."""
     message = (
-        "This server has no keys, so only callers on its own machine may do this. "
-        "Started with a key that has the mark admin (--api-key KEY:admin), it lets that key's holders."
+        "This server has no API keys, so only callers on its own machine may do this. "
+        "Start it with an admin key (--api-key KEY:admin) to allow that key's holders."
     )
     return PermissionDeniedError(message, code="local_callers_only")
 
 
 def engine_unavailable() -> UnavailableError:
-    """The error while no engine is attached."""
+    """Error while no engine is attached."""
     return UnavailableError("The engine is starting or restarting; try again in a few seconds.")
 
 
 def engine_lost(error: EngineUnavailableError) -> UnavailableError:
-    """The error for a request whose engine is gone. The SDK is kept from killing the next one with it."""
+    """Error for a request whose engine has died. Tells the SDK not to retry a request that may have killed it."""
     reply = engine_unavailable()
     if error.may_have_caused_it:
         reply.headers["x-should-retry"] = "false"
@@ -245,10 +245,10 @@ def engine_lost(error: EngineUnavailableError) -> UnavailableError:
 
 
 def from_validation_error(exc: ValidationError, body: object) -> InvalidRequestError:
-    """The one most specific error of a pydantic failure, in OpenAI's words.
+    """The most specific error of a pydantic failure, in OpenAI's words.
 
-    A union reports every branch. The one that the caller meant reached deepest into the body; of equals it is
-    the one that found the right type.
+    A union reports every branch. The caller meant the branch that reached deepest into the body; among equals, the one
+    with the right type.
     """
     found = [(_path_in_body(error["loc"], body, error["type"]), error) for error in exc.errors(include_url=False)]
     path, error = max(found, key=lambda item: (len(item[0]), _code(item[1]["type"]) != "invalid_type"))
@@ -257,14 +257,14 @@ def from_validation_error(exc: ValidationError, body: object) -> InvalidRequestE
 
 
 def from_parameter_error(error: Mapping[str, Any]) -> InvalidRequestError:
-    """The same for one entry of FastAPI's own checks of query and path parameters."""
+    """The error of one entry of FastAPI's own checks of query and path parameters."""
     param = ".".join(_printable(str(part)) for part in error.get("loc", ())[1:]) or None
     kind = str(error.get("type", ""))
     return InvalidRequestError(_message(kind, str(error.get("msg", "")), param), param=param, code=_code(kind))
 
 
 def _path_in_body(loc: tuple[int | str, ...], body: object, error_type: str) -> list[str]:
-    """The part of ``loc`` that names places in the body; the rest are names of union branches."""
+    """The part of ``loc`` with keys of the body; the rest are names of union branches."""
     path: list[str] = []
     current = body
     for place, part in enumerate(loc):
@@ -295,7 +295,7 @@ def _code(error_type: str) -> str:
 def _message(error_type: str, text: str, param: str | None) -> str:
     if error_type == "missing":
         return f"Missing required parameter: '{param}'."
-    # Only these texts are built from the schema alone; others may quote the input.
+    # Only these texts come from the schema alone; others may quote the input.
     safe = error_type.endswith(("_type", "_than", "_than_equal", "too_short", "too_long", "literal_error"))
     safe = safe or error_type in ("finite_number", "int_from_float", "int_parsing", "string_pattern_mismatch")
     detail = text if safe else "Invalid value"

@@ -1,7 +1,7 @@
-"""One piece of work at a time, tenants by turns: one tenant's queue delays another's next piece by one piece.
+"""A queue that runs one task at a time, with fair turns between tenants.
 
-Fair queueing by virtual time: the tenant that has been served for the least time, by its weight, is next. A tenant that
-comes begins with the least of those that are there: what it did not use before, it does not get later.
+Fair queueing by virtual time: the tenant with the least served time, divided by its weight, is next. A new tenant
+starts at the least value of those present, so unused time is not saved.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from neaptide.server.edge.errors import OverloadedError
 
 
 class FairQueue:
-    """Event loop only.
+    """Fair queue of turns. Event loop only.
 
     Args:
-        weights: by tenant, where it is not 1: of two that wait, one of weight 2 is served for twice the time.
+        weights: by tenant; 1 unless given. While both wait, a tenant of weight 2 is served for twice the time.
     """
 
     def __init__(self, weights: Mapping[str, float] = MappingProxyType({})) -> None:
@@ -26,17 +26,17 @@ class FairQueue:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._at_work: str | None = None
         self._served_s: dict[str, float] = {}
-        """By tenant and weight, since the queue was last empty."""
+        """Served time divided by weight, by tenant, since the queue was last empty."""
 
     @asynccontextmanager
     async def turn(self, tenant: str, within_s: float | None = None) -> AsyncIterator[None]:
         """Holds the tenant's turn.
 
         Args:
-            within_s: the longest wait for it.
+            within_s: longest wait for it.
 
         Raises:
-            OverloadedError: the turn has not come within that time.
+            OverloadedError: the turn did not come within that time.
         """
         try:
             async with asyncio.timeout(within_s):
@@ -77,7 +77,7 @@ class FairQueue:
         self._served_s[tenant] = max(self._served_s.get(tenant, 0.0), least_s)
 
     def _pass_on(self) -> None:
-        """The turn has ended: gives the next one."""
+        """Ends the turn and starts the next one."""
         self._at_work = None
         while self._waiting and self._at_work is None:
             tenant = min(self._waiting, key=self._served_s.__getitem__)

@@ -4,11 +4,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class _Enough(Exception):
-    """The headers have been sent; what the route would go on to send is not wanted."""
+    """The headers have been sent; the rest of the route's reply is not needed."""
 
 
 class HeadMiddleware:
-    """Innermost of ours: the routes see a GET, everything around them the HEAD that came."""
+    """Innermost middleware: the routes see a GET, the outer layers see the HEAD."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,10 +1,10 @@
-"""Which ``Host`` headers are ours, and which web pages may send requests that change something.
+"""Checks of the ``Host`` header, and of web pages that send requests with side effects.
 
-A web page can give a name of its own the address 127.0.0.1 and so reach a server that listens there without keys
-(DNS rebinding). The browser sends the page's name as ``Host``, which tells.
+A web page can map its own name to 127.0.0.1 and so reach a server that listens there without keys (DNS rebinding).
+The browser then sends the page's name as ``Host``.
 
-A browser sends a page's form or file to any server that it reaches, without asking, and puts the page's site in
-``Origin`` and its relation to the server in ``Sec-Fetch-Site``. Pages can set neither.
+A browser sends a page's form or file to any server without asking. It adds the page's site as ``Origin`` and its
+relation to the server as ``Sec-Fetch-Site``. Pages cannot set either.
 """
 
 from collections.abc import Sequence
@@ -30,20 +30,21 @@ def is_loopback(name: str) -> bool:
 
 
 class HostFilter:
-    """Admits loopback names and the names that an operator adds."""
+    """Accepts loopback names and the names that an operator adds."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self._names = frozenset(name.lower() for name in names)
 
     @classmethod
     def of_settings(cls, names: Sequence[str], *, bound_to: str, keys_required: bool) -> "HostFilter | None":
-        """None admits every name: where ``*`` is set, and by default unless every caller on loopback is let in."""
+        """The filter for the settings. None accepts every name: if ``*`` is set, or by default unless all loopback
+        callers are accepted."""
         if "*" in names or (not names and (keys_required or not is_loopback(bound_to))):
             return None
         return cls(names)
 
     def admits(self, host: str | None) -> bool:
-        """Whether a ``Host`` header is ours. A client that sends none is no browser."""
+        """Whether a ``Host`` header is accepted. A client that sends none is not a browser."""
         if host is None:
             return True
         name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
@@ -52,17 +53,17 @@ class HostFilter:
 
 
 class OriginFilter:
-    """Admits the server's own pages, pages of the sites in ``allowed`` (``*`` is any), and clients that are no
+    """Accepts the server's own pages, pages of the sites in ``allowed`` (``*`` is any), and clients that are not
     browsers."""
 
     def __init__(self, allowed: Sequence[str] = ()) -> None:
         self._allowed = frozenset(allowed)
 
     def refusal(self, method: str, headers: Headers) -> PermissionDeniedError | None:
-        """The answer to a request that changes something for a page of another site; None admits the request."""
+        """The error for a request with side effects from a page of another site; None accepts the request."""
         if method in _READS or self._admits(headers):
             return None
-        text = "A page of another site may not do this. The server's setting cors_origins names the sites that may."
+        text = "Pages of other sites may not do this. Allow sites with the server's setting cors_origins."
         return PermissionDeniedError(text, code="cross_site_request")
 
     def _admits(self, headers: Headers) -> bool:
@@ -71,7 +72,7 @@ class OriginFilter:
             return True
         if site is not None:
             return site in ("same-origin", "none")
-        # Browsers leave the relation out where there is no TLS.
+        # Browsers omit the relation without TLS.
         return origin is None or is_own(origin, headers.get("host", ""))
 
 

@@ -1,7 +1,7 @@
-"""Our own JSON parse step, for every JSON route and every line of a batch file.
+"""Strict JSON parser, for every JSON route and every line of a batch file.
 
-The standard parser accepts what breaks later: NaN, lone surrogates (no tokenizer or database encodes them),
-numbers beyond 64 bits, duplicate keys of which the last silently wins.
+The standard parser accepts input that fails later: NaN, lone surrogates (no tokenizer or database encodes them),
+numbers beyond 64 bits, and duplicate keys, of which it keeps the last.
 """
 
 import json
@@ -21,11 +21,11 @@ MAX_BODY_BYTES = 20 << 20
 MAX_DEPTH = 96
 MAX_STRUCTURE = 1 << 20
 _WEIGHTS = {b",": 1, b":": 8, b"[": 16, b"{": 16}
-"""About how long the parser takes for what each of these begins. It lets no other thread run meanwhile."""
+"""Relative parse time of what each character begins. The parser blocks all other threads meanwhile."""
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 _INLINE_BYTES = 16 << 10
 _INTEGER_CHARS = 400
-"""Of integers that are read exactly: longer ones are beyond what a double holds."""
+"""Longest integer that is read exactly; longer ones exceed the range of a double."""
 
 
 class _DuplicateKeyError(ValueError):
@@ -41,7 +41,7 @@ def _any_real(text: str) -> float:
 
 
 class _Suspicion:
-    """Notes while parsing what has to be looked for afterwards, when its path can be named."""
+    """Records problems while parsing; their paths are found afterwards."""
 
     def __init__(self) -> None:
         self.bad_number = self.no_number = False
@@ -57,7 +57,7 @@ class _Suspicion:
         return value
 
     def integer(self, text: str) -> int | float:
-        # int() refuses very long digit strings with an error of its own; 20 characters hold any int64.
+        # int() refuses very long digit strings with another error; 20 characters hold any int64.
         value = int(text) if len(text) <= 20 else INT64_MAX + 1
         if not INT64_MIN <= value <= INT64_MAX:
             self.bad_number = True
@@ -72,13 +72,13 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_json(raw: bytes, *, of_a_model: bool = False) -> object:
-    """The parsed document: UTF-8, finite 64-bit numbers, unique keys, bounded depth, no lone surrogates.
+    """Parses a document with UTF-8, finite 64-bit numbers, unique keys, bounded depth and no lone surrogates.
 
-    ``of_a_model`` takes what models write as well: numbers of any size (beyond a double's range the last one in it) and
-    repeated keys, of which the last counts.
+    ``of_a_model`` also accepts what models write: numbers of any size (clamped to a double's range) and repeated keys,
+    of which the last counts.
 
     Raises:
-        InvalidRequestError: anything else; ``param`` names the place where that is known.
+        InvalidRequestError: any other document; ``param`` names the place if it is known.
     """
     _check_structure(raw)
     suspicion = _Suspicion()
@@ -108,7 +108,7 @@ def parse_json(raw: bytes, *, of_a_model: bool = False) -> object:
 
 
 def parse_object(raw: bytes, *, of_a_model: bool = False) -> dict[str, Any]:
-    """``parse_json`` where an object has to come."""
+    """``parse_json`` for a document that must be an object."""
     document = parse_json(raw, of_a_model=of_a_model)
     if not isinstance(document, dict):
         raise InvalidRequestError("The request body must be a JSON object.", code="invalid_type")
@@ -116,7 +116,7 @@ def parse_object(raw: bytes, *, of_a_model: bool = False) -> dict[str, Any]:
 
 
 async def read_object(request: Request, tenant: str) -> dict[str, Any]:
-    """The JSON object that a request carries.
+    """The JSON object in a request's body.
 
     Raises:
         PayloadTooLargeError: more than 20 MiB, by ``Content-Length`` or by count.
@@ -126,7 +126,7 @@ async def read_object(request: Request, tenant: str) -> dict[str, Any]:
 
 
 async def read_json(request: Request) -> bytes:
-    """What a request carries, which says that it is JSON.
+    """The body of a request whose headers declare JSON.
 
     Raises:
         PayloadTooLargeError, InvalidRequestError: as ``read_object``.
@@ -136,7 +136,7 @@ async def read_json(request: Request) -> bytes:
 
 
 async def parse_aside(raw: bytes, threads: BodyThreads, tenant: str, cost: Cost | None = None) -> dict[str, Any]:
-    """``parse_object``, in a thread where it takes time; what it takes is added to ``cost``."""
+    """``parse_object``, in a thread if the body is long; adds the time to ``cost``."""
     work = (cost or Cost()).of(partial(parse_object, raw))
     if len(raw) <= _INLINE_BYTES:
         return work()
@@ -144,7 +144,7 @@ async def parse_aside(raw: bytes, threads: BodyThreads, tenant: str, cost: Cost 
 
 
 async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
-    """The whole body. Raises PayloadTooLargeError as soon as the limit is known to be passed."""
+    """The whole body. Raises PayloadTooLargeError as soon as it exceeds the limit."""
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > limit):
         raise PayloadTooLargeError(f"The request body is larger than {limit} bytes.")
@@ -159,13 +159,13 @@ async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
 def _check_headers(request: Request) -> None:
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise UnsupportedEncodingError("Compressed request bodies are not accepted.")
-    # Also what keeps other origins' pages out: a browser must ask before it sends this content type.
+    # This also keeps other origins' pages out: a browser must ask before it sends this content type.
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise InvalidRequestError("Content-Type must be application/json.", code="invalid_content_type")
 
 
-# ---- looking for what the parser let through -------------------------------------------------------------
+# ---- checks after parsing -------------------------------------------------------------------------------
 
 
 def _refuse_depth() -> NoReturn:
@@ -173,10 +173,10 @@ def _refuse_depth() -> NoReturn:
 
 
 def _check_structure(raw: bytes) -> None:
-    """Refuses bodies of very many values, keys and lists, which are none that any route could use."""
+    """Refuses bodies with more values, keys and lists than any route could use."""
     if len(raw) * max(_WEIGHTS.values()) <= MAX_STRUCTURE or _weight(raw) <= MAX_STRUCTURE:
         return
-    # It may be one long text about such things. Without escapes, every second part between quotes is no text.
+    # The marks may be inside one long text. Without escapes, every second part between quotes is text.
     parts = raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"', 2 * MAX_STRUCTURE)
     if len(parts) > 2 * MAX_STRUCTURE or _weight(b"".join(parts[::2])) > MAX_STRUCTURE:
         raise InvalidRequestError("The JSON body has too many values.", code="invalid_json")
@@ -213,7 +213,7 @@ def _is_bad_text(node: object) -> bool:
 
 
 def _refuse_where(document: object, is_bad: Callable[[object], bool], message: str) -> None:
-    """Depth is bounded by now, so a stack of (path, node) stays small."""
+    """Raises for the first bad node. The depth is bounded by now, so the stack of (path, node) stays small."""
     stack: list[tuple[tuple[str, ...], object]] = [((), document)]
     while stack:
         path, node = stack.pop()

@@ -1,5 +1,4 @@
-"""What surrounds every exchange: its target, the ``Host`` that it names and the page that sends it, a request id on the
-reply, its time and status."""
+"""Outermost middleware: checks target, ``Host`` and origin of a request; adds a request id and measures its time."""
 
 import asyncio
 import re
@@ -24,16 +23,16 @@ from neaptide.server.observe.metrics_http import HttpMetrics
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 << 10
-"""The parser has the same limit, but holds it against incomplete headers only: the last read may go beyond."""
+"""The parser has this limit too, but only for incomplete headers: the last read may exceed it."""
 PROBES_ONLY = "probes_only"
-"""Key of a request's state: its connection is above the cap and may only ask how the server is."""
+"""Key in a request's state: its connection is above the cap, so only probes and metrics are allowed."""
 _CLIENT_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ABSOLUTE_FORM = re.compile(rb"(?i)https?://([^/?#@\\\s]+)(/.*)?")
 _END = {"Connection": "close"}
 
 
 class EdgeMiddleware:
-    """Outermost of ours; pure ASGI, so that disconnects reach the routes."""
+    """Outermost of our middlewares. It is pure ASGI, so that disconnects reach the routes."""
 
     def __init__(
         self,
@@ -84,11 +83,11 @@ class EdgeMiddleware:
             self._metrics.on_http(scope["method"], route, status, self._clock() - start_s)
 
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
-        """Why a request is answered before any route sees it."""
+        """Error for a request that is refused before routing; None accepts it."""
         if _too_large(scope["headers"]):
             return HeadersTooLargeError("The request headers are too large.", headers=_END)
         if "content-length" in headers and "transfer-encoding" in headers:
-            # A proxy may have read another end of this body: what follows on the connection cannot be trusted.
+            # A proxy may have found another end of this body, so the rest of the connection cannot be trusted.
             text = "Content-Length and Transfer-Encoding exclude each other."
             return InvalidRequestError(text, code="invalid_http", headers=_END)
         if self._hosts is not None and not self._hosts.admits(headers.get("host")):
@@ -102,12 +101,12 @@ class EdgeMiddleware:
 
 
 def new_request_id() -> str:
-    """An id for a reply to a client that sent none of its own."""
+    """An id for a request without an id of the client."""
     return f"req_{uuid.uuid4().hex}"
 
 
 def _take_absolute_form(scope: Scope) -> None:
-    """A target as proxies get it, ``http://host/path``, is as good as a path, and its host replaces the header's.
+    """Accepts an absolute target, ``http://host/path``, as proxies get it. Its host replaces the header's.
 
     RFC 9112, 3.2.2.
     """

@@ -1,7 +1,7 @@
-"""How long a caller of best-effort work is kept waiting for its first token.
+"""Longest wait of best-effort work for its first token.
 
-A client that waits for a whole reply gives up after its read timeout and sends the same request again, while the
-first one still holds its place. It is better told to come back just before that.
+After its read timeout, a client sends the same request again while the first one still waits. So the server refuses the
+first one just before that.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from starlette.datastructures import Headers
 from neaptide.server.edge.errors import OverloadedError
 
 _SHARE = 0.9
-"""Of the client's timeout: the answer needs time to reach it."""
+"""Part of the client's timeout that is used, because the reply takes time to reach it."""
 _RETRY_AFTER_S = 30
 
 _T = TypeVar("_T")
 
 
 def patience_s(headers: Headers, cap_s: float) -> float:
-    """Seconds from now until the first token must have come; the SDK says in a header how long it waits."""
+    """Seconds until the first token must have come. The SDK sends its read timeout in a header."""
     try:
         asked_s = float(headers.get("x-stainless-read-timeout", ""))
     except ValueError:
@@ -31,7 +31,7 @@ def patience_s(headers: Headers, cap_s: float) -> float:
 
 
 async def first_within(outputs: AsyncGenerator[_T, None], limit_s: float | None) -> AsyncGenerator[_T, None]:
-    """The same outputs, all of them, if the first comes within the limit; None is no limit.
+    """All outputs, if the first comes within the limit; None is no limit.
 
     Raises:
         OverloadedError: it did not, and ``outputs`` has been closed.

@@ -1,4 +1,4 @@
-"""Server-sent events, and what a reply does when its reader goes away."""
+"""Server-sent events, and the handling of disconnected clients."""
 
 import asyncio
 import contextlib
@@ -25,9 +25,9 @@ _T = TypeVar("_T")
 
 
 def event(data: object, name: str = "") -> bytes:
-    """One event with ``data`` as JSON, and a name if the API gives its events one.
+    """One event with ``data`` as JSON, and with a name if the API names its events.
 
-    Unicode's own line ends are escaped: readers that split lines as Python's ``splitlines`` does would see half an
+    Unicode's line separators are escaped: clients that split lines like Python's ``splitlines`` would see half an
     event.
     """
     encoded = msgspec.json.encode(data)
@@ -38,7 +38,7 @@ def event(data: object, name: str = "") -> bytes:
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
-    """The result of ``work``, which is cancelled if the client hangs up first.
+    """The result of ``work``, which is cancelled if the client disconnects first.
 
     Raises:
         ClientDisconnect: it did.
@@ -57,16 +57,16 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, _T]) -
 class EventStream(Response):
     """Sends ``events`` as they come, then ``[DONE]``.
 
-    The status line waits for the first event, so an error before it is still a reply with its own status;
-    only when the first event takes longer than ``keep_alive_s`` does the stream begin with a comment.
-    An error after that becomes an error event: a stream that just ended would look like success.
+    The status line waits for the first event, so an earlier error is a reply with its own status. If the first event
+    takes longer than ``keep_alive_s``, the stream begins with a comment. Later errors become error events: a stream
+    that just ended would look like success.
     """
 
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncGenerator[bytes, None], keep_alive_s: float) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        # A stream has no length; the base class counted its empty body.
+        # A stream has no length; the base class set that of its empty body.
         del self.headers["content-length"]
         self._events = events
         self._keep_alive_s = keep_alive_s
@@ -77,11 +77,11 @@ class EventStream(Response):
         try:
             await unless_disconnected(receive, self._write(output))
         except ClientDisconnect:
-            # The client is gone, and no handler could begin another reply.
+            # The client has disconnected, and no handler could start another reply.
             if not output.started:
                 raise
         except asyncio.CancelledError:
-            # The server's grace period is over. Without these words the cut would look like a network fault.
+            # The server's drain timeout is over. Without this event the end would look like a network fault.
             if output.started:
                 error = UnavailableError("The server is shutting down.", code="server_shutdown")
                 with contextlib.suppress(OSError):
@@ -111,7 +111,7 @@ class EventStream(Response):
 
 
 class _Output:
-    """The sending half of one stream. The lock keeps a keep-alive comment out of the middle of an event."""
+    """Sending side of one stream. The lock keeps keep-alive comments out of the middle of an event."""
 
     def __init__(self, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._send = send
@@ -155,7 +155,7 @@ class _Output:
 def _as_api_error(error: ApiError | EngineUnavailableError) -> ApiError:
     if isinstance(error, ApiError):
         return error
-    return UnavailableError("The engine stopped while it worked on this request; try again.")
+    return UnavailableError("The engine stopped while it processed this request; try again.")
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -1,22 +1,22 @@
-"""What a connection may cost: deadlines, sizes and a cap around uvicorn's h11 protocol, which has none of them.
+"""Limits of a connection: deadlines, sizes and a cap. Wraps uvicorn's h11 protocol, which has none of them.
 
-    a new connection    says something within ``header_s``
-    request headers     are complete ``header_s`` after their first byte
-    request body        never rests longer than ``body_idle_s``, and keeps a minimum rate
-    reply               never rests longer than ``write_idle_s`` while there is something to send
-    next request        comes within uvicorn's keep-alive time
+ a new connection    sends something within ``header_s``
+ request headers     are complete ``header_s`` after their first byte
+ request body        never pauses longer than ``body_idle_s``, and keeps a minimum rate
+ reply               never pauses longer than ``write_idle_s`` while there is something to send
+ next request        comes within uvicorn's keep-alive time
 
-A connection that misses one is told with 408 where no reply has begun, and cut. What has been replied to early (413,
-say) may go on sending for ``linger_s``: to close at once would reset the connection, and the reply would be lost on its
-way. But the reply to a request with ``Connection: close`` or of HTTP/1.0 closes at once: what is still being sent is
-lost, and the reply with it where the reset comes first.
+A connection that misses one gets 408 if no reply has begun, and is closed. After an early reply (413, say) the client
+may go on sending for ``linger_s``: closing at once would reset the connection and lose the reply. The reply to a
+request with ``Connection: close`` or of HTTP/1.0 closes at once. Unread data is then lost, and so is the reply if the
+reset comes first.
 
-Above the cap the connection that has been idle longest makes room: it waits between two requests, or has said nothing
-for ``silence_s``. Where none is idle, a few more may ask for probes and metrics, so that a full server does not look
-like a dead one.
+Above the cap the connection that has been idle longest is closed: one that waits between two requests, or has sent
+nothing for ``silence_s``. If none is idle, a few more may ask for probes and metrics, so that a full server does not
+look like a dead one.
 
 uvicorn has no interface for this. ``BoundedH11Protocol`` builds on the attributes and the order of calls of its h11
-protocol, so ``pyproject.toml`` admits only the minor version that the tests have passed with.
+protocol, so ``pyproject.toml`` accepts only the minor version that the tests have passed with.
 """
 
 import asyncio
@@ -42,46 +42,45 @@ from neaptide.server.edge.middleware import PROBES_ONLY, new_request_id
 from neaptide.server.observe.metrics_http import HttpMetrics
 
 MAX_READ_BYTES = 16 << 10
-"""Handled at once: a body of tiny chunks costs 10 us per chunk, and no other connection is served meanwhile."""
+"""Bytes processed at once. A body of tiny chunks costs 10 us per chunk and blocks other connections meanwhile."""
 MAX_UNSENT_BYTES = 16 << 10
-"""In the kernel, per connection. Beside it waits one message: the next ``send`` waits until that is gone."""
+"""Unsent bytes in the kernel, per connection. One more message waits here: the next ``send`` waits until it is gone."""
 PROBE_CONNECTIONS = 16
-"""Above the cap, for requests of probes and metrics."""
+"""Connections above the cap for probes and metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportLimits:
-    """Seconds are real time; see the module's table."""
+    """Limits of connections; seconds are real time. See the module's table."""
 
     max_connections: int = 4096
     silence_s: float = 1.0
-    """After so long a new connection that has said nothing is idle."""
+    """Time after which a new connection without data counts as idle."""
     header_s: float = 10.0
     body_idle_s: float = 30.0
     min_body_rate_bytes_per_s: float = 500.0
-    """Averaged over the body, after a first ``body_idle_s``."""
+    """Least average rate over the body, after a first ``body_idle_s``."""
     write_idle_s: float = 30.0
     linger_s: float = 30.0
-    """For the rest of a body that was replied to before its end."""
+    """Longest time for the rest of a body that was replied to early."""
     farewell_s: float = 1.0
-    """Between our last byte and the end of a connection that we end."""
+    """Time between the server's last byte and its close of a connection."""
 
 
 class BoundedH11Protocol(H11Protocol):
-    """One connection. Made by ``protocol_class``."""
+    """One connection, with limits. Made by ``protocol_class``."""
 
     limits: TransportLimits
     metrics: HttpMetrics
     idle: "dict[BoundedH11Protocol, float]"
-    """The server's connections that wait for a request, with nothing to send, and the time from which each may make
-    room; about in the order of that time."""
+    """Idle connections of the server, and the time from which each may be closed; roughly in the order of that time."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._timer: asyncio.TimerHandle | None = None
         self._read_due_s: float | None = None
         self._write_due_s: float | None = None
         self._waiting_for = "request"
-        """What ``_read_due_s`` is about; also the label of the metric."""
+        """What ``_read_due_s`` is a deadline for; also the label of the metric."""
         self._body_due_s = 0.0
         self._unsent_bytes = 0
         super().connection_made(transport)
@@ -96,10 +95,11 @@ class BoundedH11Protocol(H11Protocol):
         self._expect("request", self.limits.header_s)
 
     def _unsupported_upgrade_warning(self) -> None:
-        """None: clients that offer HTTP/2 with every request, as Java's do, are answered in HTTP/1.1 and content."""
+        """Suppresses the warning: clients that offer HTTP/2 with every request, as Java's do, are served with
+        HTTP/1.1."""
 
     def _make_room(self) -> bool:
-        """Closes the connection that has been idle longest; False if none is idle."""
+        """Closes the connection that has been idle longest; returns False if none is idle."""
         now_s = self.loop.time()
         longest = next((connection for connection, since_s in self.idle.items() if since_s <= now_s), None)
         if longest is not None:
@@ -115,7 +115,7 @@ class BoundedH11Protocol(H11Protocol):
             self._timer.cancel()
             self._timer = None
         super().connection_lost(exc)
-        # uvicorn forgets it after a reset; for a minute it would keep everything of this connection.
+        # After a reset, uvicorn would keep everything of this connection for a minute.
         self._unset_keepalive_if_required()
 
     # ---- reading ----
@@ -138,7 +138,7 @@ class BoundedH11Protocol(H11Protocol):
             self._expect("header", self.limits.header_s)
 
     def _rest(self) -> None:
-        """Between two requests: only uvicorn's keep-alive timer runs, which every byte stops."""
+        """Waits between two requests: only uvicorn's keep-alive timer runs, which every byte stops."""
         self._waiting_for, self._read_due_s = "", None
         self._note_rest()
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
@@ -155,7 +155,7 @@ class BoundedH11Protocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         cycle = self.cycle
-        super().on_response_complete()  # may begin with the next request, if it has been sent already
+        super().on_response_complete()  # This may begin the next request, if it has been sent already.
         if self._waiting_for == "farewell":
             return
         self._waiting_for, self._read_due_s = "", None
@@ -172,7 +172,7 @@ class BoundedH11Protocol(H11Protocol):
             self._note_rest()
 
     def _note_rest(self) -> None:
-        """Idle is what waits for another request and has nothing left to send."""
+        """Marks the connection as idle if it waits for another request and has nothing left to send."""
         has_replied = self.cycle is not None and self.cycle.response_complete
         if has_replied and self.conn.their_state is h11.IDLE and self._write_due_s is None:
             self.idle[self] = self.loop.time()
@@ -180,7 +180,7 @@ class BoundedH11Protocol(H11Protocol):
     # ---- writing ----
 
     def pause_writing(self) -> None:
-        """Called whenever the kernel did not take all: the transport's own buffer has no allowance."""
+        """Called whenever the kernel did not take all, because the transport's own buffer has no allowance."""
         super().pause_writing()
         self._unsent_bytes = self.transport.get_write_buffer_size()
         self._write_due_s = self.loop.time() + self.limits.write_idle_s
@@ -200,7 +200,7 @@ class BoundedH11Protocol(H11Protocol):
         self._arm()
 
     def _arm(self) -> None:
-        """A deadline that moves away leaves the timer alone: it looks again when it fires."""
+        """Sets the timer. It stays if the deadline moves later: it checks again when it fires."""
         due_s = min(due for due in (self._read_due_s, self._write_due_s) if due is not None)
         if self._timer is not None and self._timer.when() > due_s:
             self._timer.cancel()
@@ -225,7 +225,7 @@ class BoundedH11Protocol(H11Protocol):
             self._write_due_s = now_s + self.limits.write_idle_s
             return
         self._write_due_s = None
-        # Without this the kernel would go on offering what it has to a peer that takes nothing.
+        # Otherwise the kernel would go on offering data to a peer that takes nothing.
         peer = cast("socket.socket", self.transport.get_extra_info("socket"))
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._cut("slow_reader")
@@ -233,7 +233,7 @@ class BoundedH11Protocol(H11Protocol):
     def _on_read_due(self) -> None:
         reason, self._read_due_s = self._waiting_for, None
         if reason == "body" and self.flow.read_paused:
-            # It is the server that did not read on.
+            # The server itself paused reading.
             self._on_body(0, has_begun=True)
         elif reason in ("farewell", "linger"):
             self._cut(reason)
@@ -243,7 +243,7 @@ class BoundedH11Protocol(H11Protocol):
     # ---- the end ----
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn's reply to what is not HTTP, called while the parser's error is handled."""
+        """Replaces uvicorn's reply to invalid HTTP; called while the parser's error is handled."""
         if getattr(sys.exception(), "error_status_hint", 400) == 431:
             self._leave(HeadersTooLargeError("The request headers are too large."), "malformed")
         else:
@@ -256,7 +256,7 @@ class BoundedH11Protocol(H11Protocol):
             super().shutdown()
 
     def _leave(self, error: ApiError, reason: str) -> None:
-        """Says why, if no reply has begun, and ends the connection soon: see ``linger_s`` for why not now."""
+        """Sends the error if no reply has begun, and closes the connection soon; see ``linger_s`` for why not now."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self._cut(reason)
             return
@@ -267,7 +267,7 @@ class BoundedH11Protocol(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self.flow.resume_reading()  # to throw it away
+        self.flow.resume_reading()  # The data is discarded.
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._expect("farewell", self.limits.farewell_s)
@@ -283,7 +283,7 @@ class BoundedH11Protocol(H11Protocol):
 
 
 def protocol_class(transport_limits: TransportLimits, server_metrics: HttpMetrics) -> type[BoundedH11Protocol]:
-    """For ``uvicorn.Config(http=...)``, which makes the protocols itself."""
+    """The protocol class for ``uvicorn.Config(http=...)``, which makes the protocols itself."""
 
     class Protocol(BoundedH11Protocol):
         limits = transport_limits
@@ -300,15 +300,15 @@ def _prepare_socket(transport: asyncio.Transport) -> None:
     peer = cast("socket.socket", transport.get_extra_info("socket"))
     if peer.family not in (socket.AF_INET, socket.AF_INET6):
         return
-    # asyncio does this only for sockets whose protocol was named; else a body waits 40 ms behind its headers.
+    # asyncio does this only for sockets whose protocol was named. Otherwise a body waits 40 ms after its headers.
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-        # Only bounds what waits here; what is on its way may be more, so distance costs no throughput.
+        # This bounds only unsent data. Data in flight may be more, so distance costs no throughput.
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
 
 
 def _reply(error: ApiError) -> bytes:
-    """A whole reply by hand: the parser's state no longer allows one, or does not know of a request yet."""
+    """A whole reply made by hand, because the parser's state allows none or knows no request yet."""
     content = json.dumps(error.body()).encode()
     headers = {
         "Content-Type": "application/json",

@@ -1,4 +1,4 @@
-"""What the engine has said of one request and the server has not taken yet, in bounded memory."""
+"""Outputs of one request that the server has not read yet, in bounded memory."""
 
 import asyncio
 from typing import Generic, TypeVar
@@ -6,20 +6,20 @@ from typing import Generic, TypeVar
 from neaptide.engine.messages import RequestOutput
 
 MAX_BACKLOG_VALUES = 4096
-"""Token ids and log-probabilities that wait for a reader; about 256 KiB."""
+"""Most token ids and log-probabilities that wait for a reader; about 256 KiB."""
 
 _End = TypeVar("_End")
 
 
 class SlowReaderError(Exception):
-    """The reader was too far behind; what it has not read is lost."""
+    """The reader was too slow; the outputs that it has not read are lost."""
 
 
 class OutputBacklog(asyncio.Queue[RequestOutput | _End], Generic[_End]):
-    """Outputs of one request, and ends of another kind. Outputs that wait are merged into one.
+    """Queue of outputs of one request, and of ends of another type. Waiting outputs are merged into one.
 
-    So a slow reader gets fewer and larger pieces, and its backlog grows by its tokens only. Beyond
-    ``MAX_BACKLOG_VALUES`` it is ``overflowed`` and takes no more.
+    So a slow reader gets fewer and larger pieces, and only its tokens take memory. Beyond ``MAX_BACKLOG_VALUES`` the
+    queue is ``overflowed`` and takes no more.
     """
 
     def __init__(self) -> None:

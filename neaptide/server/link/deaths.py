@@ -1,4 +1,4 @@
-"""What the end of a process says against the work that it had in hand."""
+"""Evidence that the end of a process gives against its running requests."""
 
 import signal
 from enum import IntEnum
@@ -7,14 +7,14 @@ _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal
 
 
 class Evidence(IntEnum):
-    """How much an engine's death says against the requests of its last step."""
+    """Strength of the evidence that an engine's death gives against the requests of its last step."""
 
     EXCUSED = 0
-    """Something else in the step is the likelier cause."""
+    """Another request of the step is the likelier cause."""
     WEAK = 1
-    """It was killed from outside: by an operator, or by the kernel, which may have needed memory for others."""
+    """It was killed from outside: by an operator, or by the kernel for lack of memory."""
     STRONG = 2
-    """It crashed, gave up or hung."""
+    """It crashed, hung or exited with an error."""
 
 
 def cause_of_death(status: int | None) -> str:
@@ -32,5 +32,5 @@ def cause_of_death(status: int | None) -> str:
 
 
 def was_killed_from_outside(status: int | None) -> bool:
-    """Whether a process that ended with this status (minus the signal) was ended by another one."""
+    """Whether another process ended the process with this status (minus the signal)."""
     return status is not None and -status in _FROM_OUTSIDE

@@ -1,4 +1,4 @@
-"""What the engine is and has now, as far as it has said so."""
+"""Last reported state of the engine."""
 
 from collections.abc import Callable
 
@@ -10,22 +10,22 @@ NOTHING = Occupancy(*[0] * len(Occupancy.__struct_fields__))
 
 
 class EngineState:
-    """Subscribes to what the engine says of itself. Event loop only.
+    """Last reported state of the engine. Event loop only.
 
-    What is shown of an engine is read here and not off its last step: requests that leave between two steps may leave
-    none to run, and an engine that is gone has nothing.
+    Displays use this state and not the last step's. Requests that leave between steps may leave none to run, and a lost
+    engine has no state.
     """
 
     def __init__(self, client: EngineClient, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.is_up = False
         self.num_ready = 0
-        """Engines that have been ready. Without one the first still starts."""
+        """Number of engines that have been ready; 0 while the first one starts."""
         self.as_of_s = clock()
-        """When it last said what it has, or came or went."""
+        """When it last reported its state, started or ended."""
         self.occupancy: Occupancy | StepStats = NOTHING
         self.last_step: StepStats | None = None
-        """Of this engine."""
+        """Last step of the current engine."""
         client.subscribe(StepStats, self._on_stats)
         client.subscribe(Occupancy, self._on_occupancy)
         client.subscribe(EngineReady, self._on_engine_ready)
@@ -33,7 +33,7 @@ class EngineState:
 
     @property
     def age_s(self) -> float:
-        """Of what is known."""
+        """Time since ``as_of_s``."""
         return max(0.0, self._clock() - self.as_of_s)
 
     def _on_stats(self, stats: StepStats) -> None:

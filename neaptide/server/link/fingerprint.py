@@ -1,4 +1,4 @@
-"""Which model is served: a name says little, since another model may come under the same name."""
+"""Fingerprint of the served model, because another model may have the same name."""
 
 import hashlib
 from pathlib import Path
@@ -9,10 +9,10 @@ _SAMPLE_BYTES = 4096
 
 
 def model_fingerprint(directory: Path) -> str:
-    """A hash of what decides over answers: configuration, tokenizer, template and weights.
+    """Hash of everything that affects answers: configuration, tokenizer, template and weights.
 
-    Of the weights it reads sizes and 64 samples of each file, among them the header, so that it takes milliseconds:
-    fine-tuning moves all weights, and a copy of the same model has the same fingerprint.
+    Of the weights it reads sizes and 64 samples per file, including the header, which takes milliseconds. Fine-tuning
+    changes all weights, and a copy of a model has the same fingerprint.
 
     Raises:
         OSError: a file cannot be read.

@@ -1,8 +1,7 @@
-"""The interpreter that the engine process runs on: this one, or another whose packages would not go with ours.
+"""Python interpreter of the engine process: the server's own, or another for executors with conflicting packages.
 
-The other one has what the executor needs (vLLM, say) beside msgspec, numpy and pyzmq, and no web framework. Our own
-package is not installed there: the engine process imports the very code that this process runs, so that both always
-speak the same messages.
+The other one needs the executor's packages (vLLM, say), msgspec, numpy and pyzmq, and no web framework. Our own package
+is not installed there. The engine process imports the code that this process runs, so that both have the same messages.
 """
 
 import os
@@ -24,14 +23,14 @@ print("can run an engine")
 """
 
 WAITING_THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
-"""How compute threads wait for each other, with GNU's and with Intel's library. Those that spin for long take the cores
-from the API process on a small machine; those that sleep at once do so at every one of a step's hundreds of barriers. A
-decode of the 111M model by vLLM's worker with two threads took 114 to 128 ms asleep, 28 to 41 ms with these. They count
-only before torch is imported."""
+"""Environment variables for waiting compute threads, for GNU's and Intel's libraries; they work only before torch is
+imported. Threads that spin for long take the cores from the API process on a small machine. Threads that sleep at once
+do so at each of a step's hundreds of barriers. A decode of the 111M model by vLLM's worker with two threads took 114 to
+128 ms asleep, and 28 to 41 ms with these."""
 
 
 def wait_as_in_an_engine() -> None:
-    """For a process that computes itself; what the operator has set stays."""
+    """Sets ``WAITING_THREADS`` in a process that computes; the operator's values stay."""
     for name, value in WAITING_THREADS.items():
         os.environ.setdefault(name, value)
 
@@ -41,10 +40,10 @@ class InterpreterError(ValueError):
 
 
 class Interpreter:
-    """What an engine process is started with.
+    """Interpreter and environment of an engine process.
 
     Args:
-        path: of the interpreter; None is the one that runs this.
+        path: path of the interpreter; None is the one that runs this.
     """
 
     def __init__(self, path: str | None = None) -> None:
@@ -55,9 +54,10 @@ class Interpreter:
         return self._path or sys.executable
 
     def check(self) -> None:
-        """
+        """Checks the interpreter.
+
         Raises:
-            InterpreterError: no interpreter, one too old, or one that lacks what every engine needs.
+            InterpreterError: it is missing, too old, or lacks packages that every engine needs.
         """
         if self._path is None:
             return
@@ -78,10 +78,10 @@ class Interpreter:
             raise InterpreterError(one_line(f"engine_python = {self._path!r} cannot be used: {reason}"))
 
     def environment(self, directory: Path) -> Mapping[str, str]:
-        """Of an engine process; ``directory`` is private, and lives as long as it."""
+        """Environment of an engine process; ``directory`` is private and lives as long as the process."""
         environment = WAITING_THREADS | os.environ
         if self._path is not None:
-            # A folder with our package alone: none of the others that are installed beside it.
+            # A folder with our package alone, without the packages installed next to it.
             folder = directory / "python"
             folder.mkdir(exist_ok=True)
             link = folder / "neaptide"

@@ -1,4 +1,4 @@
-"""What room for online work the engine has, for whoever asks over HTTP. Nobody asks, and it costs nothing."""
+"""Answers capacity queries over HTTP. Costs nothing without queries."""
 
 import asyncio
 import contextlib
@@ -10,34 +10,36 @@ from neaptide.server.link.engine_client import EngineClient, EngineUnavailableEr
 from neaptide.server.link.events import EngineLost
 
 EVERY_S, CACHED_EVERY_S = 0.02, 0.5
-"""The engine is asked no more often, whoever asks; what its cache holds takes it a millisecond to say."""
+"""Least time between two queries to the engine, without and with its cached blocks, whose list takes it a
+millisecond."""
 ANSWER_S = 1.0
-"""The engine answers after its step. Where that takes longer, what it said before has to do."""
+"""Longest wait for the engine, which answers after its step. Later, its last answer is used."""
 
 
 class Seen(NamedTuple):
-    """What the engine said, and when."""
+    """An answer of the engine, and when it came."""
 
     room: Room
     at_s: float
 
 
 class RoomDesk:
-    """Subscribes to the engine's answers. Event loop only."""
+    """Queries the engine's capacity. Event loop only."""
 
     def __init__(self, client: EngineClient, clock: Callable[[], float]) -> None:
         self._client = client
         self._clock = clock
         self._seen: dict[bool, Seen] = {}
-        """The last words, by whether they say what is cached."""
+        """Last answers, by whether they include the cached blocks."""
         self._waiting: dict[bool, set[asyncio.Future[Seen]]] = {False: set(), True: set()}
         client.subscribe(Room, self._on_room)
         client.subscribe(EngineLost, self._on_engine_lost)
 
     async def ask(self, with_cached: bool) -> Seen:
-        """
+        """The engine's capacity.
+
         Raises:
-            EngineUnavailableError: there is no engine, or it has not said anything yet.
+            EngineUnavailableError: there is no engine, or it has not answered yet.
         """
         seen = self._seen.get(with_cached)
         every_s = CACHED_EVERY_S if with_cached else EVERY_S
@@ -51,7 +53,7 @@ class RoomDesk:
                 return await answer
         except TimeoutError:
             if seen is None:
-                raise EngineUnavailableError("the engine has not said what room it has") from None
+                raise EngineUnavailableError("the engine has not reported its capacity yet") from None
             return seen
         finally:
             self._waiting[with_cached].discard(answer)

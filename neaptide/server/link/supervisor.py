@@ -1,4 +1,4 @@
-"""Starts the engine process, watches it, and starts it again when it ends."""
+"""Starts the engine process, watches it, and restarts it when it ends."""
 
 import asyncio
 import contextlib
@@ -37,29 +37,29 @@ from neaptide.server.observe.logs import one_line
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
-"""From one look at a silent engine to the next. A look that comes later tells that this process stood still."""
+"""Time between two checks of a silent engine. A late check shows that this process itself was stopped."""
 DUMP_S = 0.5
-"""For a silent engine to write down where it stands, before it is killed."""
+"""Time for a silent engine to dump its stacks before it is killed."""
 SHUTDOWN_TIMEOUT_S = 5.0
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 30.0
 LONGEST_SERVING_BACKOFF_S = 2.0
-"""Of an engine that was ready before it ended: whatever killed it is found by the engines that follow."""
+"""Longest back-off after an engine that had been ready: whatever killed it will happen to the next engines too."""
 STABLE_S = 60.0
-"""An engine that lived so long starts the back-off anew."""
+"""Life of an engine after which the back-off starts again."""
 MAX_FAILED_STARTS = 5
-"""After this many engines in a row that did not become ready, a new process of the server is the better hope."""
+"""Number of consecutive failed starts after which restarting the server process is more promising."""
 
 
 class EngineStartError(Exception):
-    """The engine refused its configuration; starting it again would not help. Carries one clear line."""
+    """The engine refused its configuration, so a restart would not help. Carries one clear line."""
 
 
 class _Engine:
-    """One life of the engine process, and the socket to it.
+    """One engine process, and the socket to it.
 
-    The socket is read by the event loop itself: a future, a task and a timer for every message would take longer than
-    all else that is done for a token here.
+    The event loop itself reads the socket. A future, a task and a timer per message would take longer than all other
+    work on a token here.
     """
 
     def __init__(
@@ -80,23 +80,25 @@ class _Engine:
         self._listener: Callable[[FromEngine], None] | None = None
         self._watchdog = Watchdog(longest_silence_s, self._loop.time())
         self.failed: asyncio.Future[Any] = self._loop.create_future()
-        """Has an exception once a message could not be taken."""
+        """Gets an exception if a message could not be processed."""
         self._fd = int(socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._read)
 
     def listen(self, listener: Callable[[FromEngine], None] | None) -> None:
-        """From now on it hears every message; without one they wait."""
+        """Sets the listener of all later messages; without one they wait."""
         self._listener = listener
         self._read()
 
     def send(self, message: ToEngine) -> None:
-        """As in ``EngineLink``."""
         self.reaches(message)
 
     def reaches(self, message: ToEngine) -> bool:
-        """Sends, and says whether there is an engine at the other end. The queue is unbounded, so this never waits; but
-        the queue is the other end's, and there is none before the engine has connected or after it has gone."""
-        # The descriptor tells of changes, and sending takes notice of those that came meanwhile.
+        """Sends a message; returns whether an engine is connected.
+
+        The queue is unbounded, so this never waits. But it belongs to the connection: there is none before the engine
+        has connected or after it has ended.
+        """
+        # The descriptor signals changes, and sending consumes those that came meanwhile.
         self._loop.call_soon(self._read)
         try:
             self._socket.send(to_engine_encoder.encode(message), zmq.NOBLOCK)
@@ -106,12 +108,12 @@ class _Engine:
         return True
 
     def hear_out(self) -> None:
-        """Takes all messages that are there: of a process that has ended."""
+        """Processes all messages that a process left when it ended."""
         while self._take():
             pass
 
     def _read(self) -> None:
-        """Takes one message: what follows from it goes first, then comes the next."""
+        """Processes one message, and schedules the next after its consequences."""
         if self._take():
             self._loop.call_soon(self._read)
 
@@ -135,7 +137,7 @@ class _Engine:
         self._watchdog.hear(self._loop.time(), message.stats if isinstance(message, StepOutputs) else ())
 
     async def hang_or(self, ended: set[asyncio.Future[Any]]) -> None:
-        """Returns when the engine has been silent for too long, or when one of these has ended."""
+        """Returns when the engine has been silent for too long, or when one of ``ended`` is done."""
         while (left_s := self._left_s()) > 0.0:
             began_s, look_s = self._loop.time(), min(left_s, LOOK_S)
             done, _ = await asyncio.wait(ended, timeout=look_s, return_when=asyncio.FIRST_COMPLETED)
@@ -147,16 +149,16 @@ class _Engine:
         return self._watchdog.left_s(read_witness(self._witness_fd).predicted_s, self._loop.time())
 
     async def dump_stacks(self) -> None:
-        """Lets a silent engine tell on stderr where it stands, if it still can."""
+        """Makes a silent engine dump its stacks to stderr, if it still can."""
         with contextlib.suppress(ProcessLookupError, TimeoutError):
             self.process.send_signal(signal.SIGUSR1)
             async with asyncio.timeout(DUMP_S):
                 await self.process.wait()
 
     async def end(self) -> tuple[list[str], Evidence]:
-        """Kills the process if it still runs; returns the requests of the step that it did not survive.
+        """Kills the process if it still runs; returns the requests of the step that it crashed in.
 
-        The evidence against them is weak if it had been killed already, by another than us.
+        The evidence against them is weak if another process had killed it before.
         """
         evidence = Evidence.WEAK if was_killed_from_outside(self.process.returncode) else Evidence.STRONG
         await end_child(self.process)
@@ -169,7 +171,7 @@ class _Engine:
 
 
 class Supervisor:
-    """Keeps one engine running behind an ``EngineClient`` from ``start`` to ``stop``."""
+    """Keeps one engine running for an ``EngineClient``, from ``start`` to ``stop``."""
 
     def __init__(
         self,
@@ -183,8 +185,8 @@ class Supervisor:
         self._interpreter = interpreter or Interpreter()
         self._longest_silence_s = longest_silence_s
         self._context = zmq.Context()
-        # Before a socket is bound, not when it is closed: its listener keeps the limit of that moment. With another
-        # the end of a connection can wait for ever for messages to an engine that has just gone, and ``stop`` with it.
+        # Set before a socket is bound, because its listener keeps the value of that moment. With another value, closing
+        # can wait forever for messages to an engine that has just ended.
         self._context.linger = 0
         self._own = PrivateDirectory()
         self.directory = self._own.path
@@ -193,7 +195,7 @@ class Supervisor:
         self._engine: _Engine | None = None
         self._starts = 0
         self._failed_starts = 0
-        """In a row."""
+        """Number of consecutive failed starts."""
         self._cause = "it could not be run"
         """How the last engine ended."""
         self._stopping = False
@@ -213,9 +215,9 @@ class Supervisor:
         return await self._first_ready
 
     async def stop(self) -> None:
-        """Asks the engine to end, waits a little, then kills it. No process is left behind."""
+        """Asks the engine to end, waits a little, then kills it. No process remains."""
         self._stopping = True
-        # One that still starts hears nothing, and has nothing to put in order.
+        # An engine that still starts reads no messages and has nothing to clean up.
         if self._engine is not None and self._engine.reaches(Shutdown()):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
@@ -246,13 +248,13 @@ class Supervisor:
                 if not self._first_ready.done():
                     self._first_ready.set_exception(error)
                     return
-                logger.error("the engine does not start again: %s", error)
+                logger.error("the engine could not be restarted: %s", error)
             except Exception as error:
-                # Out of processes or descriptors, say: the next try may find them.
-                logger.exception("the engine could not be run")
+                # The cause may be a lack of processes or descriptors, which the next attempt may find.
+                logger.exception("the engine could not be started")
                 assert self._first_ready is not None
                 if not self._first_ready.done():
-                    self._first_ready.set_exception(EngineStartError(f"the engine could not be run: {error}"))
+                    self._first_ready.set_exception(EngineStartError(f"the engine could not be started: {error}"))
                     return
             if self._stopping:
                 return
@@ -260,7 +262,7 @@ class Supervisor:
             if loop.time() - started_s > STABLE_S:
                 backoff_s = FIRST_BACKOFF_S
             backoff_s = min(backoff_s, longest_s)
-            logger.warning("the engine ended; it is started again in %.1f s (%s)", backoff_s, self._cause)
+            logger.warning("the engine ended; it restarts in %.1f s (%s)", backoff_s, self._cause)
             await asyncio.sleep(backoff_s)
             backoff_s *= 2
 
@@ -295,12 +297,13 @@ class Supervisor:
             )
 
     async def _spawn(self) -> _Engine:
-        """
+        """Starts an engine process.
+
         Raises:
-            OSError: no process or no descriptor is to be had; nothing of the try is left.
+            OSError: no process or descriptor is available; nothing of the attempt remains.
         """
         self._starts += 1
-        # A socket of its own for every life: an old engine's late words reach no reader.
+        # Each engine process has its own socket, so that late messages of an old one are not read.
         path = self.directory / f"engine-{self._starts}.sock"
         with contextlib.ExitStack() as undone:
             undone.callback(path.unlink, missing_ok=True)
@@ -337,7 +340,7 @@ class Supervisor:
         first: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def hear(message: FromEngine) -> None:
-            engine.listen(None)  # what follows is for the client
+            engine.listen(None)  # Later messages are for the client.
             first.set_result(message)
 
         engine.listen(hear)
@@ -345,7 +348,7 @@ class Supervisor:
         try:
             await asyncio.wait({first, ended, engine.failed}, return_when=asyncio.FIRST_COMPLETED)
             if not first.done():
-                # Its last words may still be on their way.
+                # Its last message may still be on its way.
                 await asyncio.wait({first, engine.failed}, timeout=1.0)
             if engine.failed.done():
                 engine.failed.result()
@@ -361,7 +364,7 @@ class Supervisor:
         raise EngineStartError(f"the engine process ended with status {engine.process.returncode} before it was ready")
 
     async def _pump(self, engine: _Engine) -> None:
-        """Passes messages on until the process ends or falls silent."""
+        """Passes messages on until the process ends or is silent for too long."""
         ended: asyncio.Future[Any] = asyncio.ensure_future(engine.process.wait())
         engine.listen(self._client.on_message)
         try:
@@ -371,7 +374,7 @@ class Supervisor:
             if ended.done():
                 engine.hear_out()
                 return
-            logger.error("the engine has said nothing for too long; it is killed")
+            logger.error("the engine has been silent for too long and is killed")
             await engine.dump_stacks()
         finally:
             engine.listen(None)

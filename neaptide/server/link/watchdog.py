@@ -1,4 +1,4 @@
-"""Decides when an engine that says nothing hangs. Reads no clock: times are passed in, in seconds of one clock."""
+"""Decides when a silent engine hangs. Reads no clock: callers pass times of one clock, in seconds."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -6,24 +6,24 @@ from collections.abc import Iterable
 from neaptide.engine.messages import StepStats
 
 LEAST_SILENCE_S = 9.0
-"""An engine that is silent for so long hangs, unless its step takes long. It speaks after every step, and twice a
-second when it is idle."""
+"""Silence that means a hang unless the step is long. An engine reports after every step, and twice a second when
+idle."""
 SILENCE_STEPS = 3.0
-"""Its step may take this many times what it was predicted to take."""
+"""A step may take this many times its predicted time."""
 LONGEST_SILENCE_S = 120.0
-"""Whatever the step was predicted to take; the server has a setting for it."""
+"""Longest silence, whatever the step's prediction; the server has a setting for it."""
 WINDOW_STEPS = 200
 LEAST_STEPS = 20
 SLOW_QUANTILE = 0.95
-"""Of the last steps' times over their predictions. One pause of the machine is one step of many, and changes nothing;
-a machine that is slow in one step of twenty is slow."""
+"""Quantile of the last steps' times relative to their predictions. One pause of the machine is one step of many and
+changes nothing. A machine that is slow in one step of 20 counts as slow."""
 
 
 class Watchdog:
-    """Watches one life of an engine.
+    """Watches one engine process.
 
     Args:
-        longest_silence_s: means a hang whatever a step was predicted to take.
+        longest_silence_s: silence that means a hang whatever a step was predicted to take.
         now_s: when the engine became ready.
     """
 
@@ -33,29 +33,29 @@ class Watchdog:
         self._slowness: deque[float] = deque(maxlen=WINDOW_STEPS)
 
     def hear(self, now_s: float, steps: Iterable[StepStats] = ()) -> None:
-        """The engine has spoken, perhaps of steps that it has done."""
+        """Notes a message of the engine, with the steps that it reports."""
         self._heard_s = now_s
         self._slowness += (s.duration_s / s.predicted_s for s in steps if s.predicted_s > 0.0)
 
     def excuse(self, seconds: float) -> None:
-        """This process stood still for so long. The machine may have, so it counts for no silence of the engine."""
+        """Excludes a time in which this process was stopped: the whole machine may have been."""
         self._heard_s += max(seconds, 0.0)
 
     def left_s(self, predicted_s: float, now_s: float) -> float:
-        """How long the engine may go on to be silent; 0 or less: it hangs.
+        """Time that the engine may still be silent; 0 or less means a hang.
 
         Args:
-            predicted_s: of the step that it is in; 0: it is in none.
+            predicted_s: predicted time of its running step; 0 if none runs.
         """
         return self._heard_s + self.limit_s(predicted_s) - now_s
 
     def limit_s(self, predicted_s: float) -> float:
-        """The silence that means a hang in a step that was predicted to take so long."""
+        """Silence that means a hang in a step with this predicted time."""
         limit_s = max(LEAST_SILENCE_S, SILENCE_STEPS * self._usual_slowness() * predicted_s)
         return min(limit_s, self._longest_silence_s)
 
     def _usual_slowness(self) -> float:
-        """How many times their predictions steps take; at least 1."""
+        """Usual ratio of step times to their predictions; at least 1."""
         ordered = sorted(self._slowness)
         if len(ordered) < LEAST_STEPS:
             return 1.0

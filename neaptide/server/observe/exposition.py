@@ -1,8 +1,8 @@
-"""Which text form of the series a scraper gets.
+"""Text formats of the metrics for scrapers.
 
-Prometheus names several forms in ``Accept`` with a quality each and parses what ``Content-Type`` says. OpenMetrics
-is sent where it is asked for above the classic text, which everything else gets: a browser, ``curl``, a scraper that
-asks for a version that is not spoken here.
+Prometheus lists several formats with qualities in ``Accept`` and parses by ``Content-Type``. OpenMetrics is sent if it
+is preferred to the classic text. Everything else gets the classic text: browsers, ``curl``, and scrapers that ask for
+an unknown version.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from prometheus_client.exposition import choose_encoder, generate_latest
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _OPENMETRICS_VERSIONS = ("1.0.0", "0.0.1", "")
-"""The second is what 1.0.0 was called as a draft; the last is an ``Accept`` without a version."""
+"""Accepted versions. "0.0.1" is the draft's name of 1.0.0; "" is an ``Accept`` without a version."""
 SHARE = 0.1
-"""Of the event loop, for expositions: one takes 5 to 10 ms."""
+"""Largest share of the event loop for expositions, each of which takes 5 to 10 ms."""
 _TEXT_VERSIONS = ("0.0.4", "")
 
 
@@ -32,21 +32,22 @@ class _Range(NamedTuple):
 
 
 def expose(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """The series in the form that an ``Accept`` header asks for, and its content type."""
+    """The metrics in the format that an ``Accept`` header asks for, and its content type."""
     if _wants_openmetrics(accept):
-        # Unless told otherwise the library escapes the colon of ``vllm:`` in this form, though the form allows it. All
-        # of our names are legal in every scheme that a scraper may name (a test holds them so): none needs an escape.
+        # By default the library escapes the colon of ``vllm:`` here, though the format allows it. A test checks that
+        # all our names are legal in every naming scheme, so none needs an escape.
         encode, _ = choose_encoder("application/openmetrics-text; version=1.0.0; escaping=allow-utf-8")
         return encode(registry), OPENMETRICS
     return generate_latest(registry), TEXT
 
 
 class Scrapes:
-    """Series for those who ask, whom no key names: those who ask at once get one exposition, and all expositions
-    together take a bounded share of the event loop. Event loop only.
+    """Expositions for callers without keys. Event loop only.
+
+    Concurrent callers share one exposition, and all expositions together take a bounded share of the event loop.
 
     Args:
-        refresh: brings series up to date that are not so by themselves.
+        refresh: updates the series that do not update by themselves.
     """
 
     def __init__(self, registry: CollectorRegistry, refresh: Callable[[], Awaitable[None]]) -> None:
@@ -54,11 +55,11 @@ class Scrapes:
         self._refresh = refresh
         self._one_at_a_time = asyncio.Lock()
         self._kept: dict[bool, tuple[float, tuple[bytes, str]]] = {}
-        """By form: when it was begun, and what it said."""
+        """Start time and content of the last exposition in each format."""
         self._due_s = 0.0
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:
-        """As ``expose``, no older than the question."""
+        """Like ``expose``; the values are no older than the call."""
         loop, form = asyncio.get_running_loop(), _wants_openmetrics(accept)
         asked_s = loop.time()
         async with self._one_at_a_time:

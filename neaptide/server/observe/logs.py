@@ -1,7 +1,7 @@
-"""The two forms of the log on stderr: a JSON object or a text for each record, one line unless there is a traceback.
+"""The two log formats on stderr: a JSON object or a text per record, on one line unless there is a traceback.
 
-What a caller sent never reaches the log on purpose. Should it do so in an error's text, it still cannot forge a line
-or steer a terminal: control characters are escaped in both forms.
+Callers' text is never logged on purpose. If it is part of an error's text, it still cannot forge a line or control a
+terminal: control characters are escaped in both formats.
 """
 
 import json
@@ -20,12 +20,12 @@ _CONTROLS_IN_TRACEBACK = {code: text for code, text in _CONTROLS.items() if code
 
 
 def one_line(text: str) -> str:
-    """``text`` as the one line that an operator is shown, whatever stands in it."""
+    """``text`` as one safe line for the operator."""
     return " ".join(text.split()).translate(_CONTROLS)
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time, level, logger and message; a request's record instead of the message."""
+    """One object per line: time, level, logger and message; or a request's record instead of the message."""
 
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -39,12 +39,12 @@ class JsonFormatter(logging.Formatter):
         line |= {"message": record.getMessage()} if request is None else msgspec.to_builtins(request)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        # Only ASCII comes out of this, and of that only DEL is a control character.
+        # The encoder outputs ASCII, of which only DEL is still a control character.
         return json.dumps(line).replace("\x7f", "\\u007f")
 
 
 class TextFormatter(logging.Formatter):
-    """For people; a traceback follows on lines of its own."""
+    """Format for people; a traceback follows on lines of its own."""
 
     def __init__(self) -> None:
         super().__init__(_TEXT)
@@ -57,7 +57,7 @@ class TextFormatter(logging.Formatter):
 
 
 def configure_logging(level: str, form: str) -> None:
-    """Sends everything that this process logs, the web server's words and warnings too, to stderr."""
+    """Sends all logs of this process, including the web server's and warnings, to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])

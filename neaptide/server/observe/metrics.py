@@ -1,8 +1,7 @@
 """Prometheus series of the server, on a registry that is passed in.
 
-Series about requests carry ``tier`` (priority, default, flex, batch). Series about engine steps carry
-``class`` (online, offline), because a step knows no finer division. No label takes a value that a caller
-can invent.
+Series about requests carry ``tier`` (priority, default, flex, batch). Series about engine steps carry ``class``
+(online, offline), because steps distinguish only those. No label has a value that a caller can choose.
 """
 
 import asyncio
@@ -44,16 +43,16 @@ _COUNTED = (
         "Number of times that a step did not fit into memory and went on in smaller pieces.",
     ),
     ("mask_s", "neaptide_mask_wait_seconds_total", "Time that steps waited for the masks of grammars, in seconds."),
-    ("late_masks", "neaptide_late_masks_total", "Number of masks that were not there in time."),
+    ("late_masks", "neaptide_late_masks_total", "Number of grammar masks that were late."),
     (
         "is_given_up",
         "neaptide_steps_given_up_total",
-        "Number of steps without online work that were given up when some came.",
+        "Number of steps without online work that an online arrival aborted.",
     ),
 )
-"""Fields of ``StepStats`` that are summed up, with the series and its help."""
+"""Summed fields of ``StepStats``, with their series and help."""
 ONLINE_TIERS = tuple(tier for tier in Tier if request_class(tier) is RequestClass.ONLINE)
-"""Those with targets."""
+"""Tiers with latency targets."""
 _PHASES = ("schedule", "prepare", "model", "sample", "commit")
 
 
@@ -61,7 +60,7 @@ ENGINE_ERRORS = (NUMERICAL_ERROR, INTERNAL_ERROR, OUT_OF_MEMORY, "other")
 
 
 class MetricsSink(Protocol):
-    """Further series over the same events."""
+    """Additional series for the same events."""
 
     def on_finished(self, record: RequestRecord, prepared: Prepared, timing: RequestTiming) -> None: ...
 
@@ -69,13 +68,13 @@ class MetricsSink(Protocol):
 
 
 class MetricsSource(Protocol):
-    """Series that are read from elsewhere."""
+    """Series that must be updated before a scrape."""
 
     async def refresh(self) -> None: ...
 
 
 class ServerMetrics:
-    """Requests as HTTP handlers see them, and steps as the engine reports them."""
+    """Metrics of requests, from the HTTP handlers, and of steps, from the engine."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.scrapes = Scrapes(registry, self._refresh)
@@ -87,7 +86,7 @@ class ServerMetrics:
         self.http = HttpMetrics(registry)
 
     def add_source(self, source: MetricsSource) -> None:
-        """Series that have to be brought up to date before a scrape."""
+        """Adds series that are updated before each scrape."""
         self._sources.append(source)
 
     async def _refresh(self) -> None:
@@ -95,7 +94,7 @@ class ServerMetrics:
             await source.refresh()
 
     def add_sink(self, sink: MetricsSink) -> None:
-        """Passes request events on to further series."""
+        """Adds series that receive the request events."""
         self._sinks.append(sink)
 
     # ---- requests ----
@@ -108,7 +107,7 @@ class ServerMetrics:
         self.itl = histogram("itl", "Gap between two outputs of one choice.", ITL_BUCKETS_S)
         self.tpot = histogram("tpot", "Mean time per token after the first.", ITL_BUCKETS_S)
         self.e2e = histogram("e2e", "Time from arrival to the end of the reply.", E2E_BUCKETS_S)
-        self.queue = histogram("queue", "Time from arrival to the first step that it took part in.", TTFT_BUCKETS_S)
+        self.queue = histogram("queue", "Time from arrival to the first scheduled step.", TTFT_BUCKETS_S)
         self.requests = Counter(
             "neaptide_requests_total",
             "Number of requests that have ended, well or not.",
@@ -155,8 +154,8 @@ class ServerMetrics:
         self._itl_of_tier = {tier: self.itl.labels(tier.value) for tier in Tier}
 
     def _make_first_series(self) -> None:
-        """A rate counts from a series' first sample on, and a share of what is not there is nothing: those that alerts
-        and boards divide by are there from the start."""
+        """Creates the series that alerts and boards divide by. A rate counts only from a series' first sample, and a
+        ratio of missing series is empty."""
         for code in ENGINE_ERRORS:
             self.engine_errors.labels(code)
         for tier in Tier:
@@ -168,24 +167,24 @@ class ServerMetrics:
                 self.violated.labels(tier.value, slo)
 
     def on_gap(self, tier: Tier, gap_s: float) -> None:
-        """Two outputs of one choice stood ``gap_s`` apart."""
+        """Notes the gap between two outputs of one choice."""
         self._itl_of_tier[tier].observe(gap_s)
         for sink in self._sinks:
             sink.on_gap(tier, gap_s)
 
     def on_request_failed(self, failed: RequestFailed) -> None:
-        """The engine failed a request or a batch row."""
+        """Notes an engine error of a request or a batch line."""
         self.engine_errors.labels(failed.code if failed.code in ENGINE_ERRORS else "other").inc()
 
     def on_refused(self, record: RequestRecord) -> None:
-        """A request ended before it became work for the engine."""
+        """Notes a request that was refused before the engine got it."""
         self.requests.labels(record.tier, record.endpoint, record.outcome).inc()
         if record.outcome == "shed":
             self.rejected.labels(record.tier, "overloaded").inc()
         log_request(record)
 
     def on_finished(self, record: RequestRecord, prepared: Prepared, timing: RequestTiming) -> None:
-        """A request that was given to the engine has ended, well or not."""
+        """Notes the end of a request that the engine got, successful or not."""
         tier = record.tier
         self.requests.labels(tier, record.endpoint, record.outcome).inc()
         self.tokens.labels(tier, "prompt").inc(record.prompt_tokens)
@@ -195,7 +194,7 @@ class ServerMetrics:
             self.e2e.labels(tier).observe(record.e2e_ms / 1000)
         if timing.queue_s is not None:
             self.queue.labels(tier).observe(timing.queue_s)
-        # An abort by the client, or its own fault, says nothing about us; what failed on our side missed its targets.
+        # Aborts and faults of the client do not count; failures of the server count as missed targets.
         if record.outcome not in ("aborted", "client_error"):
             self._judge(prepared, timing, failed=record.outcome == "server_error")
         for sink in self._sinks:
@@ -247,7 +246,7 @@ class ServerMetrics:
         )
         self.given_up_seconds = Counter(
             "neaptide_steps_given_up_seconds_total",
-            "Time that was spent on steps that were given up.",
+            "Time spent on aborted steps.",
             registry=registry,
         )
         tokens = Counter(
@@ -255,7 +254,7 @@ class ServerMetrics:
         )
         preemptions = Counter(
             "neaptide_preemptions_total",
-            "Number of running requests that lost their place to others.",
+            "Number of running requests that were preempted.",
             ["class"],
             registry=registry,
         )
@@ -267,7 +266,7 @@ class ServerMetrics:
             for phase in ("prefill", "decode"):
                 self._step_counters.append((f"{name}_{phase}_tokens", tokens.labels(name, phase)))
         self.grammar_bytes = Gauge(
-            "neaptide_grammar_bytes", "Host memory of the engine that grammars take, about.", registry=registry
+            "neaptide_grammar_bytes", "Host memory of the engine that grammars take, roughly.", registry=registry
         )
         self.paused = Gauge(
             "neaptide_besteffort_paused", "1 while offline work is paused by the operator, else 0.", registry=registry
@@ -277,7 +276,7 @@ class ServerMetrics:
         )
 
     def on_stats(self, stats: StepStats) -> None:
-        """Called on the event loop for every step."""
+        """Notes a step; called on the event loop."""
         self._total_seconds.observe(stats.duration_s)
         self.grammar_bytes.set(stats.grammar_bytes)
         for field, histogram in self._phase_seconds:
@@ -305,5 +304,5 @@ class ServerMetrics:
 def _num_tasks() -> int:
     try:
         return len(asyncio.all_tasks())
-    except RuntimeError:  # collected where no loop runs
+    except RuntimeError:  # Called outside of an event loop.
         return 0

@@ -1,4 +1,4 @@
-"""Series of what the engine is and has now, read off ``EngineState`` when they are scraped."""
+"""Series of the engine's current state, read from ``EngineState`` at each scrape."""
 
 from collections.abc import Iterator
 
@@ -15,28 +15,29 @@ _OF_THE_LAST_STEP = (
     ("margin_s", "neaptide_step_margin_seconds", "Safety margin on the predicted time of the last step."),
     ("budget_s", "neaptide_step_budget_seconds", "Time that the last step was allowed to take."),
 )
-"""Fields of ``StepStats``, with the series and its help."""
+"""Fields of ``StepStats``, with their series and help."""
 
 
 class EngineMetrics(Collector):
-    """While no engine is attached there is nothing in it: all but the first three are 0."""
+    """Gauges of the engine. Without an engine, all but the first three are 0."""
 
     def __init__(self, registry: CollectorRegistry, engine: EngineState) -> None:
         self._engine = engine
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Called by the exposition."""
         engine = self._engine
         yield GaugeMetricFamily(
-            "neaptide_engine_up", "1 while an engine is attached, else 0: it starts, or is gone.", engine.is_up
+            "neaptide_engine_up",
+            "1 while an engine is attached; 0 while it starts or after its end.",
+            engine.is_up,
         )
         yield CounterMetricFamily(
             "neaptide_engine_starts", "Number of times that an engine has become ready.", engine.num_ready
         )
         yield GaugeMetricFamily(
             "neaptide_engine_state_age_seconds",
-            "Time since the engine last said what it has, or since it came or went.",
+            "Time since the engine last reported its state, started or ended.",
             engine.age_s,
         )
         yield self._gauge(
@@ -48,7 +49,7 @@ class EngineMetrics(Collector):
         yield self._gauge("neaptide_kv_blocks", "Number of KV blocks in each state.", "state", "blocks", BLOCK_STATES)
         yield GaugeMetricFamily(
             "neaptide_kv_reserved_blocks",
-            "Number of KV blocks that are kept for online work, those that it holds now included.",
+            "Number of KV blocks reserved for online work, including those that it holds now.",
             engine.occupancy.blocks_reserved,
         )
         for field, name, text in _OF_THE_LAST_STEP:

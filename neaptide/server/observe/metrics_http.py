@@ -4,16 +4,17 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 E2E_BUCKETS_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
 ENDS = ("request", "header", "body", "linger", "slow_reader", "malformed", "idle", "refused")
-"""Why the server ends a connection."""
+"""Reasons for which the server ends a connection."""
 OURS, OF_A_GATEWAY = "neaptide", "neaptide_cluster"
-"""How the names begin: a gateway's page has the series of its replicas beside its own."""
+"""Name prefixes. A gateway's page has the series of its replicas next to its own."""
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS"})
 
 
 class HttpMetrics:
-    """
+    """Metrics of one HTTP server.
+
     Args:
-        prefix: of the names.
+        prefix: prefix of the names.
     """
 
     def __init__(self, registry: CollectorRegistry, prefix: str = OURS) -> None:
@@ -30,19 +31,19 @@ class HttpMetrics:
         self.connections = Gauge(f"{prefix}_connections", "Number of open client connections.", registry=registry)
         self._ended = Counter(
             f"{prefix}_connections_ended_total",
-            "Number of connections that the server ended, by what their client failed to do.",
+            "Number of connections that the server ended, by reason.",
             ["reason"],
             registry=registry,
         )
-        for reason in ENDS:  # an increase is seen from a series' first sample on
+        for reason in ENDS:  # A rate counts only from a series' first sample.
             self._ended.labels(reason)
 
     def on_http(self, method: str, route: str, status: int, seconds: float) -> None:
-        """``route`` is a route's template, never the caller's path."""
+        """Notes a reply. ``route`` is the route's template, never the caller's path."""
         method = method if method in _METHODS else "OTHER"
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(method, route).observe(seconds)
 
     def on_ended(self, reason: str) -> None:
-        """One of ``ENDS``."""
+        """Notes that the server ended a connection; ``reason`` is one of ``ENDS``."""
         self._ended.labels(reason).inc()

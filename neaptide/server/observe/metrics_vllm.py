@@ -1,7 +1,7 @@
-"""The series that stock vLLM dashboards, routers and benchmarks read, for online work only.
+"""Series for stock vLLM dashboards, routers and benchmarks, for online work only.
 
-A router that saw our best-effort backlog as "waiting" would think the server overloaded and turn away
-customers; offline work has series of its own in ``metrics``.
+If offline work counted as "waiting", a router would take the server for overloaded and turn requests away. ``metrics``
+has its series.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -22,7 +22,7 @@ _LABELS = ("model_name", "engine")
 
 
 class VllmMetrics:
-    """A sink of request events and a listener of steps, under the prefix ``vllm:``."""
+    """Series with the prefix ``vllm:``, from request events and steps."""
 
     def __init__(self, registry: CollectorRegistry, model_name: str, client: EngineClient, engine: EngineState) -> None:
         self._registry = registry
@@ -42,9 +42,7 @@ class VllmMetrics:
             registry=registry,
         )
         self._config_of: EngineReady | None = None
-        self._preemptions = self._counter(
-            "num_preemptions", "Number of online requests that lost their place to others."
-        )
+        self._preemptions = self._counter("num_preemptions", "Number of online requests that were preempted.")
         self._queries = self._counter(
             "prefix_cache_queries",
             "Number of prompt tokens of online requests that were looked for in the prefix cache.",
@@ -64,7 +62,7 @@ class VllmMetrics:
         )
         self._ttft = self._histogram("time_to_first_token_seconds", "Time from arrival to the first token.", _TTFT)
         self._itl = self._histogram("inter_token_latency_seconds", "Time between two outputs of one choice.", _ITL)
-        # Older boards ask for the gaps under the name that they had before.
+        # Older boards use the old name of this series.
         self._tpot_old = self._histogram(
             "time_per_output_token_seconds", "Time between two outputs of one choice.", _ITL
         )
@@ -81,13 +79,13 @@ class VllmMetrics:
         self._generation_sizes = self._histogram("request_generation_tokens", "Output tokens of one request.", _TOKENS)
 
     def on_gap(self, tier: Tier, gap_s: float) -> None:
-        """One inter-token latency."""
+        """Notes the time between two outputs."""
         if request_class(tier) is RequestClass.ONLINE:
             self._itl.observe(gap_s)
             self._tpot_old.observe(gap_s)
 
     def on_finished(self, record: RequestRecord, prepared: Prepared, timing: RequestTiming) -> None:
-        """One request that the engine had."""
+        """Notes the end of a request that the engine got."""
         if request_class(prepared.tier) is not RequestClass.ONLINE:
             return
         self._prompt.inc(record.prompt_tokens)
@@ -114,7 +112,7 @@ class VllmMetrics:
                 self._tpot.observe(choice.tpot_s)
 
     def on_stats(self, stats: StepStats) -> None:
-        """One step of the engine."""
+        """Notes a step of the engine."""
         self._describe(self._client.info)
         if stats.preempted_online:
             self._preemptions.inc(stats.preempted_online)
@@ -128,7 +126,7 @@ class VllmMetrics:
         return now.blocks_online / total if total else 0.0
 
     def _describe(self, info: EngineReady) -> None:
-        """Routers read the size of the cache from labels. A restarted engine may have another."""
+        """Sets the size of the cache, which routers read from labels. A restarted engine may have another size."""
         if info is not self._config_of:
             self._config_of = info
             self._config.clear()

@@ -1,4 +1,4 @@
-"""One line per finished request or call, for machines. Never a prompt, an output or a key."""
+"""Request log: one line per finished request or call, for machines. It never contains a prompt, an output or a key."""
 
 import logging
 
@@ -8,15 +8,15 @@ logger = logging.getLogger("neaptide.requests")
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What every line says."""
+    """Common fields of all lines."""
 
     request_id: str
-    """As in the reply's ``X-Request-Id``."""
+    """Id of the reply's ``X-Request-Id`` header."""
     key: str | None = None
-    """The fingerprint of the caller's key, ``Principal.key_id``; None without keys, or for a key that is not known."""
+    """Fingerprint of the caller's key, ``Principal.key_id``; None without keys or for an unknown key."""
 
     def __str__(self) -> str:
-        """One JSON object; control characters are escaped by the encoder."""
+        """The record as one JSON object; the encoder escapes control characters."""
         return msgspec.json.encode(self).decode()
 
 
@@ -24,28 +24,28 @@ class CallRecord(Record, frozen=True, kw_only=True):
     """A call of the files, batches or admin routes."""
 
     endpoint: str
-    """The route's template, never the path that was called."""
+    """Template of the route, never the path that was called."""
     method: str
     object_id: str | None
-    """The file or batch that was created, read, changed or deleted."""
+    """File or batch that was created, read, changed or deleted."""
     status: int
     outcome: str
-    """ok, client_error, server_error or aborted (the client did not get the whole reply)."""
+    """One of: ok, client_error, server_error, aborted (the client did not get the whole reply)."""
     sent_bytes: int
     e2e_ms: float
 
 
 class RequestRecord(Record, frozen=True, kw_only=True):
-    """What the log line and the metrics say of a request when it has ended."""
+    """A finished request, for the log line and the metrics."""
 
     engine_id: str | None = None
-    """What the engine's logs call the request, followed there by a hyphen and the number of the choice; also the end of
-    the reply's id. None where it was refused before."""
+    """Id of the request in the engine's logs, where a hyphen and the choice's number follow; also the end of the
+    reply's id. None if it was refused earlier."""
     endpoint: str
     tier: str
     model: str
     outcome: str
-    """ok, client_error, server_error, aborted (the client went away) or shed (refused under load)."""
+    """One of: ok, client_error, server_error, aborted (the client disconnected), shed (refused under load)."""
     stream: bool = False
     choices: int = 0
     finish_reasons: tuple[str, ...] = ()
@@ -60,5 +60,5 @@ class RequestRecord(Record, frozen=True, kw_only=True):
 
 
 def log_request(record: Record) -> None:
-    """Writes the record: as fields of the line where the log is JSON, else as the message."""
+    """Writes the record: as fields of the line in JSON logs, else as the message."""
     logger.info("%s", record, extra={"request": record})

@@ -1,4 +1,4 @@
-"""When things happened to one request, as seen from the API process."""
+"""Timestamps of one request, measured in the API process."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from neaptide.server.openai.replies import RequestMetrics
 
 @dataclass(slots=True)
 class ChoiceTiming:
-    """Stamps of one engine request, ``CLOCK_MONOTONIC`` seconds."""
+    """Timestamps of one engine request, in ``CLOCK_MONOTONIC`` seconds."""
 
     scheduled_s: float | None = None
     first_s: float | None = None
@@ -16,7 +16,7 @@ class ChoiceTiming:
     num_tokens: int = 0
 
     def on_output(self, output: RequestOutput, now_s: float) -> float | None:
-        """Notes an output; returns the gap since the one before, if both carried tokens."""
+        """Notes an output; returns the gap since the one before, if both had tokens."""
         if self.scheduled_s is None and output.scheduled_s > 0:
             self.scheduled_s = output.scheduled_s
         if not output.new_token_ids:
@@ -30,7 +30,7 @@ class ChoiceTiming:
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time per token after the first; None where there is no second token."""
+        """Mean time per token after the first; None without a second token."""
         if self.first_s is None or self.last_s is None or self.num_tokens < 2:
             return None
         return (self.last_s - self.first_s) / (self.num_tokens - 1)
@@ -38,25 +38,25 @@ class ChoiceTiming:
 
 @dataclass(slots=True)
 class RequestTiming:
-    """One HTTP request with all its choices."""
+    """Timestamps of one HTTP request with all its choices."""
 
     arrival_s: float
     choices: list[ChoiceTiming] = field(default_factory=list)
 
     @property
     def queue_s(self) -> float | None:
-        """Until a first choice took part in a step."""
+        """Time from arrival until the first choice was scheduled."""
         stamps = [c.scheduled_s for c in self.choices if c.scheduled_s is not None]
         return max(0.0, min(stamps) - self.arrival_s) if stamps else None
 
     @property
     def ttft_s(self) -> float | None:
-        """Until the first choice's first token."""
+        """Time from arrival to the first token of any choice."""
         stamps = [c.first_s for c in self.choices if c.first_s is not None]
         return min(stamps) - self.arrival_s if stamps else None
 
     def as_metrics(self) -> RequestMetrics:
-        """The ``metrics`` object of a reply; only what is known."""
+        """The ``metrics`` object of a reply; unknown values are omitted."""
         firsts = [c.first_s for c in self.choices if c.first_s is not None]
         lasts = [c.last_s for c in self.choices if c.last_s is not None]
         tpots = [c.tpot_s for c in self.choices if c.tpot_s is not None]

@@ -1,4 +1,4 @@
-"""One HTTP request at work: engine requests out, deltas in, measured, and aborted when the client leaves."""
+"""Runs one HTTP request: engine requests, deltas, metrics, and the abort when the client disconnects."""
 
 import asyncio
 import uuid
@@ -39,13 +39,13 @@ from neaptide.server.openai.stream import ChunkShaper
 from neaptide.server.structured.constraints import ensure_held, is_known_to_hold
 
 INLINE_LOGPROBS = 64
-"""Scored tokens that are shaped on the event loop."""
+"""Most scored tokens that are formatted on the event loop."""
 GRAMMAR_WAIT_S = 10.0
-"""Longest wait for the turn of a request's grammar, which keys have one after another."""
+"""Longest wait for the compilation of a grammar, which takes turns between keys."""
 
 
 async def answer(request: Request, endpoint: str) -> Response:
-    """The whole life of a generation request: body, checks, engine, reply."""
+    """Handles a generation request: body, checks, engine, reply."""
     context: ServingContext = request.app.state.context
     metrics: ServerMetrics = request.app.state.metrics
     request_id = str(request.scope.get("state", {}).get("request_id", ""))
@@ -60,7 +60,7 @@ async def answer(request: Request, endpoint: str) -> Response:
         arrival_s = context.clock()
         context.check_open()
         tier = asked_tier(body, principal.tier)
-        # A request that has no place is refused before any work is done; ``Generation`` takes the place later.
+        # A request without room is refused before any work is done; ``Generation`` enters later.
         context.admission.check(request_class(tier), principal.share)
         work = partial(prepare, endpoint, body, context, principal.tier)
         prepared = await context.bodies.run(cost.of(work), len(raw), principal.share)
@@ -77,7 +77,7 @@ async def answer(request: Request, endpoint: str) -> Response:
             now_s = asyncio.get_running_loop().time()
             await asyncio.sleep(context.refusals.wait_s(principal.key_id, cost.seconds, now_s))
         raise
-    # A stream's reader is kept by comments; a client that waits for a whole reply hears nothing until it is there.
+    # Comments keep a stream's client connected; a client that waits for a whole reply gets nothing until then.
     is_patient = prepared.stream or tier is not Tier.FLEX
     generation = Generation(
         prepared,
@@ -94,7 +94,7 @@ async def answer(request: Request, endpoint: str) -> Response:
 
 
 def _is_callers(error: ApiError) -> bool:
-    """Whether the request is at fault, and not how much there is to do."""
+    """Whether the request is at fault, not the load."""
     return error.status < 500 and not error.is_passing
 
 
@@ -138,12 +138,12 @@ class Generation:
         self._metrics = metrics
         self._request_id = request_id
         self._first_token_within_s = first_token_within_s
-        # The engine's ids are always ours: a caller's id must not be able to name another's work.
+        # The engine's ids are always ours: a caller's id must not be able to name another caller's request.
         self._id = uuid.uuid4().hex
         self.timing = RequestTiming(arrival_s, [ChoiceTiming() for _ in range(prepared.num_choices)])
 
     async def complete(self) -> bytes:
-        """The full body, encoded. Raises ApiError or EngineUnavailableError."""
+        """The encoded body. Raises ApiError or EngineUnavailableError."""
         async with aclosing(self._deltas()) as deltas:
             async for _ in deltas:
                 pass
@@ -154,7 +154,7 @@ class Generation:
         return self.assembler.encoded(self._id, self.timing.as_metrics())
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Encoded events of a streamed reply, without the closing ``[DONE]``."""
+        """Encoded events of a streamed reply, without the final ``[DONE]``."""
         shaper = _shaper(self.assembler, self._prepared, response_id(self._prepared.form, self._id))
         async with aclosing(self._deltas()) as deltas:
             async for delta in deltas:
@@ -165,13 +165,13 @@ class Generation:
             yield _encode(last)
 
     async def _aside(self, tokens: int, encode: Callable[[], bytes]) -> bytes:
-        """Long tables of log-probabilities are made in a thread: others' tokens go on meanwhile."""
+        """Encodes; long tables of log-probabilities in a thread, so that other streams continue."""
         if tokens <= INLINE_LOGPROBS:
             return encode()
         return await anyio.to_thread.run_sync(encode, limiter=self._context.shape_limiter)
 
     async def _deltas(self) -> AsyncGenerator[Delta, None]:
-        """Runs the request, counted and measured. Closing the generator early aborts it in the engine."""
+        """Runs the request with admission and metrics. Closing the generator early aborts it in the engine."""
         tier = self._prepared.tier
         admission, choices = self._context.admission, self._prepared.num_choices
         try:
@@ -231,8 +231,8 @@ class Generation:
                 yield 0, output
 
     async def _many(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        """All choices at once, in the order in which their outputs arrive."""
-        # Outputs that are not taken wait, and are merged, where they come from.
+        """Outputs of all choices, in order of arrival."""
+        # Unread outputs wait, and are merged, at their source.
         queue: asyncio.Queue[tuple[int, RequestOutput] | Exception] = asyncio.Queue(self._prepared.num_choices)
 
         async def pump(index: int) -> None:
@@ -269,7 +269,7 @@ class Generation:
             salt=self._principal.salt_for(prepared.cache_salt),
             share=self._principal.share,
         )
-        # It is an async generator; its declared type says only that it can be iterated.
+        # It returns an async generator; its declared type says only that it can be iterated.
         return self._context.client.generate(request)
 
     def _engine_id(self, index: int) -> str:

@@ -1,4 +1,4 @@
-"""Log-probabilities in the two shapes of the API. JSON has no infinity, so values end at -9999."""
+"""Log-probabilities in the API's two formats. JSON has no infinity, so values end at -9999."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,13 +11,13 @@ LOWEST = -9999.0
 
 
 class ScoredToken(NamedTuple):
-    """One token of the output (or of an echoed prompt) with what the engine said of its position."""
+    """One token of the output (or of an echoed prompt) with the engine's scores for its position."""
 
     token_id: int
     offset: int
-    """Characters of text before this token."""
+    """Number of characters before this token."""
     logprobs: TokenLogprobs | None
-    """None at the first prompt token, which has no condition."""
+    """None for the first prompt token, which has no condition."""
 
 
 def _clamp(logprob: float) -> float:
@@ -25,7 +25,7 @@ def _clamp(logprob: float) -> float:
 
 
 def chat_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> ChatLogprobs:
-    """``{"content": [...], "refusal": null}``"""
+    """Log-probabilities of a chat: ``{"content": [...], "refusal": null}``."""
 
     def entry(token_id: int, logprob: float) -> TopLogprob:
         raw = tokenizer.token_bytes(token_id)
@@ -42,7 +42,7 @@ def chat_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> ChatLo
 
 
 def completion_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> CompletionLogprobs:
-    """The four parallel lists of the legacy endpoint."""
+    """Log-probabilities of a completion: four parallel lists."""
     return {
         "tokens": [tokenizer.token_text(token.token_id) for token in tokens],
         "token_logprobs": [None if t.logprobs is None else _clamp(t.logprobs.logprob) for t in tokens],
@@ -52,7 +52,7 @@ def completion_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> 
 
 
 def _top_table(found: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, float]:
-    """Best first; the chosen token is always there. Tokens that share a text keep the better value."""
+    """Scores by token text, best first; the chosen token is included. Tokens with equal text keep the better value."""
     table: dict[str, float] = {}
     for token_id, logprob in zip(found.top_ids, found.top_logprobs, strict=True):
         table.setdefault(tokenizer.token_text(token_id), _clamp(logprob))

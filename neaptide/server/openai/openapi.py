@@ -1,7 +1,6 @@
-"""What ``/openapi.json`` says beyond what FastAPI sees: routes read and write bodies by hand.
+"""Additions to ``/openapi.json``: FastAPI does not see the bodies, which routes read and write themselves.
 
-The document is a promise: the fuzz test sends what it describes, and what it does not, and takes any reply that
-is not described for a defect.
+The fuzz test sends what the document describes, and more. It reports every reply that is not described.
 """
 
 from collections.abc import Mapping
@@ -37,14 +36,14 @@ BODIES: tuple[type[BaseModel], ...] = (
     WhatIfBody,
 )
 JSON_BODY_ERRORS = (400, 408, 413, 415)
-"""What any route that reads a JSON body may answer."""
+"""Errors of any route that reads a JSON body."""
 
 _ERRORS = {
-    400: "The request cannot be understood, or asks for what is not offered.",
+    400: "The request is malformed or asks for something that is not offered.",
     401: "The API key is missing or unknown.",
     403: "The caller has no right to do this.",
     404: "There is no such model, file or batch.",
-    408: "The body came too slowly.",
+    408: "The body arrived too slowly.",
     409: "The state of the object does not allow this.",
     413: "The body is too large.",
     415: "The body is compressed.",
@@ -55,11 +54,11 @@ _ERRORS = {
     507: "The server has no space left for files; try again after `Retry-After`.",
 }
 _ANYWHERE = (400, 431, 500)
-"""What any route may answer: a strange ``Host``, too many headers, a failure of ours."""
+"""Errors of every route: an unknown ``Host``, too many headers, a server error."""
 _REQUEST_ID = {
     "name": "X-Request-Id",
     "in": "header",
-    "description": "Comes back in the reply and stands in the log if it is letters, digits, `_` and `-`, 64 at most.",
+    "description": "Returned in the reply and logged, if it has at most 64 letters, digits, `_` and `-`.",
     "schema": {"type": "string"},
 }
 _REQUEST_ID_REPLY = {
@@ -91,11 +90,11 @@ def replies(
     events: Any = None,
     raw: Mapping[str, str] | None = None,
 ) -> dict[int | str, dict[str, Any]]:
-    """``responses`` of a route: the body of its 200 and the errors that it may answer beside those of every route.
+    """``responses`` of a route: the body of its 200, and its errors in addition to those of every route.
 
     Args:
-        events: what the events of a streamed 200 carry.
-        raw: media types of a 200 that is no JSON, and what they hold.
+        events: content of the events of a streamed 200.
+        raw: media types of a 200 other than JSON, with a description.
     """
     success: dict[str, Any] = {"description": "Done."}
     if shape is not None:
@@ -118,7 +117,7 @@ def _event_schema(chunks: Any) -> dict[str, Any]:
 
 
 def install_openapi(app: FastAPI) -> None:
-    """Completes the generated document: request bodies, keys, request ids, and the one error shape."""
+    """Completes the generated document: request bodies, keys, request ids, and the error format."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -140,7 +139,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
     )
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
-    for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which no reply has
+    for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own schemas, which no reply uses.
         schemas.pop(name, None)
     schemas |= others["$defs"] | bodies["$defs"]
     components["securitySchemes"] = {

@@ -1,6 +1,6 @@
-"""From a request body to engine requests: the one way in, for online requests and for batch lines.
+"""Converts a request body to engine requests, for online requests and batch lines alike.
 
-Pure computation on the caller's thread: no clock but the wall clock's stamp, no engine, no waiting.
+It is pure computation on the caller's thread: no clock but the wall clock's timestamp, no engine, no waiting.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ from neaptide.server.structured.constraints import Constraint, constraint_of
 from neaptide.server.text.prompts import MAX_CHOICES, completion_prompts, encode_conversation, offered_tools
 
 _OUTPUT_CONTEXTS = 8
-"""n times max_tokens may be this many contexts."""
+"""Most output tokens of a request (n times max_tokens), in contexts."""
 
 _UNSUPPORTED = (
     "regex",
@@ -65,7 +65,7 @@ _B = TypeVar("_B", bound=Body)
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Prepared:
-    """A valid request: what the engine is asked for, choice by choice, and how the reply is shaped."""
+    """A valid request: the engine requests of its choices, and the format of its reply."""
 
     form: ReplyForm
     tier: Tier
@@ -74,7 +74,7 @@ class Prepared:
     context: ServingContext
     prompts: list[list[int]]
     max_tokens: list[int]
-    """For each prompt: the limit asked for, or what remains of the context."""
+    """Token limit of each prompt: the requested one, or the rest of the context."""
     params: SamplingParams
     stream: bool
     include_usage: bool
@@ -82,15 +82,15 @@ class Prepared:
     ttft_slo_s: float
     tpot_slo_s: float
     cache_salt: str | None
-    """The caller's own division of the prefix cache, within what the key may see."""
+    """The caller's own salt, which divides the prefix cache of its key."""
     constraint: Constraint | None
-    """What the output has to follow. Whether that can be held is not known yet."""
+    """Constraint on the output, which has not been compiled yet."""
     is_cut: bool = False
-    """The caller asked for longer answers than the context leaves."""
+    """Whether the caller asked for longer answers than the context allows."""
 
     @property
     def reply(self) -> Reply:
-        """What is to be answered."""
+        """What the reply is made from."""
         return Reply(self.form, self.context, self.created)
 
     @property
@@ -100,24 +100,24 @@ class Prepared:
 
     @property
     def num_choices(self) -> int:
-        """Engine requests that this request becomes."""
+        """Number of engine requests."""
         return self.form.num_choices
 
     def params_for(self, choice: int) -> SamplingParams:
-        """Sampling of one choice: its prompt's token limit, and a seed of its own if the request is seeded."""
+        """Sampling of one choice: its prompt's token limit, and its own seed if the request has one."""
         prompt, k = divmod(choice, self.form.n)
         seed = None if self.params.seed is None else (self.params.seed + k) & ((1 << 63) - 1)
         return msgspec.structs.replace(self.params, max_tokens=self.max_tokens[prompt], seed=seed)
 
 
 def prepare(endpoint: str, body: object, context: ServingContext, default_tier: Tier = Tier.DEFAULT) -> Prepared:
-    """Checks a body and turns it into token ids and sampling parameters.
+    """Checks a body and converts it to token ids and sampling parameters.
 
-    ``default_tier`` is what ``service_tier`` auto means for this caller; with ``Tier.BATCH`` the body's own
+    ``default_tier`` is what ``service_tier`` auto means for this caller. With ``Tier.BATCH`` the body's own
     ``service_tier`` is ignored.
 
     Raises:
-        ApiError: what the caller is told instead, with a real status.
+        ApiError: the caller's error, with its status.
     """
     if not isinstance(body, dict):
         raise InvalidRequestError("The request body must be a JSON object.", code="invalid_type")
@@ -165,7 +165,7 @@ def _prepare_response(body: ResponsesBody, context: ServingContext, default_tier
 
 
 def parse_body(model: type[_B], body: dict[str, Any]) -> _B:
-    """The body as its schema. Raises InvalidRequestError."""
+    """The body parsed by its schema. Raises InvalidRequestError."""
     try:
         return model.model_validate(body)
     except ValidationError as exc:
@@ -173,14 +173,14 @@ def parse_body(model: type[_B], body: dict[str, Any]) -> _B:
 
 
 def check_model(model: str, context: ServingContext) -> None:
-    """Absent and empty mean the one model that is served."""
+    """Checks the model's name; an absent or empty one means the served model."""
     if not context.serves(model):
         raise model_not_found(context.model_id)
 
 
 @dataclass(slots=True, frozen=True)
 class _Asked:
-    """What chat and completions say in different words."""
+    """Values for which chats and completions have different fields."""
 
     prompts: list[list[int]]
     texts: list[str]
@@ -193,7 +193,8 @@ class _Asked:
 
 
 def _longest_output(constraint: Constraint | None) -> int | None:
-    """In tokens, as far as a grammar bounds it: one is at least a byte, and the last one says that it is complete."""
+    """Longest output in tokens that the grammar allows, None if unbounded. A token has at least a byte, and one more
+    ends it."""
     if constraint is None or constraint.max_bytes is None:
         return None
     return constraint.max_bytes + 1
@@ -208,7 +209,7 @@ def _finish(
         raise InvalidRequestError(f"At most {MAX_CHOICES} choices in one request.", param="n", code="invalid_value")
     wanted, longest = asked.max_tokens, _longest_output(asked.constraint)
     if wanted is not None and longest is not None:
-        wanted = min(wanted, longest)  # before it is refused for being more than there is
+        wanted = min(wanted, longest)  # Clamped before it could be refused as too large.
     max_tokens = [_token_limit(len(prompt), wanted, body.n, context) for prompt in asked.prompts]
     if longest is not None:
         max_tokens = [min(limit, longest) for limit in max_tokens]
@@ -274,7 +275,7 @@ def _check_common(body: GenerationBody, default_tier: Tier) -> None:
         if value is not None and value is not False and value != []:
             raise UnsupportedParameterError(f"'{name}' is not supported.", param=name)
     if body.return_token_ids and body.stream:
-        raise UnsupportedParameterError("Not with stream.", param="return_token_ids")
+        raise UnsupportedParameterError("Not supported with stream.", param="return_token_ids")
     if body.stream and default_tier is Tier.BATCH:
         raise InvalidRequestError("A batch line cannot stream.", param="stream", code="streaming_unsupported")
     if body.cache_salt is not None and default_tier is Tier.BATCH:
@@ -289,7 +290,7 @@ def _check_completion(body: CompletionBody) -> None:
     if body.best_of not in (None, 1, body.n):
         raise UnsupportedParameterError("best_of other than n is not supported.", param="best_of")
     if body.max_tokens == 0 and not body.echo:
-        raise InvalidRequestError("0 needs echo.", param="max_tokens", code="invalid_value")
+        raise InvalidRequestError("0 is only allowed with echo.", param="max_tokens", code="invalid_value")
 
 
 def _check_prompt(prompt: list[int], index: int, asked: _Asked, endpoint: str, context: ServingContext) -> None:
@@ -318,7 +319,7 @@ def _token_limit(prompt_tokens: int, asked: int | None, n: int, context: Serving
 
 
 def asked_tier(body: Mapping[str, Any], default_tier: Tier) -> Tier:
-    """The tier that a body not yet checked asks for; what is no tier counts as the default."""
+    """The tier that an unchecked body asks for; an unknown one counts as the default."""
     try:
         return _tier(str(body.get("service_tier")), default_tier)[0]
     except KeyError:
@@ -342,6 +343,6 @@ def _tier(value: str, default_tier: Tier) -> tuple[Tier, TierName]:
 def _chat_logprobs(body: ChatBody) -> int | None:
     if not body.logprobs:
         if body.top_logprobs:
-            raise InvalidRequestError("Needs logprobs true.", param="top_logprobs", code="invalid_value")
+            raise InvalidRequestError("Only allowed when logprobs is true.", param="top_logprobs", code="invalid_value")
         return None
     return body.top_logprobs or 0

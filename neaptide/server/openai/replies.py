@@ -1,7 +1,7 @@
-"""The shapes of reply bodies, for the code that builds them and for ``/openapi.json``; of files and batches in
-``stored_replies``.
+"""Reply bodies, for the code that builds them and for ``/openapi.json``; ``stored_replies`` has those of files and
+batches.
 
-They are plain dictionaries: the type checker holds the code to them, and a fuzz test what is sent.
+They are plain dictionaries. The type checker checks the code, and a fuzz test checks the replies.
 """
 
 from typing import (
@@ -18,7 +18,7 @@ TierName = Literal["priority", "default", "flex"]
 
 
 exact = with_config(ConfigDict(extra="forbid"))
-"""What is not documented is not sent."""
+"""Decorator that forbids undocumented fields."""
 
 
 @exact
@@ -64,7 +64,7 @@ class Usage(TypedDict):
 
 @exact
 class RequestMetrics(TypedDict):
-    """How long the server took, in milliseconds; what is not known is missing."""
+    """Times of the server, in milliseconds; unknown values are omitted."""
 
     time_to_first_token_ms: NotRequired[float]
     queue_time_ms: NotRequired[float]
@@ -133,7 +133,7 @@ class Generated(TypedDict):
 
 @exact
 class WholeAnswer(Generated):
-    """The body of a batch's line has no ``metrics``."""
+    """The body of a batch line has no ``metrics``."""
 
     usage: Usage
     metrics: NotRequired[RequestMetrics]
@@ -141,7 +141,8 @@ class WholeAnswer(Generated):
 
 @exact
 class Chunk(Generated):
-    """``usage`` is there if it was asked for: null, or so far; ``metrics`` is beside the last one."""
+    """Chunk of a stream. ``usage`` is present if it was requested: null, or the counts so far. The last chunk has
+    ``metrics``."""
 
     usage: NotRequired[Usage | None]
     metrics: NotRequired[RequestMetrics]
@@ -161,7 +162,7 @@ class FunctionDelta(TypedDict):
 
 @exact
 class ToolCallDelta(TypedDict):
-    """The first one of a call has everything; the others carry parts of the arguments."""
+    """Part of a tool call. The first part of a call has everything; the others have pieces of the arguments."""
 
     index: int
     id: NotRequired[str]
@@ -265,7 +266,7 @@ class Detokenized(TypedDict):
 
 @with_config(ConfigDict(extra="allow"))
 class TokenizerInfo(TypedDict):
-    """The tokenizer's configuration, as its file has it."""
+    """The tokenizer's configuration, as in its file."""
 
     tokenizer_class: str
     chat_template: str | None
@@ -283,9 +284,12 @@ class Load(TypedDict):
 
 @exact
 class ReplicaFigures(TypedDict):
-    """Slack is what the TTFT target leaves when the prompts that are there are computed; ``online_load`` the share of
-    the replica's time that its online targets need; ``cached`` the first eight bytes of the hashes of an eighth of the
-    cached blocks, in base64, or null if they were not asked for."""
+    """Load and cache of one replica.
+
+    ``free_slack_ms`` is the TTFT target that is left after the waiting prompts are computed. ``online_load`` is the
+    share of the replica's time that its online targets need. ``cached`` has the first eight bytes of the hashes of an
+    eighth of the cached blocks, in base64, or null if they were not requested.
+    """
 
     age_ms: float
     free_slack_ms: float
@@ -304,7 +308,7 @@ class JobBacklog(TypedDict):
 
 @exact
 class Backlogs(TypedDict):
-    """Batches in progress: the time until each is due, and what is left of it for a replica with nothing else to do."""
+    """Batches in progress: time until each is due, and remaining work for a replica with nothing else to do."""
 
     jobs: list[JobBacklog]
 

@@ -1,4 +1,4 @@
-"""From engine outputs to replies, without asyncio: online routes and batch lines feed the same assembler."""
+"""Builds replies from engine outputs, without asyncio; online routes and batch lines use the same assembler."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ from neaptide.server.text.detokenizer import IncrementalDecoder, StopScanner
 
 @dataclass(slots=True)
 class Delta:
-    """What one engine output added to one choice."""
+    """Addition of one engine output to one choice."""
 
     choice: int
     text: str = ""
@@ -48,14 +48,14 @@ class Delta:
 
 @dataclass(slots=True, frozen=True)
 class ResponseMeta:
-    """What a body says beside its choices."""
+    """Fields of a body other than its choices."""
 
     id: str
     metrics: RequestMetrics | None = None
 
 
 class ChoiceAssembler:
-    """One choice: text so far, its tokens, how it ended."""
+    """State of one choice: its text so far, its tokens, its end."""
 
     def __init__(self, reply: Reply, index: int) -> None:
         self.index = index
@@ -91,28 +91,28 @@ class ChoiceAssembler:
 
     @property
     def ended_by(self) -> FinishName:
-        """``finish_reason`` of a choice that has ended. Raises RuntimeError for another."""
+        """``finish_reason`` of an ended choice. Raises RuntimeError if it has not ended."""
         if self.finish_reason is None:
             raise RuntimeError(f"choice {self.index} has not ended")
         return self.finish_reason
 
     @property
     def stop_hit(self) -> bool:
-        """A stop string ended this choice: the engine has to be told."""
+        """Whether a stop string ended this choice, so that its engine request must be aborted."""
         return self._scanner.matched is not None
 
     @property
     def text(self) -> str:
-        """Everything shown so far."""
+        """All text shown so far."""
         return "".join(self._parts)
 
     @property
     def calls(self) -> list[ToolCall]:
-        """The model's calls so far of tools that the caller offered."""
+        """Calls of offered tools so far."""
         return self._calls.calls if self._calls is not None else []
 
     def feed(self, output: RequestOutput) -> Delta:
-        """Takes one engine output. After the end it adds nothing, so late outputs do no harm."""
+        """Adds one engine output. After the end it adds nothing, so late outputs are harmless."""
         delta = Delta(self.index)
         self.num_preemptions = max(self.num_preemptions, output.num_preemptions)
         if self.finished:
@@ -147,7 +147,7 @@ class ChoiceAssembler:
         offsets = [0]
         for token_id in prompt.token_ids:
             offsets.append(offsets[-1] + len(decoder.push(token_id)))
-        # Tokens that the tokenizer put before a text prompt have no characters in it.
+        # Tokens that the tokenizer added before a text prompt have no characters in it.
         extra = max(0, offsets[-1] + len(decoder.flush()) - len(prompt.text))
         scores: list[TokenLogprobs | None] = [None, *logprobs]
         scores += [None] * (len(prompt.token_ids) - len(scores))
@@ -186,7 +186,7 @@ class ChoiceAssembler:
             self.error = EngineFailedError(output.error)
             return
         if output.finish_reason is FinishReason.ABORT:
-            self.error = UnavailableError("The engine gave up this request; try again.", code="request_aborted")
+            self.error = UnavailableError("The engine aborted this request; try again.", code="request_aborted")
             return
         delta.text += self._scanner.push(self._decoder.flush())
         if self.stop_hit:
@@ -195,7 +195,7 @@ class ChoiceAssembler:
         delta.text += self._scanner.release()
         scores = output.logprobs or []
         if output.stop_token_id is not None and len(scores) > len(output.new_token_ids) and not self._form.is_chat:
-            # A client that scores a prompt counts one token after it, whichever it is. A chat shows what was said.
+            # A client that scores a prompt counts one token after it, whichever it is. A chat shows only its text.
             delta.tokens.append(ScoredToken(output.stop_token_id, self._num_chars, scores[-1]))
         self.finish_reason = "length" if output.finish_reason is FinishReason.LENGTH else "stop"
         if output.stop_token_id in self._form.stop_token_ids:
@@ -206,7 +206,7 @@ class ResponseAssembler:
     """All choices of one request. Feed outputs in any order; read ``body`` when ``finished``.
 
     Args:
-        num_prompt_tokens: of all prompts; None: as the engine's outputs say.
+        num_prompt_tokens: number of tokens of all prompts; None takes it from the engine's outputs.
     """
 
     def __init__(self, reply: Reply, num_prompt_tokens: int | None = None) -> None:
@@ -221,7 +221,7 @@ class ResponseAssembler:
         return cls(prepared.reply, sum(map(len, prepared.prompts)))
 
     def feed(self, choice_index: int, output: RequestOutput) -> Delta:
-        """Takes one engine output for one choice."""
+        """Adds one engine output of one choice."""
         choice = self.choices[choice_index]
         was_finished = choice.finished
         delta = choice.feed(output)
@@ -230,17 +230,17 @@ class ResponseAssembler:
 
     @property
     def finished(self) -> bool:
-        """Every choice ended, well or not; see ``error``."""
+        """Whether every choice has ended, successfully or not; see ``error``."""
         return self._unfinished == 0
 
     @property
     def stop_hit(self) -> list[bool]:
-        """For each choice whether a stop string ended it, so that its engine request is to be aborted with STOP."""
+        """Whether a stop string ended each choice, so that its engine request must be aborted with STOP."""
         return [choice.stop_hit for choice in self.choices]
 
     @property
     def error(self) -> ApiError | None:
-        """The first choice's failure, if any failed: then there is no body."""
+        """The first failed choice's error; there is then no body."""
         return next((choice.error for choice in self.choices if choice.error is not None), None)
 
     def usage(self) -> Usage:
@@ -269,13 +269,13 @@ class ResponseAssembler:
     def body(
         self, request_id: str, metrics: RequestMetrics | None = None
     ) -> ChatCompletion | Completion | ResponseObject:
-        """The complete reply. Raises the choices' ApiError if the engine failed one of them."""
+        """The complete reply. Raises the ApiError of a failed choice."""
         if self.error is not None:
             raise self.error
         return self._build(self._meta(request_id, metrics))
 
     def encoded(self, request_id: str, metrics: RequestMetrics | None = None) -> bytes:
-        """``body`` as JSON, one choice after the other: the encoder lets no other thread run meanwhile."""
+        """``body`` as JSON, encoded choice by choice, because the encoder blocks other threads."""
         if self.error is not None:
             raise self.error
         meta = self._meta(request_id, metrics)
@@ -313,7 +313,7 @@ def _encoded_part(shaped: Any) -> msgspec.Raw:
 
 
 def response_id(form: ReplyForm, request_id: str) -> str:
-    """The body's id: the given one behind the endpoint's prefix."""
+    """The body's id: the endpoint's prefix and the given id."""
     prefix = {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-", RESPONSES: "resp_"}[form.endpoint]
     return request_id if request_id.startswith(prefix) else prefix + request_id
 
@@ -349,10 +349,10 @@ def _completion_choice(reply: Reply, choice: ChoiceAssembler) -> CompletionChoic
 
 
 def shape_chat_logprobs(reply: Reply, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
-    """None if the request did not ask."""
+    """Log-probabilities of a chat; None if the request did not ask for them."""
     return chat_logprobs(tokens, reply.context.tokenizer) if reply.form.wants_logprobs else None
 
 
 def shape_completion_logprobs(reply: Reply, tokens: Sequence[ScoredToken]) -> CompletionLogprobs | None:
-    """None if the request did not ask."""
+    """Log-probabilities of a completion; None if the request did not ask for them."""
     return completion_logprobs(tokens, reply.context.tokenizer) if reply.form.wants_logprobs else None

@@ -1,4 +1,4 @@
-"""From a request body to what the engine is told of sampling."""
+"""Sampling parameters of a request body."""
 
 from neaptide.engine.params import SamplingParams
 from neaptide.server.context import ServingContext
@@ -9,15 +9,15 @@ from neaptide.server.openai.schemas import GenerationBody
 def sampling_params(
     body: GenerationBody, context: ServingContext, *, logprobs: int | None, echo: bool, grammar: str
 ) -> SamplingParams:
-    """What the body does not say, the model's own settings do.
+    """Sampling parameters for the engine; the model's defaults fill missing values.
 
     Args:
-        logprobs: so many alternatives a token; None: no log probabilities.
-        echo: the prompt is part of the answer, with log probabilities if any are wanted.
-        grammar: that the answer follows; blank: none.
+        logprobs: number of alternatives per token; None for no log-probabilities.
+        echo: whether the answer repeats the prompt, with log-probabilities if requested.
+        grammar: grammar of the answer; empty for none.
 
     Raises:
-        InvalidRequestError: a token outside of the vocabulary, or more ends than ``min_tokens`` can hold back.
+        InvalidRequestError: a token outside of the vocabulary, or more stop tokens than ``min_tokens`` can mask.
     """
     defaults = context.generation_defaults
     temperature = defaults.temperature if body.temperature is None else body.temperature
@@ -48,14 +48,14 @@ def sampling_params(
 
 
 def _check_ends(body: GenerationBody, context: ServingContext) -> None:
-    """Raises InvalidRequestError where ``min_tokens`` has more ends to hold back than the executor can."""
+    """Raises InvalidRequestError if ``min_tokens`` has more stop tokens to mask than the executor can."""
     limit = context.max_masked_ends
     if not body.min_tokens or limit is None:
         return
     ends = {*body.stop_token_ids, *(() if body.ignore_eos else context.eos_token_ids)}
     if len(ends) > limit:
         raise InvalidRequestError(
-            f"With min_tokens, there may be {limit} stop tokens at most, the model's own included; these are "
+            f"With min_tokens, at most {limit} stop tokens are possible, including the model's own; the request has "
             f"{len(ends)}.",
             param="stop_token_ids",
             code="invalid_value",

@@ -1,11 +1,11 @@
-"""Request bodies of the OpenAI API, checked at the edge.
+"""Request bodies of the OpenAI API.
 
-Unknown fields are ignored, as clients send many. An explicit null means "omitted", for every field.
-Fields that would change the output but are not offered are declared ``Unsupported`` and refused in
-``prepare``: ignoring a constraint silently gives wrong answers that look right.
+Unknown fields are ignored, as clients send many. An explicit null means "omitted", for every field. Fields that would
+change the output but are not offered are declared ``Unsupported`` and refused in ``prepare``: ignoring them silently
+would give wrong answers that look right.
 
-A body is refused at the first wrong entry of a list, and an object for its size before its entries are looked at. Told
-of every entry, a body of 2 MB would become a million errors, made in one call that lets no other thread run.
+A body is refused at the first wrong entry of a list. The size of an object is checked before its entries. Otherwise a
+body of 2 MB could become a million errors, made in one call that blocks all other threads.
 """
 
 from typing import Annotated, Any, Literal
@@ -16,14 +16,14 @@ from pydantic_core import PydanticKnownError
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES_PER_PROMPT = 128
 LEAST_REPETITION_PENALTY = 0.01
-"""Logits are divided by it: by 1e-38 they are none any more, in fp32, and what is drawn from them is nonsense."""
+"""Least value; logits are divided by it, and with 1e-38 they overflow in fp32."""
 MAX_LISTED_CHOICES = 4096
 _INT64 = Field(ge=-(1 << 63), le=(1 << 63) - 1)
 _INT31 = (1 << 31) - 1
 
 
 def at_most(num_entries: int) -> BeforeValidator:
-    """Looks at the size of an object first; ``max_length`` is looked at behind all entries."""
+    """Checks the size of an object before its entries; ``max_length`` is checked after them."""
 
     def check(value: object) -> object:
         if isinstance(value, dict) and len(value) > num_entries:
@@ -47,7 +47,7 @@ ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
 
 class Body(BaseModel):
-    """Base of everything that a caller sends."""
+    """Base of all request bodies."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
 
@@ -60,7 +60,7 @@ class Body(BaseModel):
 
 
 class StreamOptions(Body):
-    """``stream_options``"""
+    """Options of a stream: ``stream_options``."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -70,7 +70,7 @@ JsonObject = dict[str, Any]
 
 
 class JsonSchemaFormat(Body):
-    """``response_format.json_schema``. The schema is enforced whether ``strict`` is set or not."""
+    """Schema of the output: ``response_format.json_schema``. It is enforced whether ``strict`` is set or not."""
 
     name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")
     description: str | None = None
@@ -79,30 +79,30 @@ class JsonSchemaFormat(Body):
 
 
 class ResponseFormat(Body):
-    """``response_format``: text, json_object or json_schema."""
+    """Format of the output: ``response_format``, which is text, json_object or json_schema."""
 
     type: str = Field(max_length=64)
     json_schema: JsonSchemaFormat | None = None
 
 
 class StructuredOutputs(Body):
-    """``structured_outputs``, as in vLLM: one of its fields says what the output has to be."""
+    """Constraint on the output, as in vLLM: ``structured_outputs``, with one of its fields."""
 
     json_: JsonObject | str | None = Field(default=None, alias="json")
     regex: str | None = None
     choice: ListedChoices | None = None
     grammar: str | None = None
-    """In Lark's notation."""
+    """Grammar in Lark's notation."""
     json_object: bool | None = None
     disable_additional_properties: Literal[False] = False
-    """A schema says itself what it allows."""
+    """Only False is allowed: the schema itself says what it allows."""
     whitespace_pattern: None = None
-    """There is one layout of JSON."""
+    """Only null is allowed: the layout of JSON is fixed."""
     structural_tag: Unsupported = None
 
 
 class GenerationBody(Body):
-    """What chat and completions have in common."""
+    """Common fields of chats and completions."""
 
     model: str = Field(default="", max_length=512)
     n: int = Field(default=1, ge=1, le=MAX_CHOICES_PER_PROMPT)
@@ -149,7 +149,7 @@ class GenerationBody(Body):
 
 
 class ContentPart(Body):
-    """One part of a message in list form; only text is served."""
+    """One part of a message in list form; only text is supported."""
 
     type: Literal["text"]
     text: str
@@ -210,7 +210,7 @@ class ToolChoiceObject(Body):
 
 
 class Conversation(Body):
-    """What a chat template renders."""
+    """Input of a chat template."""
 
     messages: list[ChatMessage] = Field(fail_fast=True, min_length=1, max_length=65_536)
     tools: Annotated[list[Tool], Field(fail_fast=True, min_length=1, max_length=128)] | None = None
@@ -220,7 +220,7 @@ class Conversation(Body):
 
 
 class ChatBody(GenerationBody, Conversation):
-    """``POST /v1/chat/completions``."""
+    """Body of ``POST /v1/chat/completions``."""
 
     max_tokens: int | None = Field(default=None, ge=1, le=_INT31)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=_INT31)
@@ -236,7 +236,7 @@ class ChatBody(GenerationBody, Conversation):
 
 
 class CompletionBody(GenerationBody):
-    """``POST /v1/completions``."""
+    """Body of ``POST /v1/completions``."""
 
     prompt: (
         str | Annotated[list[str], Field(fail_fast=True)] | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)]
@@ -250,7 +250,7 @@ class CompletionBody(GenerationBody):
 
 
 class TokenizeTextBody(Body):
-    """``POST /tokenize`` with a text."""
+    """Body of ``POST /tokenize`` with a text."""
 
     model: str = Field(default="", max_length=512)
     prompt: str
@@ -259,36 +259,36 @@ class TokenizeTextBody(Body):
 
 
 class TokenizeChatBody(Conversation):
-    """``POST /tokenize`` with a conversation."""
+    """Body of ``POST /tokenize`` with a conversation."""
 
     model: str = Field(default="", max_length=512)
     return_token_strs: bool = False
 
 
 class DetokenizeBody(Body):
-    """``POST /detokenize``."""
+    """Body of ``POST /detokenize``."""
 
     model: str = Field(default="", max_length=512)
     tokens: TokenIds
 
 
 class WhatIfBody(Body):
-    """``POST /admin/what-if``."""
+    """Body of ``POST /admin/what-if``."""
 
     minutes: float = Field(default=60.0, gt=0, le=60)
-    """Of recorded traffic, the last ones."""
+    """Length of the recorded traffic, counted back from now."""
     traffic: float = Field(default=1.0, ge=0.1, le=20)
-    """So many times the online requests in the same time."""
+    """Factor on the number of online requests in the same time."""
     ttft_ms: float | None = Field(default=None, gt=0, le=3_600_000)
     tpot_ms: float | None = Field(default=None, gt=0, le=3_600_000)
-    """Targets; as the server has them unless given."""
+    """Latency targets; by default the server's."""
     profile: str | None = Field(default=None, min_length=1, max_length=100)
-    """Another device, by the name of its profile."""
+    """Name of another device's profile."""
     attainment: float = Field(default=0.9, gt=0, le=1)
-    """Share of the requests that are to meet both targets, where replicas are counted."""
+    """Share of the requests that must meet both targets, for the number of replicas."""
 
 
 class OfflineSwitchBody(Body):
-    """``POST /admin/offline``."""
+    """Body of ``POST /admin/offline``."""
 
     state: Literal["running", "paused"]

@@ -1,4 +1,4 @@
-"""The shapes of replies about files and batches; see ``replies``."""
+"""Replies about files and batches; see ``replies``."""
 
 from typing import Literal
 
@@ -88,7 +88,7 @@ class BatchUsage(TypedDict):
 
 @exact
 class BatchExtension(TypedDict):
-    """What OpenAI's object has no field for."""
+    """Fields that OpenAI's object lacks."""
 
     outlook: OutlookName | None
     needed_seconds: float | None

@@ -24,7 +24,7 @@ from neaptide.server.openai.tool_calls import ToolCall
 
 
 class ChunkShaper:
-    """Turns the deltas of one request into chunk objects, all with the same id."""
+    """Converts the deltas of one request to chunks with a common id."""
 
     def __init__(self, assembler: ResponseAssembler, prepared: Prepared, response_id: str) -> None:
         self._assembler = assembler
@@ -41,7 +41,7 @@ class ChunkShaper:
         }
 
     def shape(self, delta: Delta) -> Sequence[ChatCompletionChunk | CompletionChunk]:
-        """Zero or more chunks: text that is held back gives none, unless its tokens are asked for."""
+        """Chunks of a delta, perhaps none: text that is held back has no chunk unless its tokens are requested."""
         return self._chat(delta) if self._form.is_chat else self._completion(delta)
 
     def finish(self, metrics: RequestMetrics) -> Sequence[ChatCompletionChunk | CompletionChunk]:
@@ -71,7 +71,7 @@ class ChunkShaper:
         return [_chat_chunk(self._chunk(), [choice]) for choice in choices]
 
     def _call(self, choice: int, call: ToolCall) -> tuple[ToolCallDelta, ToolCallDelta]:
-        """First which function, then its arguments: readers put the pieces together by index."""
+        """The function's name, then its arguments; clients join the pieces by index."""
         index = self._num_calls[choice]
         self._num_calls[choice] += 1
         return (
@@ -93,7 +93,7 @@ class ChunkShaper:
         return [_completion_chunk(self._chunk(), [choice])]
 
     def _chunk(self) -> Chunk:
-        """What each chunk says beside its choice."""
+        """Common fields of each chunk."""
         chunk = self._head.copy()
         if self._prepared.continuous_usage:
             chunk["usage"] = self._assembler.usage()

@@ -1,8 +1,8 @@
-"""Tool calls in a model's output, as ``structured.call_formats`` describes how the model writes them.
+"""Parses tool calls in a model's output; ``structured.call_formats`` describes their formats.
 
-The output is not to be trusted. The parser reads each character a fixed number of times, holds back a bounded
-part, and evaluates nothing. What is not exactly a call of a tool that the caller offered stays text: also one that the
-end of the output cut.
+The output is untrusted. The parser reads each character a bounded number of times, holds back a bounded part, and
+evaluates nothing. Everything that is not exactly a call of an offered tool stays text, including a call that the end
+of the output cuts off.
 """
 
 import json
@@ -25,7 +25,7 @@ _list = msgspec.json.Decoder(list[msgspec.Raw])
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call of a function of the caller."""
+    """One call of a function that the caller offered."""
 
     id: str
     name: str
@@ -33,15 +33,15 @@ class ToolCall:
     """A JSON object, as the model wrote it."""
 
     def as_message_part(self) -> replies.ToolCall:
-        """An entry of a message's ``tool_calls``."""
+        """The call as an entry of a message's ``tool_calls``."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
 class ToolCallParser:
-    """Splits output text into what is shown and what is called, however the text was cut into pieces.
+    """Splits output text into shown text and calls, however the text is split into pieces.
 
-    A call is known only when its end has come, so its text is held back until then. So is white space at the
-    start and after a call: it belongs to the notation, unless other text follows it.
+    A call is known only at its end, so its text is held back until then. White space at the start and after a call is
+    held back too: it belongs to the format, unless other text follows.
     """
 
     def __init__(self, names: Set[str], form: CallFormat = HERMES, *, max_calls: int = MAX_CALLS) -> None:
@@ -49,15 +49,15 @@ class ToolCallParser:
         self._names = names
         self._form = form
         self._max_calls = max_calls
-        self._tail = ""  # outside a call what may begin one, inside what may end it
-        self._body: list[str] | None = None  # inside a call its text up to the tail
+        self._tail = ""  # Outside a call: text that may begin one. Inside: text that may end it.
+        self._body: list[str] | None = None  # Inside a call: its text up to the tail.
         self._body_chars = 0
-        self._blank: list[str] | None = []  # white space held back; None while text is being shown
+        self._blank: list[str] | None = []  # White space held back; None while text is shown.
         self._may_begin = True
-        """Where calls are the whole output: nothing but white space has come."""
+        """Whether only white space has come so far, for formats in which calls are the whole output."""
 
     def push(self, piece: str) -> str:
-        """The text that may be shown now. New calls stand at the end of ``calls``."""
+        """The text that may be shown now. New calls are appended to ``calls``."""
         shown: list[str] = []
         text, position = self._tail + piece, 0
         self._tail = ""
@@ -69,7 +69,7 @@ class ToolCallParser:
         return "".join(shown)
 
     def finish(self) -> str:
-        """What was held back and is text after all, because the output ended."""
+        """The rest of the text, which was held back until the output ended."""
         shown: list[str] = []
         body, self._body = self._body, None
         if body is not None and (self._form.end or not self._accept("".join(body))):
@@ -81,7 +81,7 @@ class ToolCallParser:
         return "".join(shown)
 
     def _outside(self, text: str, position: int, shown: list[str]) -> int:
-        """Reads on from ``position``; returns how far."""
+        """Reads on from ``position``; returns the new position."""
         mark = self._form.begin
         if not mark:
             return self._at_start(text, position, shown)
@@ -97,7 +97,7 @@ class ToolCallParser:
         return len(text)
 
     def _at_start(self, text: str, position: int, shown: list[str]) -> int:
-        """Where calls are the whole output, its first character tells whether it may be calls."""
+        """Checks the first character, for formats in which calls are the whole output."""
         rest = text[position:].lstrip() if self._may_begin else ""
         if rest.startswith("{"):
             self._may_begin, self._body, self._body_chars = False, [], 0
@@ -122,7 +122,7 @@ class ToolCallParser:
         return cut
 
     def _accept(self, body: str) -> bool:
-        """Whether the text is calls. One beyond the limit is one, too, but is left out."""
+        """Whether the text consists of calls. Calls beyond the limit are accepted and dropped."""
         found = _parse(body, self._names, self._form) if len(body) <= MAX_CALL_CHARS else None
         if not found:
             return False
@@ -141,7 +141,7 @@ class ToolCallParser:
 
 
 def _parse(body: str, names: Set[str], form: CallFormat) -> list[ToolCall] | None:
-    """The calls that the text is; None if any part of it is none."""
+    """The calls in the text; None if any part of it is not a call."""
     calls = []
     try:
         for raw in _split(body, form):
@@ -155,7 +155,7 @@ def _parse(body: str, names: Set[str], form: CallFormat) -> list[ToolCall] | Non
 
 
 def _split(body: str, form: CallFormat) -> Iterator[bytes]:
-    """The JSON of each call. Raises ValueError where it is not even that."""
+    """The JSON of each call. Raises ValueError if the text has another form."""
     if form.is_list:
         yield from map(bytes, _list.decode(body))
     elif form.begin:
@@ -173,7 +173,7 @@ def _split(body: str, form: CallFormat) -> Iterator[bytes]:
 
 
 def _parse_one(raw: bytes, names: Set[str], form: CallFormat) -> ToolCall | None:
-    # Whatever a grammar of forced calls lets pass is a call. What the arguments say is the caller's to read.
+    # Accepts what the grammar of forced calls accepts. The arguments are for the caller to check.
     call = parse_json(raw, of_a_model=True)
     if not isinstance(call, dict) or not set(call) <= {"name", form.arguments_key} or _repeats_a_key(raw):
         return None
@@ -186,5 +186,5 @@ def _parse_one(raw: bytes, names: Set[str], form: CallFormat) -> ToolCall | None
 
 
 def _repeats_a_key(raw: bytes) -> bool:
-    """Of the object itself, not of those in it."""
+    """Whether the object itself repeats a key; nested objects do not count."""
     return len(json.loads(raw, object_pairs_hook=tuple, parse_int=str)) != len(_fields.decode(raw))

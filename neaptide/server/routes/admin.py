@@ -1,4 +1,4 @@
-"""What operators may do: ``POST /admin/offline`` switches offline work, ``POST /admin/what-if`` asks the simulator."""
+"""Operators' routes: ``POST /admin/offline`` switches offline work, ``POST /admin/what-if`` runs a simulation."""
 
 from textwrap import shorten
 
@@ -37,7 +37,7 @@ def _is_local(request: Request) -> bool:
 
 
 def _check_operator(request: Request) -> None:
-    """Raises PermissionDeniedError."""
+    """Raises PermissionDeniedError for other callers."""
     keys: KeyRing = request.app.state.keys
     if keys.required and not principal_of(request).is_admin:
         raise PermissionDeniedError("Only keys with the admin mark may do this.", code="admin_key_required")
@@ -52,8 +52,7 @@ def _check_operator(request: Request) -> None:
     response_model=None,
 )
 async def switch_offline(request: Request) -> OfflineSwitch:
-    """Pauses offline work or lets it go on. Needs a key with the mark `admin`, or without keys a caller on this
-    machine."""
+    """Pauses or resumes offline work. Needs a key with the mark `admin`, or, without keys, a caller on this machine."""
     _check_operator(request)
     body = parse_body(OfflineSwitchBody, await read_object(request, principal_of(request).share))
     context: ServingContext = request.app.state.context
@@ -71,8 +70,8 @@ async def switch_offline(request: Request) -> OfflineSwitch:
     response_model=None,
 )
 async def what_if(request: Request) -> WhatIfReply:
-    """What the recorded traffic of this server would get with other targets, more of it, or on another device. Needs
-    what `/admin/offline` needs."""
+    """Simulates the recorded traffic of this server with other targets, more of it, or on another device. Needs the
+    same rights as `/admin/offline`."""
     _check_operator(request)
     body = parse_body(WhatIfBody, await read_object(request, principal_of(request).share))
     shadow: Shadow | None = request.app.state.shadow
@@ -91,7 +90,7 @@ async def what_if(request: Request) -> WhatIfReply:
     except EngineUnavailableError:
         raise engine_unavailable() from None
     except NoAnswerError:
-        raise UnavailableError("The engine did not say what it has; try again in a few seconds.") from None
+        raise UnavailableError("The engine did not report its present requests; try again in a few seconds.") from None
     return _reply(answer)
 
 
@@ -101,7 +100,7 @@ def _seconds(milliseconds: float | None) -> float | None:
 
 def _reply(answer: WhatIfAnswer) -> WhatIfReply:
     if answer.refusal:
-        # all device profiles are more than a message may hold
+        # The list of all device profiles may exceed the longest message.
         words = shorten(f"{answer.refusal[:1].upper()}{answer.refusal[1:]}", MAX_MESSAGE_CHARS, placeholder=" ...")
         raise InvalidRequestError(words, code="what_if_refused")
     shares = answer.attainment

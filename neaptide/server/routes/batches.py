@@ -1,4 +1,4 @@
-"""``/v1/batches``: parse, call, shape."""
+"""Routes of ``/v1/batches``."""
 
 from typing import Annotated, Any
 
@@ -44,7 +44,7 @@ BatchId = Annotated[str, Path()]
 
 
 def batches_router(service: BatchService) -> APIRouter:
-    """Routes of the batches API on one service."""
+    """Routes of the batches API for one service."""
     router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
     @router.post(

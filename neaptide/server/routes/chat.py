@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``"""
+"""Route ``POST /v1/chat/completions``."""
 
 from fastapi import APIRouter, Request, Response
 

@@ -1,4 +1,4 @@
-"""``POST /v1/completions``"""
+"""Route ``POST /v1/completions``."""
 
 from fastapi import APIRouter, Request, Response
 

@@ -1,11 +1,11 @@
-// What the page shows. Its figures are those of dashboard_figures.js, which stands before this in one script.
+// Display of the page. dashboard_figures.js, which precedes this in one script, computes the figures.
 const PERIOD_MS = 2000, ANSWER_MS = 8000, SHOWN_BATCHES = 20;
 const TIERS = ["priority", "default", "flex", "batch"];
 const OTHERS = ["priority", "fcfs"];
 const COLUMN = 480, GAP = 20, HEIGHT = 190, LEFT = 46, RIGHT = 8, TOP = 10, BOTTOM = 20;
 const SVG = "http://www.w3.org/2000/svg";
 let key = "", width = COLUMN;
-let locked = !document.getElementById("key").hidden;  // until a key is given, batches are not asked for
+let locked = !document.getElementById("key").hidden;  // batches are not requested until a key is entered
 const at = (id) => document.getElementById(id);
 
 // ---- pieces of the page ----
@@ -97,7 +97,7 @@ function lines(figure) {
 
 function showPlots() {
   const whole = at("plots").clientWidth;
-  width = whole < 2 * COLUMN + GAP ? whole : (whole - GAP) / 2;  // as the style's columns, so that letters keep their size
+  width = whole < 2 * COLUMN + GAP ? whole : (whole - GAP) / 2;  // like the columns of the style sheet, so that text keeps its size
   const tokens = (name) => lines((before, now) => rate(before, now, "neaptide_step_tokens_total", { class: name }));
   const blocks = (state) => history.map((one) => sum(one.samples, "neaptide_kv_blocks", { state }));
   const met = (slo) => history.map((now, k) => {
@@ -108,7 +108,7 @@ function showPlots() {
   const measured = (a, b) => mean(a, b, "neaptide_step_seconds_sum", { phase: "total" }, "neaptide_step_seconds_count", { phase: "total" });
   const predicted = (a, b) => mean(a, b, "neaptide_steps_predicted_seconds_total", {}, "neaptide_steps_total", {});
   at("plots").replaceChildren(
-    plot("Tokens computed, by tier", "tokens/s", [
+    plot("Tokens computed, by class", "tokens/s", [
       { name: "online", ys: tokens("online") }, { name: "offline", ys: tokens("offline") },
     ], { stacked: true }),
     plot("Targets met", `% of the last ${SHARE_S} s`, [{ name: "TTFT", ys: met("ttft") }, { name: "TPOT", ys: met("tpot") }], { most: 100 }),
@@ -156,7 +156,7 @@ function showFigures() {
   say(...stateOf(now.samples));
 }
 
-// Before several servers: their series have their names, and sums are all of theirs.
+// On a gateway, the series of each replica have its name, and sums are over all replicas.
 function replicasOf(samples) {
   return valuesOf(samples, "neaptide_cluster_replica_ready").map(([labels, ready]) => [labels.replica, ready > 0]);
 }
@@ -167,7 +167,7 @@ function showReplicas() {
   at("cluster").hidden = replicas.length === 0;
   at("replicas").replaceChildren(...replicas.map(([replica, ready]) => row([
     replica,
-    ready ? "taken" : "not taken",
+    ready ? "yes" : "no",
     String(sum(now.samples, "neaptide_cluster_requests_in_flight", { replica })),
     ready ? ms(sum(now.samples, "neaptide_cluster_free_slack_seconds", { replica })) : "–",
     short(rate(before, now, "neaptide_step_tokens_total", { replica, class: "online" })),
@@ -188,14 +188,14 @@ function showShadow(samples) {
   const count = (value) => value === null ? "–" : short(value);
   const gain = (value) => value === null ? "–" : (value > 0 ? "+" : value < 0 ? "−" : "") + short(Math.abs(value));
   if (replicasOf(samples).length > 0) {
-    at("shadownote").textContent = "Each replica simulates its own traffic: its page says what comes of it.";
+    at("shadownote").textContent = "Each replica replays its own traffic; see its own page.";
     return;
   }
   const length = sum(samples, "neaptide_shadow_window_seconds");
   const rows = length > 0 ? OTHERS.map((policy) => {
     const won = known("neaptide_shadow_won_offline_tokens", { policy });
     return row([
-      `under ${policy}`,
+      `simulated: ${policy}`,
       percent(known("neaptide_shadow_attainment_ratio", { policy })),
       gain(known("neaptide_shadow_saved_targets", { policy })),
       count(known("neaptide_shadow_offline_tokens_per_second", { policy })),
@@ -203,7 +203,7 @@ function showShadow(samples) {
     ]);
   }) : [];
   if (length > 0) rows.unshift(row([
-    "as it was",
+    "this server",
     percent(known("neaptide_shadow_real_attainment_ratio")),
     "",
     count(known("neaptide_shadow_real_offline_tokens_per_second")),
@@ -225,7 +225,7 @@ function batchRow(batch) {
   bar.setAttribute("aria-label", `${ended} of ${counts.total} lines`);
   let takes = "–", slack = "–", outlook = made("span", "–");
   if (seen && seen.waits_for) {
-    outlook = made("span", "waits", "at_risk");
+    outlook = made("span", "waiting", "at_risk");
     outlook.title = seen.waits_for;
   } else if (seen) {
     const latest = seen.expected_seconds === null ? null : Math.max(seen.expected_seconds, seen.needed_seconds);
@@ -244,14 +244,14 @@ async function showBatches() {
   at("key").hidden = !locked;
   if (!reply.ok) {
     at("batches").replaceChildren();
-    at("note").textContent = locked ? "The server does not know this key." : `Batches: HTTP ${reply.status}.`;
+    at("note").textContent = locked ? "Unknown API key." : `Batches: HTTP ${reply.status}.`;
     return;
   }
   const list = await reply.json();
   at("batches").replaceChildren(...list.data.map(batchRow));
   at("note").textContent = list.data.length === 0 ? "No batches." :
     "Time left: at best – at the current rate. Slack: time to spare in the window." +
-    (list.has_more ? ` The latest ${SHOWN_BATCHES}.` : "");
+    (list.has_more ? ` Showing the latest ${SHOWN_BATCHES}.` : "");
 }
 
 async function refresh() {
@@ -274,7 +274,7 @@ function answerOf(found) {
   const offline = found.offline_tokens_per_second, share = found.attainment;
   const replicas = found.replicas === null ? "more than were tried" : `${found.replicas}`;
   return `Of ${short(found.requests)} online requests ${percent(share.both)} meet both targets (TTFT ${percent(share.ttft)}, ` +
-    `TPOT ${percent(share.tpot)}) on one replica` + (offline === null ? "" : `, beside ${short(offline)} offline tokens/s`) +
+    `TPOT ${percent(share.tpot)}) on one replica` + (offline === null ? "" : `, with ${short(offline)} offline tokens/s`) +
     `. Replicas needed for 90%: ${replicas}. Based on ${found.recorded_seconds > 120 ? "the busiest two minutes of " : ""}${duration(found.recorded_seconds)} of traffic.`;
 }
 
@@ -286,7 +286,7 @@ async function askWhatIf(form) {
   note.textContent = "simulating ...";
   const reply = await fetch("admin/what-if", { method: "POST", headers, body: JSON.stringify(body) });
   const found = await reply.json();
-  // Not for who is refused for where he calls from: a server without keys takes none.
+  // No key field if the caller's address was refused: a server without keys accepts none.
   if (reply.status === 401 || found.error?.code === "admin_key_required") form.querySelector(".operator").hidden = false;
   note.textContent = reply.ok ? answerOf(found) : found.error.message;
 }

@@ -1,7 +1,7 @@
-"""``GET /dashboard``: what the server does now, as a page for people that shows itself again every two seconds.
+"""Route ``GET /dashboard``: a page that shows the server's state and updates every two seconds.
 
-One page with all it needs inside: it asks for ``/metrics`` and ``/v1/batches`` of this server and nothing else. It is
-the same for everybody; what it shows of batches, the server tells it for the key that its reader types in.
+The page is self-contained: it requests only ``/metrics`` and ``/v1/batches`` of this server. It is the same for every
+caller. It shows the batches of the key that its reader enters.
 """
 
 import base64
@@ -21,7 +21,6 @@ router = APIRouter()
 
 @router.get("/dashboard", include_in_schema=False)
 async def dashboard(request: Request) -> HTMLResponse:
-    """The page."""
     keys: KeyRing = request.app.state.keys
     page, policy = _page(keys.required)
     return HTMLResponse(page, headers={"Content-Security-Policy": policy})
@@ -29,7 +28,7 @@ async def dashboard(request: Request) -> HTMLResponse:
 
 @cache
 def _page(wants_key: bool) -> tuple[str, str]:
-    """The page, and the policy that lets its own script run, no other, and nothing be loaded from elsewhere."""
+    """The page, and its content security policy: only its own script may run, and nothing is loaded from elsewhere."""
     parts = {"css": _part("dashboard.css"), "js": script()}
     page = _part("dashboard.html")
     for name, content in parts.items():
@@ -42,7 +41,7 @@ def _page(wants_key: bool) -> tuple[str, str]:
 
 
 def script() -> str:
-    """The page's one script."""
+    """The page's script, joined from its parts."""
     return "".join(map(_part, SCRIPTS))
 
 

@@ -1,9 +1,9 @@
 "use strict";
-// What the page knows, and its figures: samples of /metrics, differences of them, words. Nothing here touches the page.
+// Data of the page: samples of /metrics, their differences, and texts. Nothing here changes the page.
 const KEPT_S = 300, SHARE_S = 30, RATE_S = 10;
-const SILENT_S = 5;  // an engine speaks twice a second, or after a step
+const SILENT_S = 5;  // an engine reports twice a second, or after a step
 const NONE = new Map();
-const history = [];  // samples of one life of the server, of the last five minutes at most
+const history = [];  // samples since the server's start, at most of the last five minutes
 
 function parse(text) {
   const found = new Map();
@@ -27,7 +27,7 @@ function sum(samples, name, labels = {}) {
   return total;
 }
 
-// A series that was not there before, of a replica that answers again, counts from now on.
+// A new series, of a replica that answers again, counts from its first sample.
 function grown(before, now, name, labels = {}) {
   const then = before.samples.get(name) || NONE;
   let total = 0;
@@ -36,7 +36,7 @@ function grown(before, now, name, labels = {}) {
   return total;
 }
 
-// A server that was started anew counts from nothing: no difference reaches over that.
+// A restarted server counts from zero, so no difference may span a restart.
 function isAnew(before, now) {
   for (const [name, series] of now.samples) {
     const isStart = name === "process_start_time_seconds";
@@ -49,20 +49,20 @@ function isAnew(before, now) {
 }
 
 function remember(sample) {
-  // With all of them: a replica that was started anew did not answer meanwhile.
+  // Compares with all samples, because a restarted replica has none in between.
   if (history.some((one) => isAnew(one, sample))) history.length = 0;
   history.push(sample);
-  while (history[0].s < sample.s - KEPT_S) history.shift();  // a page in the background asks more seldom
+  while (history[0].s < sample.s - KEPT_S) history.shift();  // a page in the background refreshes more rarely
 }
 
-// The first sample of so many seconds that end with the k-th.
+// The first sample of the last ``seconds`` before the k-th.
 function firstWithin(k, seconds) {
   let first = k;
   while (first > 0 && history[first - 1].s >= history[k].s - seconds) first--;
   return history[first];
 }
 
-// What rates of now are taken from: longer ago where there is nothing of late.
+// Start of the interval for current rates; longer if there is no recent sample.
 function shortlyBefore() {
   const last = history.length - 1, first = firstWithin(last, RATE_S);
   return first === history[last] && last > 0 ? history[last - 1] : first;
@@ -83,7 +83,7 @@ function mean(before, now, total, totalLabels, count, countLabels) {
   return n > 0 ? grown(before, now, total, totalLabels) / n : null;
 }
 
-// ---- words ----
+// ---- texts ----
 
 const percent = (share) => share === null ? "–" : (100 * share).toFixed(share > 0.995 && share < 1 ? 2 : 1) + "%";
 const ms = (seconds) => seconds === null ? "–" : (1000 * seconds).toFixed(seconds < 0.01 ? 1 : 0) + " ms";
@@ -101,17 +101,17 @@ function duration(seconds) {
   return sign + size.toFixed(0) + " s";
 }
 
-// In words, and whether that is bad. Before several servers there are several engines.
+// The state as a text, and whether it is bad. A gateway has several engines.
 function stateOf(samples) {
   const ages = valuesOf(samples, "neaptide_engine_state_age_seconds").map(([, age]) => age), age = Math.min(...ages);
   const up = sum(samples, "neaptide_engine_up");
   if (ages.length === 0) return ["no replica answers", true];
   if (up === 0 && sum(samples, "neaptide_engine_starts_total") === 0) return [`the engine has been starting for ${duration(age)}`, false];
-  if (up === 0) return [`there has been no engine for ${duration(age)}; it is started again`, true];
+  if (up === 0) return [`the engine has been down for ${duration(age)}; it is restarting`, true];
   const words = [sum(samples, "neaptide_besteffort_paused") > 0 ? "offline work is paused by the operator" : "serving"];
   if (up < ages.length) words.push(`${up} of ${ages.length} engines are up`);
-  if (age > SILENT_S) words.push(`the engine has said nothing for ${duration(age)}`);
+  if (age > SILENT_S) words.push(`the engine has been silent for ${duration(age)}`);
   const failing = sum(samples, "neaptide_storage_failing") > 0;
-  if (failing) words.push("the disk refuses data of batches");
+  if (failing) words.push("batch data cannot be stored");
   return [words.join("; "), failing];
 }

@@ -1,6 +1,6 @@
-"""``GET /docs``: the routes of ``/openapi.json`` as a page for people.
+"""Route ``GET /docs``: the contents of ``/openapi.json`` as a page for people.
 
-It needs no script and nothing from another server, so it works on a machine without a way out.
+It needs no script and nothing from another server, so it works on a machine without internet access.
 """
 
 from html import escape
@@ -67,7 +67,7 @@ def _schema(name: str, schema: dict[str, Any]) -> str:
 
 
 def _type(schema: dict[str, Any]) -> str:
-    """A type in few words; a named one is a link to its fields."""
+    """A type in few words; a named one links to its fields."""
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#{name}">{name}</a>'

@@ -1,4 +1,4 @@
-"""What a server says of itself to whoever decides which of several gets a request."""
+"""Load and cache of a server, for the router that chooses among several."""
 
 import base64
 
@@ -16,8 +16,8 @@ router = APIRouter()
 
 @router.get("/figures", responses=replies(ReplicaFigures, 503), response_model=None)
 async def figures(request: Request, cached: bool = False) -> ReplicaFigures:
-    """What room for online work the engine has; with `cached=true`, a digest of its prefix cache too. 503 while no new
-    work is welcome."""
+    """Online capacity of the engine; with `cached=true`, also a digest of its prefix cache. 503 while new work is
+    refused."""
     context: ServingContext = request.app.state.context
     desk: RoomDesk = request.app.state.room_desk
     context.check_open()
@@ -34,13 +34,13 @@ async def figures(request: Request, cached: bool = False) -> ReplicaFigures:
 
 
 def backlog_router(service: BatchService) -> APIRouter:
-    """What the batches of one service press for, for an autoscaler."""
+    """Remaining batch work of one service, for an autoscaler."""
     of_batches = APIRouter()
 
     @of_batches.get("/backlog", responses=replies(Backlogs, 503), response_model=None)
     async def backlog() -> Backlogs:
-        """Batches in progress of this model that servers share: how soon each is due, and how much of it is left. The
-        work is what was expected when its file was checked; 0 where nobody knew the device."""
+        """Batches in progress of this model that servers share: time until each is due, and its remaining work. The
+        work was estimated when the file was checked; 0 if the device was unknown."""
         with storage_faults(service.health):
             jobs = await service.backlog()
         now_s = service.now_s

@@ -1,4 +1,4 @@
-"""``/v1/files``: parse, call, shape."""
+"""Routes of ``/v1/files``."""
 
 import os
 import re
@@ -27,7 +27,7 @@ _ONE_RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{0,18})")
 
 
 def lifetime_schema() -> dict[str, Any]:
-    """Schema of a file's life in seconds."""
+    """Schema of a file's lifetime in seconds."""
     return {"type": "integer", "minimum": MIN_EXPIRY_S, "maximum": MAX_EXPIRY_S}
 
 
@@ -55,7 +55,8 @@ def idempotency_key(request: Request) -> str | None:
 
 
 def _keep_one_range(request: Request, num_bytes: int) -> None:
-    """Forgets a ``Range`` that is not one part of the file: many cost much, and odd ones get no error envelope."""
+    """Drops a ``Range`` header that is not one part of the file: many parts are expensive, and odd ones get no error
+    body."""
     headers = request.scope["headers"]
     found = _ONE_RANGE.fullmatch(request.headers.get("range", ""))
     if found is None or int(found[1]) >= num_bytes or (found[2] and int(found[2]) < int(found[1])):
@@ -63,7 +64,7 @@ def _keep_one_range(request: Request, num_bytes: int) -> None:
 
 
 class OpenFileResponse(FileResponse):
-    """A file that is open already: it is served whatever becomes of its name, or of free descriptors, meanwhile."""
+    """A file that is already open, so that it is served even if it is deleted or descriptors run out."""
 
     def __init__(self, file: BinaryIO, filename: str) -> None:
         super().__init__(
@@ -75,18 +76,18 @@ class OpenFileResponse(FileResponse):
         self._file = file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As in ``FileResponse``; closes the file."""
+        """Sends the file like ``FileResponse``, and closes it."""
         with self._file:
             await super().__call__(scope, receive, send)
 
     @asynccontextmanager
     async def _open_file(self) -> AsyncIterator[AsyncFile[bytes]]:
-        # A version of Starlette without this hook opens the path, which is the same file.
+        # Versions of Starlette without this hook open the path, which is the same file.
         yield wrap_file(self._file)
 
 
 def files_router(service: BatchService) -> APIRouter:
-    """Routes of the files API on one service."""
+    """Routes of the files API for one service."""
     router = APIRouter(prefix="/v1/files", tags=["files"])
     files = service.files
 

@@ -1,4 +1,4 @@
-"""``GET /v1/models`` and ``GET /v1/models/{id}``"""
+"""Routes ``GET /v1/models`` and ``GET /v1/models/{id}``."""
 
 from fastapi import APIRouter, Request
 
@@ -24,7 +24,7 @@ def _describe(model_id: str, context: ServingContext) -> Model:
 
 @router.get("/v1/models", responses=replies(ModelList), response_model=None)
 async def list_models(request: Request) -> ModelList:
-    """The model that is served, and its aliases."""
+    """The served model, and its aliases."""
     context: ServingContext = request.app.state.context
     names = (context.model_id, *context.model_aliases)
     return {"object": "list", "data": [_describe(name, context) for name in names]}

@@ -1,4 +1,4 @@
-"""``POST /v1/responses``"""
+"""Route ``POST /v1/responses``."""
 
 from fastapi import APIRouter, Request, Response
 

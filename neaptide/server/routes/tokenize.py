@@ -1,4 +1,5 @@
-"""``/tokenize``, ``/detokenize`` and ``/tokenizer_info``: what remote clients need to count as the server counts."""
+"""Routes ``/tokenize``, ``/detokenize`` and ``/tokenizer_info``, with which remote clients count tokens like the
+server."""
 
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +30,7 @@ def _tokenize(body: dict[str, Any], context: ServingContext) -> Response:
     else:
         parsed = parse_body(TokenizeTextBody, body)
         check_model(parsed.model, context)
-        # A document may well be longer than the context here; only the tokenizer's time is at stake.
+        # A document may exceed the context here; the limit only bounds the tokenizer's time.
         if len(parsed.prompt) > 4 * MAX_CHARS_PER_TOKEN * context.max_model_len:
             raise ContextLengthError("The text is too long.", param="prompt")
         ids = context.tokenizer.encode(parsed.prompt, add_special_tokens=parsed.add_special_tokens)
@@ -56,7 +57,7 @@ async def _answer(request: Request, work: Callable[[dict[str, Any], ServingConte
 
 
 def _json(reply: Tokenized | Detokenized) -> Response:
-    """Encoded here, in the thread: a list of a million ids takes a while."""
+    """Encodes in the thread, because a list of a million ids takes a while."""
     return Response(msgspec.json.encode(reply), media_type="application/json")
 
 

@@ -1,4 +1,4 @@
-"""The what-if desk: one question at a time about the recorded traffic, answered by a child process."""
+"""What-if questions about the recorded traffic, one at a time, answered by a child process."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from neaptide.server.shadow.ring import TrafficRing
 
 IDLE_S = 60.0
 ANSWER_S = 300.0
-"""For an answer: at idle priority the child may wait for its turn."""
+"""Longest wait for an answer; at idle priority the child may have to wait for a core."""
 
 
 class DeskBusyError(Exception):
@@ -18,15 +18,15 @@ class DeskBusyError(Exception):
 
 
 class TooMuchError(Exception):
-    """The simulation took more time or memory than it may."""
+    """The simulation exceeded its limit of time or memory."""
 
 
 class WhatIfDesk:
-    """Event loop only.
+    """Answers what-if questions. Event loop only.
 
     Args:
-        module: the child's program.
-        temporary: for the child's temporary files.
+        module: program of the child process.
+        temporary: parent of the child's temporary files.
     """
 
     def __init__(self, ring: TrafficRing, module: str, temporary: Path | None = None) -> None:
@@ -36,14 +36,14 @@ class WhatIfDesk:
 
     @property
     def pid(self) -> int | None:
-        """The child's, while there is one."""
+        """Process id of the child; None without one."""
         return self._child.pid
 
     async def ask(self, task: WhatIfTask, since_s: float) -> WhatIfAnswer:
-        """About what was recorded from that time on; the task's pieces are put in here.
+        """Answers a question about the traffic recorded since ``since_s``; adds the recorded pieces to the task.
 
         Raises:
-            DeskBusyError, TooMuchError, NoAnswerError, EngineUnavailableError
+            DeskBusyError, TooMuchError, NoAnswerError, EngineUnavailableError: there is no answer.
         """
         if self._is_busy:
             raise DeskBusyError

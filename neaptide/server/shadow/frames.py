@@ -1,71 +1,71 @@
-"""What the API process and the child that simulates tell each other (msgpack in frames)."""
+"""Messages between the API process and the simulating child process (msgpack in frames)."""
 
 import msgspec
 
 
 class ShadowTask(msgspec.Struct, frozen=True, tag=True):
-    """Serve the last minutes again under other policies."""
+    """Task: replay the last minutes under other policies."""
 
     pieces: list[bytes]
-    """Of the recorded traffic; the last one says what the engine has."""
+    """Pieces of the recorded traffic; the last one has the present requests."""
     policies: tuple[str, ...]
     warm_s: float
-    """Simulated before the window, and not counted."""
+    """Time before the window that is simulated but not counted."""
     window_s: float
     since_s: float
-    """What was before is another engine's."""
+    """Start of the current engine; earlier traffic is ignored."""
 
 
 class ShadowFigures(msgspec.Struct, frozen=True):
-    """Of one window; under the served policy, or under another."""
+    """Results of one window under one policy."""
 
     met: int
-    """Online requests that met both targets."""
+    """Number of online requests that met both targets."""
     offline_tokens_per_s: float | None
-    """None: it is not known."""
+    """Rate of offline work; None if unknown."""
 
 
 class ShadowAnswer(msgspec.Struct, frozen=True):
     cpu_s: float
-    """That it took."""
+    """Processor time of the simulation."""
     start_s: float = 0.0
     end_s: float = 0.0
-    """Of the window, on ``CLOCK_MONOTONIC``."""
+    """Bounds of the window, on ``CLOCK_MONOTONIC``."""
     requests: int = 0
-    """Online ones that are judged."""
+    """Number of online requests that are judged."""
     real: ShadowFigures | None = None
-    """None: too little was recorded."""
+    """Results under the served policy; None if too little was recorded."""
     shadows: dict[str, ShadowFigures] = {}
-    """By policy."""
+    """Results by simulated policy."""
     fault: str = ""
-    """Why there is no answer, in a word: a bug of ours."""
+    """Error that prevented an answer, in a word: a bug of ours."""
 
 
 class WhatIfTask(msgspec.Struct, frozen=True, tag=True):
-    """Serve the peak of what was recorded with something changed."""
+    """Task: replay the busiest part of the recorded traffic with changes."""
 
     pieces: list[bytes]
-    """As in ``ShadowTask``."""
+    """Pieces of the recorded traffic, as in ``ShadowTask``."""
     traffic: float
-    """So many times the online requests."""
+    """Factor on the number of online requests."""
     ttft_slo_s: float | None
     tpot_slo_s: float | None
-    """None: as the server has them."""
+    """Targets; None for those of the server."""
     profile: str | None
-    """None: this device."""
+    """Device profile; None for this device."""
     attainment: float
-    """For which replicas are counted."""
+    """Attainment for which replicas are counted."""
 
 
 class WhatIfAnswer(msgspec.Struct, frozen=True):
     recorded_s: float = 0.0
     requests: int = 0
-    """Of the peak."""
+    """Number of online requests in the busiest part."""
     attainment: dict[str, float] = {}
     offline_tokens_per_s: float | None = None
     replicas: int | None = None
     refusal: str = ""
-    """Why there is no answer."""
+    """Reason for which there is no answer."""
 
 
 encoder = msgspec.msgpack.Encoder()

@@ -1,7 +1,7 @@
-"""The shadow gauge: what the last minutes would have been under the policies that operators run otherwise.
+"""Counterfactual replay: the last minutes simulated under the policies that operators would otherwise use.
 
-A child process at idle priority simulates them again and again, one sixtieth of the time. Where
-nothing is served it does nothing, and after a while there is no child.
+A child process at idle priority simulates them repeatedly, for one sixtieth of the time. Without traffic it does
+nothing, and after a while the child is ended.
 """
 
 import asyncio
@@ -24,33 +24,33 @@ logger = logging.getLogger(__name__)
 
 CHILD = "neaptide.launch.simulating"
 IDLE_S = 600.0
-"""A child without work ends after this; starting one takes a second of a core."""
+"""Idle time after which the child is ended; starting one takes a second of a core."""
 
 
 @dataclass(slots=True, frozen=True)
 class Pace:
-    """How much is simulated how often. Times in seconds."""
+    """Length and frequency of the simulations, in seconds."""
 
     warm_s: float = 60.0
-    """Before the window: a simulation begins with an empty cache."""
+    """Warm-up before the window, because a simulation begins with an empty cache."""
     window_s: float = 300.0
     least_window_s: float = 60.0
     work_s: float = 6.0
-    """Of processor time in one round, about: on a device with short steps the window is shorter."""
+    """Target for the processor time of one round. On a device with short steps the window is shorter."""
     rest_factor: float = 60.0
-    """From the start of one round to that of the next, over the work: below 2% of a core."""
+    """Time from the start of one round to the next, relative to its processor time: below 2% of a core."""
     least_rest_s: float = 30.0
     fault_rest_s: float = 600.0
     timeout_s: float = 1800.0
-    """Of a round: it works in bursts, and at idle priority it may wait long for its turn."""
+    """Longest time of a round, which works in bursts and may wait long at idle priority."""
 
 
 class ShadowGauge:
-    """Runs from ``start`` to ``stop``. Event loop only.
+    """Runs the simulations from ``start`` to ``stop``. Event loop only.
 
     Args:
         clock: ``CLOCK_MONOTONIC``.
-        temporary: for the child's temporary files.
+        temporary: parent of the child's temporary files.
     """
 
     def __init__(
@@ -66,16 +66,16 @@ class ShadowGauge:
         self._clock = clock
         self._pace = pace or Pace()
         self._window_s = self._pace.least_window_s
-        """Of the next round: the first one shows how fast this machine simulates this load."""
+        """Window of the next round. The first round measures the speed of the simulation."""
         self._end_s = -math.inf
-        """Of the window that is shown."""
+        """End of the window that is shown."""
         self._child = Child(CHILD, None, IDLE_S, temporary)
         self._task: asyncio.Task[None] | None = None
         metrics.age.set_function(self._age_s)
 
     @property
     def pid(self) -> int | None:
-        """The child's, while there is one."""
+        """Process id of the child; None without one."""
         return self._child.pid
 
     def start(self) -> None:
@@ -95,14 +95,14 @@ class ShadowGauge:
             try:
                 rest_s = await self._round()
             except (ChildDiedError, TimeoutError, msgspec.MsgspecError, OSError) as error:
-                logger.warning("the shadow gauge had no answer: %s", error or type(error).__name__)
+                logger.warning("the counterfactual replay failed: %s", error or type(error).__name__)
                 self._metrics.rounds.labels("failed").inc()
                 await self._child.close()
                 rest_s = self._pace.fault_rest_s
             await asyncio.sleep(rest_s)
 
     async def _round(self) -> float:
-        """Returns how long to rest."""
+        """Runs one round; returns the time until the next."""
         pace = self._pace
         now_s = self._clock()
         since_s = now_s - pace.warm_s - self._window_s
@@ -128,7 +128,7 @@ class ShadowGauge:
         pace, metrics = self._pace, self._metrics
         metrics.cpu.inc(answer.cpu_s)
         if answer.fault:
-            logger.warning("the shadow gauge failed: %s", answer.fault)
+            logger.warning("the counterfactual replay failed: %s", answer.fault)
         outcome = "failed" if answer.fault else "too_short" if answer.real is None else "compared"
         metrics.rounds.labels(outcome).inc()
         if answer.real is None:

@@ -1,11 +1,11 @@
-"""Series of the shadow gauge, and what it costs."""
+"""Series of the counterfactual replay and its cost."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from neaptide.server.shadow.frames import ShadowAnswer
 
 POLICIES = ("priority", "fcfs")
-"""What an operator would run otherwise: vLLM v1's schedulers."""
+"""Policies that an operator would otherwise use: vLLM v1's schedulers."""
 OUTCOMES = ("compared", "too_short", "failed")
 UNKNOWN = float("nan")
 
@@ -16,29 +16,27 @@ class ShadowMetrics:
             return Gauge(f"neaptide_shadow_{name}", text, labels, registry=registry)
 
         self._requests = gauge("requests", "Number of online requests of the window that were judged.")
-        self._window = gauge("window_seconds", "Length of the window that was simulated; 0 before the first.")
+        self._window = gauge("window_seconds", "Length of the simulated window; 0 before the first.")
         self.age = gauge("age_seconds", "Time since the end of the window.")
-        self._real_attainment = gauge("real_attainment_ratio", "Share of them that met both targets as it was.")
-        self._real_offline = gauge("real_offline_tokens_per_second", "Offline tokens per second as it was.")
+        self._real_attainment = gauge("real_attainment_ratio", "Share that met both targets under the served policy.")
+        self._real_offline = gauge("real_offline_tokens_per_second", "Offline tokens per second, served policy.")
         by_policy = ("policy",)
         self._attainment = gauge(
-            "attainment_ratio", "Share of them that would have met both targets under the policy.", by_policy
+            "attainment_ratio", "Share that met both targets under the simulated policy.", by_policy
         )
         self._offline = gauge(
-            "offline_tokens_per_second", "Offline tokens per second as it would have been under the policy.", by_policy
+            "offline_tokens_per_second", "Offline tokens per second in the simulated policy.", by_policy
         )
         self._saved = gauge(
-            "saved_targets", "Number of online requests that met both targets, less those that would have.", by_policy
+            "saved_targets", "Number of online requests that met both targets, less those in the simulation.", by_policy
         )
         self._won = gauge(
-            "won_offline_tokens", "Number of offline tokens of the window, less those that would have been.", by_policy
+            "won_offline_tokens", "Number of offline tokens of the window, less those in the simulation.", by_policy
         )
         self.rounds = Counter(
-            "neaptide_shadow_rounds_total", "Number of rounds of the gauge.", ["outcome"], registry=registry
+            "neaptide_shadow_rounds_total", "Number of replays, by outcome.", ["outcome"], registry=registry
         )
-        self.cpu = Counter(
-            "neaptide_shadow_cpu_seconds_total", "Processor time of the process that simulates.", registry=registry
-        )
+        self.cpu = Counter("neaptide_shadow_cpu_seconds_total", "Processor time of the replays.", registry=registry)
         for outcome in OUTCOMES:
             self.rounds.labels(outcome)
         for name in (self._real_attainment, self._real_offline):

@@ -1,4 +1,4 @@
-"""The recorded traffic of the last hour, in memory: what is older, or more than fits, is dropped."""
+"""Traffic of the last hour, in bounded memory; the oldest is dropped first."""
 
 import asyncio
 import math
@@ -12,15 +12,16 @@ from neaptide.server.link.events import EngineLost
 MAX_AGE_S = 3600.0
 MAX_BYTES = 64 << 20
 ANSWER_S = 60.0
-"""For the engine to say what it has: it speaks between two steps."""
+"""Longest wait for the engine's present requests, which it reports between two steps."""
 
 
 class NoAnswerError(Exception):
-    """The engine did not say what it has."""
+    """The engine did not report its present requests."""
 
 
 class TrafficRing:
-    """Listens to an engine client. Pieces are kept as they came: the child that simulates reads them. Event loop only.
+    """Records the traffic of an engine client. Keeps the pieces encoded, for the simulating child process. Event loop
+    only.
 
     Args:
         clock: ``CLOCK_MONOTONIC``.
@@ -33,23 +34,23 @@ class TrafficRing:
         self._pieces: deque[tuple[float, bytes]] = deque()
         self.num_bytes = 0
         self.since_s = -math.inf
-        """When the engine before this one was lost."""
+        """When the previous engine was lost."""
         self._asked: asyncio.Future[bytes] | None = None
         client.subscribe(Traffic, self._on_traffic)
         client.subscribe(EngineLost, self._on_engine_lost)
 
     @property
     def first_s(self) -> float:
-        """Since when what was served is known."""
+        """Start of the recorded traffic."""
         return max(self.since_s, self._pieces[0][0]) if self._pieces else math.inf
 
     @property
     def last_s(self) -> float:
-        """When something was served last."""
+        """Time of the last recorded traffic."""
         return self._pieces[-1][0] if self._pieces else -math.inf
 
     def _on_traffic(self, traffic: Traffic) -> None:
-        if traffic.has_present:  # for whoever asked; it is not kept: it may be large
+        if traffic.has_present:  # Answers the caller that asked. It is not kept, as it may be large.
             if self._asked is not None and not self._asked.done():
                 self._asked.set_result(traffic.piece)
             return
@@ -65,11 +66,11 @@ class TrafficRing:
             self._asked.set_exception(NoAnswerError)
 
     async def pieces(self, since_s: float) -> list[bytes]:
-        """From that time on, up to now; the last one says what the engine has.
+        """Pieces since ``since_s``; the last one has the present requests.
 
         Raises:
-            EngineUnavailableError: there is none to ask.
-            NoAnswerError: the engine does not say it.
+            EngineUnavailableError: there is no engine to ask.
+            NoAnswerError: the engine did not answer.
         """
         if self._asked is None:
             self._client.ask_traffic()

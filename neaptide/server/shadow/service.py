@@ -1,4 +1,4 @@
-"""What simulates beside the server: the record of its traffic, the gauge over it, and the what-if desk."""
+"""Simulations next to the server: the recorded traffic, its counterfactual replay, and what-if questions."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +13,11 @@ from neaptide.server.shadow.ring import TrafficRing
 
 
 class Shadow:
-    """Event loop only.
+    """Owns the simulations of a server. Event loop only.
 
     Args:
         clock: ``CLOCK_MONOTONIC``.
-        temporary: for the temporary files of what simulates.
+        temporary: parent of the simulations' temporary files.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Alternatives that exclude each other: where no document is valid under two of them, ``oneOf`` is ``anyOf``.
+"""Mutually exclusive alternatives: if no document is valid under two of them, ``oneOf`` equals ``anyOf``.
 
-The compiler sees it where a string that is constant tells them apart at once; callers' unions are told apart by types
-behind references, by numbers, by unions within unions. Only what is certain is said: alternatives that may share a
-document stay as they are, for the compiler to refuse, and so do those that lead back to their union (ADR 14 says why).
+The compiler detects exclusion only by constant strings on the first level. Callers' unions also differ by types behind
+references, by numbers, and by unions within unions. Only certain results count: alternatives that may share a document
+are left for the compiler to refuse. So are those that refer back to their union (ADR 14 explains why).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,24 +13,24 @@ from typing import Any
 from neaptide.server.structured.references import References
 
 MAX_ALTERNATIVES = 64
-"""Of one ``oneOf``: each is held against each."""
+"""Most entries of a ``oneOf``, as all pairs are compared."""
 _MAX_LOOKS = 100_000
-"""At schemas and pairs of them, for one document."""
+"""Most schemas and pairs of schemas that are examined per document."""
 _MAX_DEPTH = 16
-"""Of references followed, and of members in members: what is deeper says nothing."""
+"""Most references followed and levels of members; deeper schemas count as unknown."""
 _KINDS = frozenset({"null", "boolean", "integer", "fraction", "string", "array", "object"})
 _OF_TYPE = {kind: frozenset({kind}) for kind in _KINDS - {"fraction"}} | {"number": frozenset({"integer", "fraction"})}
 
 Conditions = Sequence[Mapping[str, Any]]
-"""Schemas that hold together, without references and ``allOf``."""
+"""Schemas that all apply, without references and ``allOf``."""
 
 
 class Alternatives:
-    """Of one document.
+    """Alternatives of one document.
 
     Args:
         root: the whole schema, as the caller wrote it.
-        is_old: what stands beside a reference does not count.
+        is_old: keywords next to a reference do not count.
     """
 
     def __init__(self, root: Any, *, is_old: bool) -> None:
@@ -69,16 +69,17 @@ class Alternatives:
         return False
 
     def look(self) -> None:
-        """
+        """Counts one examined schema.
+
         Raises:
-            _TooMuchError: it was the last one.
+            _TooMuchError: the limit is exceeded.
         """
         self._looks_left -= 1
         if self._looks_left < 0:
             raise _TooMuchError
 
     def flat(self, schemas: Sequence[Any], depth: int) -> list[Mapping[str, Any]]:
-        """What the schemas say together, references followed."""
+        """The schemas that all apply, with references followed."""
         found: list[Mapping[str, Any]] = []
         for schema in schemas if depth <= _MAX_DEPTH else ():
             self.look()
@@ -98,11 +99,11 @@ class Alternatives:
 
 
 class _TooMuchError(Exception):
-    """It would take too long to tell."""
+    """The comparison would take too long."""
 
 
 class _View:
-    """What is certain of the documents that are valid under all of some schemas."""
+    """Certain facts about documents that are valid under several schemas."""
 
     def __init__(self, alternatives: Alternatives, schemas: Sequence[Any], depth: int) -> None:
         self._alternatives = alternatives
@@ -116,7 +117,7 @@ class _View:
             return True
         if self.kinds & other.kinds == {"object"}:
             members = [(self._member(name), other._member(name)) for name in sorted(self.required & other.required)]
-            # Most are told apart by a constant; members that have members again come last.
+            # A constant distinguishes most members, so members with members come last.
             if any(mine._plainly_excludes(its) for mine, its in members):
                 return True
             if any(mine.excludes(its) for mine, its in members):
@@ -132,7 +133,7 @@ class _View:
 
     @cached_property
     def kinds(self) -> frozenset[str]:
-        """Of values: types, with numbers apart that are whole."""
+        """Possible types of the value, with whole numbers as a type of their own."""
         kinds = _KINDS
         for condition in self._conditions:
             named = condition.get("type")
@@ -145,7 +146,7 @@ class _View:
 
     @cached_property
     def values(self) -> frozenset[tuple[str, Any]] | None:
-        """All that there can be; None where that is not said."""
+        """All possible values; None if they are not listed."""
         values: frozenset[tuple[str, Any]] | None = None
         for condition in self._conditions:
             for listed in ([condition["const"]] if "const" in condition else None, condition.get("enum")):
@@ -156,7 +157,7 @@ class _View:
 
     @cached_property
     def required(self) -> frozenset[str]:
-        """Members of an object."""
+        """Required members of an object."""
         names: set[str] = set()
         for condition in self._conditions:
             if isinstance(condition.get("required"), list):
@@ -175,7 +176,7 @@ class _View:
 
     @cached_property
     def _branches(self) -> "list[list[_View]]":
-        """Of each union among the conditions, what holds in each of its parts."""
+        """The alternatives of each union among the conditions."""
         found = []
         for condition in self._conditions:
             for keyword in ("anyOf", "oneOf"):
@@ -190,7 +191,7 @@ def _are_apart(one: frozenset[Any] | None, other: frozenset[Any] | None) -> bool
 
 
 def _key(value: Any) -> tuple[str, Any]:
-    """Equal for values that are equal in JSON Schema, with their kind."""
+    """A key that is equal for values that are equal in JSON Schema, with their type."""
     match value:
         case None:
             return "null", None

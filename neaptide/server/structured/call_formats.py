@@ -1,6 +1,6 @@
-"""How families of models write calls of functions. Data: the parser reads it, and so does the grammar of forced calls.
+"""Formats of function calls of the model families, used by the parser and by the grammar of forced calls.
 
-A model was trained on one of them, and its chat template says which.
+A model was trained on one of them, which its chat template shows.
 """
 
 from dataclasses import dataclass
@@ -8,26 +8,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """A call is an object with the function's name and its arguments."""
+    """Format of a call, which is an object with the function's name and its arguments."""
 
     name: str
     template_marks: tuple[str, ...]
-    """One of them stands in the chat template of a model that writes so."""
+    """Texts of which one is in the chat template of a model with this format."""
     begin: str
-    """What begins a call, or the list of them; empty where calls are the whole output."""
+    """Text that begins a call, or the list of calls; empty if calls are the whole output."""
     end: str
-    """What ends it; empty where only the output's end does."""
+    """Text that ends it; empty if only the end of the output does."""
     arguments_key: str = "arguments"
     padding: str = ""
-    """White space between ``begin``, a call and ``end``, as models write it; any is read."""
+    """White space between ``begin``, a call and ``end``, as models write it; the parser accepts any."""
     separator: str = ""
-    """Between calls."""
+    """Text between calls."""
     is_list: bool = False
-    """All calls stand in one list behind one ``begin``."""
+    """Whether all calls are in one list after one ``begin``."""
 
 
 HERMES = CallFormat("hermes", ("<tool_call>",), "<tool_call>", "</tool_call>", padding="\n", separator="\n")
-"""Also Qwen's."""
+"""Also the format of Qwen."""
 MISTRAL = CallFormat("mistral", ("[TOOL_CALLS]",), "[TOOL_CALLS]", "", separator=", ", is_list=True)
 LLAMA = CallFormat(
     "llama-3",
@@ -41,6 +41,6 @@ FORMATS = (HERMES, MISTRAL, LLAMA)
 
 
 def format_of(template: str | None) -> CallFormat:
-    """The format that a chat template teaches; Hermes' where it teaches none."""
+    """The format in a chat template; Hermes' if it has none."""
     source = template or ""
     return next((form for form in FORMATS if any(mark in source for mark in form.template_marks)), HERMES)

@@ -1,4 +1,4 @@
-"""Whether a grammar can be held, found out in a child process that is killed when it takes too long or too much."""
+"""Checks whether a grammar compiles, in a child process that is killed if it takes too much time or memory."""
 
 import contextlib
 import hashlib
@@ -21,33 +21,33 @@ from neaptide.server.structured.statuses import NO_GRAMMARS_STATUS
 logger = logging.getLogger(__name__)
 
 CPU_S = 0.5
-"""Of one compilation. Real schemas take milliseconds; the engine will do the same again, beside others' tokens."""
+"""Longest compilation. Real schemas take milliseconds. The engine compiles again, next to other requests' tokens."""
 MEMORY_BYTES = 512 << 20
 WALL_S = 10.0
-"""For an answer, on a machine so busy that the child hardly runs."""
+"""Longest wait for an answer, in case the machine is so busy that the child hardly runs."""
 START_S = 60.0
 END_S = 5.0
-"""Between the last word of a child and its status."""
+"""Longest time between a child's last answer and its end."""
 CAPACITY = 1024
-"""Verdicts that are kept, by content."""
+"""Number of cached results, by content."""
 
 TOO_LONG = "too complex: it took too much time or memory to compile"
 
 
 class NoGrammarsError(Exception):
-    """The model's tokenizer serves no grammars."""
+    """The model's tokenizer does not support grammars."""
 
 
 class CheckerBusyError(Exception):
-    """There was no answer: nothing is known of the grammar."""
+    """There was no answer, so nothing is known about the grammar."""
 
 
 class GrammarChecker:
-    """Compiles one grammar at a time in a child that is started when there is one. Thread-safe; blocks.
+    """Compiles one grammar at a time in a child process that is started on demand. Thread-safe; blocks.
 
     Args:
         model_dir, vocab_size, eos_token_ids: as for ``neaptide.models.grammars.Grammars``.
-        interpreter: the engine's, so that its version of the compiler is asked.
+        interpreter: the engine's, so that its version of the compiler is used.
     """
 
     def __init__(
@@ -68,29 +68,29 @@ class GrammarChecker:
         ]
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()
         self._verdicts_lock = threading.Lock()
-        """Never held for long."""
+        """Held only for moments."""
         self._lock = threading.Lock()
-        """Of the child, for as long as it takes."""
+        """Lock of the child process, held while it compiles."""
         self._child: subprocess.Popen[bytes] | None = None
         self._end: weakref.finalize[[subprocess.Popen[bytes], PrivateDirectory], GrammarChecker] | None = None
         self._serves_none = False
 
     @property
     def pid(self) -> int | None:
-        """The child's, while there is one."""
+        """Process id of the child; None without one."""
         return None if self._child is None else self._child.pid
 
     def complaint(self, grammar: str) -> str:
-        """What is wrong with the grammar, in the compiler's words; empty if it can be held.
+        """The compiler's complaint about the grammar; empty if it compiles.
 
         Raises:
-            NoGrammarsError: with this model none can.
-            CheckerBusyError: there was no answer, for no fault of the grammar.
+            NoGrammarsError: this model supports none.
+            CheckerBusyError: there was no answer, which is not the grammar's fault.
         """
         if (known := self.known(grammar)) is not None:
             return known
         with self._lock:
-            # Another may have asked the same, and waited in front.
+            # Another thread may have checked the same grammar meanwhile.
             if (known := self.known(grammar)) is not None:
                 return known
             verdict = self._ask(grammar)
@@ -101,7 +101,7 @@ class GrammarChecker:
             return verdict
 
     def known(self, grammar: str) -> str | None:
-        """What ``complaint`` said before; None if that is not known. Does not wait for what is being compiled."""
+        """The cached result of ``complaint``, or None. Does not wait for a running compilation."""
         key = _key(grammar)
         with self._verdicts_lock:
             found = self._verdicts.get(key)
@@ -110,7 +110,7 @@ class GrammarChecker:
             return found
 
     def close(self) -> None:
-        """Kills the child."""
+        """Kills the child process."""
         with self._lock:
             self._kill()
 
@@ -120,7 +120,7 @@ class GrammarChecker:
         try:
             child = self._running()
         except OSError as error:
-            logger.error("the process that compiles grammars does not start: %s", error)
+            logger.error("the process that compiles grammars could not be started: %s", error)
             raise CheckerBusyError from error
         assert child.stdin is not None
         assert child.stdout is not None
@@ -144,11 +144,11 @@ class GrammarChecker:
         status = self._end_of(child)
         if was_slow.is_set() or status is None or was_killed_from_outside(status):
             raise CheckerBusyError
-        logger.info("a grammar was too much for the compiler's process")
+        logger.info("a grammar exceeded the time or memory limit of its compiler")
         return TOO_LONG
 
     def _running(self) -> subprocess.Popen[bytes]:
-        """The child, started and ready."""
+        """The child process, started and ready."""
         if self._child is not None and self._child.poll() is None:
             return self._child
         self._kill()
@@ -160,7 +160,7 @@ class GrammarChecker:
                 ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # it may quote the caller
+                stderr=subprocess.DEVNULL,  # It may quote the caller.
                 env=child_environment(self._interpreter.environment(directory.path)),
             )
         except OSError:
@@ -179,7 +179,7 @@ class GrammarChecker:
         return child
 
     def _end_of(self, child: "subprocess.Popen[bytes]") -> int | None:
-        """The status of a child that has stopped answering; None if it does not end."""
+        """The exit status of a child that has stopped answering; None if it does not end."""
         try:
             return child.wait(END_S)
         except subprocess.TimeoutExpired:
@@ -203,7 +203,7 @@ def _binary(pipe: object) -> BinaryIO:
 
 
 def _end(child: "subprocess.Popen[bytes]", directory: PrivateDirectory) -> None:
-    """Nothing of it is left behind: no process, no descriptor and no file."""
+    """Removes the process, its descriptors and its files."""
     child.kill()
     child.wait()
     for pipe in (child.stdin, child.stdout):

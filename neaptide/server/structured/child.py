@@ -1,11 +1,11 @@
-"""A process that compiles grammars which nobody has seen yet. It may be killed at any point of that.
+"""Child process that compiles new grammars. It may be killed at any time.
 
 ``python -m neaptide.server.structured.child MODEL_DIR VOCAB_SIZE EOS,EOS... CPU_S MEMORY_BYTES`` reads grammars from
-its standard input and answers each with the compiler's complaint on its standard output, empty for none: frames of a
-length (4 bytes, big-endian) and UTF-8. It says the empty frame once when it is ready.
+standard input and answers each with the compiler's complaint on standard output, empty for none. Frames are a length
+(4 bytes, big-endian) and UTF-8. It sends the empty frame once when it is ready.
 
-It ends by itself: of a grammar that takes longer than ``CPU_S`` by a signal, of one that takes more memory by whatever
-the compiler does then, and with its parent when its input ends.
+A grammar that takes longer than ``CPU_S`` ends it by a signal; one that takes too much memory ends it as the compiler
+fails. It also ends when its input ends, together with its parent.
 """
 
 import signal
@@ -40,7 +40,7 @@ def main(model_dir: Path, vocab_size: int, eos_token_ids: list[int], cpu_s: floa
 def _answer(source: BinaryIO, sink: BinaryIO, grammars: Grammars, cpu_s: float) -> None:
     while (grammar := read_frame(source)) is not None:
         complaint = ""
-        # Of CPU time, so that a busy machine refuses nothing; its default action is the end, in native code as well.
+        # Counts CPU time, so that a busy machine refuses nothing. The signal's default action ends even native code.
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         try:
             grammars.check(grammar.decode())

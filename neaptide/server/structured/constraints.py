@@ -1,4 +1,4 @@
-"""From a request's fields to the one grammar that its output has to follow, and the 400 where that cannot be held."""
+"""Builds the grammar of a request's output from its fields, or a 400 error if it cannot be enforced."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,15 +29,13 @@ _ANY_OBJECT = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the output has to follow."""
-
     grammar: str
     param: str
-    """The field that asks for it."""
+    """Field of the request that sets it."""
     is_schema: bool
-    """Complaints are about keywords of a schema."""
+    """Whether complaints are about keywords of a schema."""
     max_bytes: int | None = None
-    """Of the output, where that is known."""
+    """Largest size of the output, if known."""
 
 
 class _Answer(NamedTuple):
@@ -48,18 +46,18 @@ class _Answer(NamedTuple):
 
 
 def constraint_of(body: GenerationBody, tools: Sequence[Tool], context: ServingContext) -> Constraint | None:
-    """What the body asks of the output; None lets it be anything.
+    """The constraint that the body sets on the output; None without one.
 
     Args:
-        tools: those that the model gets to see.
+        tools: the tools that the model is shown.
 
     Raises:
-        InvalidRequestError: two fields ask, or what one asks for is not well-formed.
+        InvalidRequestError: two fields set one, or it is malformed.
     """
     answer = _answer(body)
     calls = _calls(body, tools, context) if isinstance(body, ChatBody) else None
     if calls is not None and not (calls.forced or answer is not None or any(tool.strict for tool in calls.tools)):
-        calls = None  # free text, searched for calls
+        calls = None  # Free text, searched for calls.
     if answer is None and calls is None:
         return None
     _check_company(body, "tools" if answer is None else answer.param, context)
@@ -74,10 +72,10 @@ def constraint_of(body: GenerationBody, tools: Sequence[Tool], context: ServingC
 
 
 def is_known_to_hold(constraint: Constraint, context: ServingContext) -> bool:
-    """Whether the grammar has been compiled before. Does not wait.
+    """Whether the grammar has been compiled successfully before. Does not wait.
 
     Raises:
-        InvalidRequestError: it has, and cannot be held.
+        InvalidRequestError: it has been compiled before and failed.
     """
     complaint = context.grammars.known(constraint.grammar)
     if complaint is not None:
@@ -86,11 +84,11 @@ def is_known_to_hold(constraint: Constraint, context: ServingContext) -> bool:
 
 
 def ensure_held(constraint: Constraint, context: ServingContext) -> None:
-    """Compiles the grammar elsewhere, unless that has been done before. Blocks.
+    """Compiles the grammar in the child process, unless the result is known. Blocks.
 
     Raises:
-        InvalidRequestError: it cannot be held.
-        UnavailableError: the machine is too busy to tell.
+        InvalidRequestError: it cannot be enforced.
+        UnavailableError: the machine is too busy to check it.
     """
     try:
         complaint = context.grammars.complaint(constraint.grammar)
@@ -102,7 +100,7 @@ def ensure_held(constraint: Constraint, context: ServingContext) -> None:
 
 
 def _refuse(complaint: str, constraint: Constraint) -> None:
-    """Raises InvalidRequestError where there is a complaint."""
+    """Raises InvalidRequestError if there is a complaint."""
     if not complaint:
         return
     from neaptide.models.grammars import TOO_SLOW  # loads the compiler of grammars, which the gateway does without
@@ -110,23 +108,23 @@ def _refuse(complaint: str, constraint: Constraint) -> None:
     if complaint == TOO_LONG:
         message = "The schema or grammar is too complex: it took too much time or memory to compile."
     elif complaint == TOO_SLOW:
-        message = "The schema or grammar is too complex: it takes too long to find out what may come first."
+        message = "The schema or grammar is too complex: computing its first tokens takes too long."
     else:
         message = explain(complaint) if constraint.is_schema else "The grammar or regular expression is not valid."
     raise InvalidRequestError(message, param=constraint.param, code="invalid_value")
 
 
 def _not_served(why: str, param: str) -> UnsupportedParameterError:
-    return UnsupportedParameterError(f"Structured output is not served here. {why}", param=param)
+    return UnsupportedParameterError(f"Structured output is not supported by this server. {why}", param=param)
 
 
 def _check_company(body: GenerationBody, param: str, context: ServingContext) -> None:
-    """Fields that say when an output ends do not go with a grammar, which says that, too."""
+    """Refuses fields that end an output, because a grammar ends it too."""
     if not context.follows_grammars:
-        raise _not_served("The executor that this server runs does not enforce it.", param)
+        raise _not_served("Its executor does not enforce it.", param)
     for name in ("ignore_eos", "min_tokens"):
         if getattr(body, name):
-            raise UnsupportedParameterError(f"Not with {param}, which says when the output is complete.", param=name)
+            raise UnsupportedParameterError(f"Not allowed with {param}, which ends the output itself.", param=name)
 
 
 # ---- the answer ------------------------------------------------------------------------------------------
@@ -138,7 +136,7 @@ def _answer(body: GenerationBody) -> _Answer | None:
         return None
     if len(asked) > 1:
         raise InvalidRequestError(
-            "Only one field may say what the output has to be.", param=asked[1].param, code="invalid_value"
+            "Only one field may constrain the output.", param=asked[1].param, code="invalid_value"
         )
     (param, make, value) = asked[0]
     try:
@@ -158,7 +156,7 @@ class _Wish(NamedTuple):
 
 
 def _schema(schema: Any) -> Part:
-    if isinstance(schema, str):  # vLLM takes both
+    if isinstance(schema, str):  # vLLM takes both.
         schema = parse_json(schema.encode())
     return schema_part(schema)
 
@@ -204,7 +202,7 @@ def _structured_outputs(body: GenerationBody) -> list[_Wish]:
 
 
 def _guided(body: GenerationBody) -> list[_Wish]:
-    """vLLM's older names."""
+    """Constraints set by vLLM's older field names."""
     wishes = [
         _Wish("guided_json", _schema, body.guided_json),
         _Wish("guided_regex", regex_part, body.guided_regex),

@@ -1,7 +1,7 @@
-"""What a caller asks of the output, in the compiler's language: JSON, expressions, choices, calls of tools.
+"""Translates constraints to the compiler's language: JSON, expressions, choices, tool calls.
 
-Schemas stay schemas there, under a name that the rules refer to. Text from callers gets into rules as quoted strings
-only, but for regular expressions and whole grammars, which are theirs to write.
+Schemas remain schemas, under a name that the rules refer to. Callers' text becomes part of rules only as quoted
+strings, except for regular expressions and whole grammars.
 """
 
 import json
@@ -22,7 +22,7 @@ from neaptide.server.structured.schemas import (
 
 _TEXT = "TEXT: /(.|\\n)*/\n"
 _TEXT_WITHOUT_CALLS = "TEXT: /([^{ \\t\\r\\n](.|\\n)*)?/\n"
-"""Where only its first character tells a call from text."""
+"""Text for formats in which only its first character distinguishes it from a call."""
 
 Part = Mapping[str, Any]
 """An entry of the compiler's list of grammars, without its name."""
@@ -35,30 +35,31 @@ class OfferedTool:
     name: str
     parameters: Mapping[str, Any] | None
     strict: bool
-    """Its arguments follow the schema even in a call that nothing forces."""
+    """Whether its arguments follow the schema even in a call that is not forced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Which calls an output may hold."""
+    """Calls that an output may contain."""
 
     tools: Sequence[OfferedTool]
     form: CallFormat
     begin_token_id: int | None
     end_token_id: int | None
-    """Of ``form.begin`` and ``form.end``, if these are tokens of their own, which no grammar of text allows."""
+    """Token ids of ``form.begin`` and ``form.end``, if these are single tokens, which a text grammar cannot match."""
     forced: bool
-    """At least one, and nothing else."""
+    """Whether the output is at least one call, and nothing else."""
     several: bool
 
 
 def schema_part(schema: Any) -> Part:
-    """Raises SchemaError."""
+    """Constraint to a JSON schema. Raises SchemaError."""
     return {"json_schema": prepare_schema(schema)}
 
 
 def regex_part(expression: str) -> Part:
-    """The whole output matches, so anchors at its ends say nothing. Raises SchemaError."""
+    """Constraint to a regular expression. The whole output must match, so anchors at its ends are dropped. Raises
+    SchemaError."""
     _check_length(expression, "regular expression")
     body = expression.removeprefix("^")
     if body.endswith("$") and not body.endswith("\\$"):
@@ -71,7 +72,7 @@ def regex_part(expression: str) -> Part:
 
 
 def choice_part(choices: Sequence[str]) -> Part:
-    """Raises SchemaError."""
+    """Constraint to one of several texts. Raises SchemaError."""
     if not 0 < len(choices) <= MAX_LISTED_CHOICES:
         raise SchemaError(f"There must be 1 to {MAX_LISTED_CHOICES} choices.")
     rule = " | ".join(map(json.dumps, choices))
@@ -80,7 +81,7 @@ def choice_part(choices: Sequence[str]) -> Part:
 
 
 def lark_part(grammar: str) -> Part:
-    """Raises SchemaError."""
+    """Constraint to a Lark grammar. Raises SchemaError."""
     _check_length(grammar, "grammar")
     if "::=" in grammar:
         raise SchemaError("The grammar must be in the notation of Lark: rules are written 'name: ...'.")
@@ -95,15 +96,15 @@ def _check_length(text: str, what: str) -> None:
 
 
 def answer_grammar(answer: Part) -> str:
-    """The output is the answer."""
+    """Grammar of an output that is the answer."""
     return _of_parts({"answer": answer})
 
 
 def calls_grammar(calls: Calls, answer: Part | None) -> str:
-    """The output holds calls, or the answer: free text where that is None.
+    """Grammar of an output with calls or the answer, which is free text if None.
 
     Raises:
-        SchemaError: a function's parameters.
+        SchemaError: the parameters of a function are invalid.
     """
     form = calls.form
     parts: dict[str, Part] = {}
@@ -126,7 +127,7 @@ def calls_grammar(calls: Calls, answer: Part | None) -> str:
 
 
 def max_calls_bytes(calls: Calls) -> int | None:
-    """Of an output that is nothing but calls; None if there is no bound, or none that is seen here."""
+    """Largest size of an output of calls alone, in bytes; None if there is no known bound."""
     if calls.several:
         return None
     form = calls.form
@@ -141,7 +142,7 @@ def max_calls_bytes(calls: Calls) -> int | None:
 
 
 def _head(tool: OfferedTool, form: CallFormat) -> str:
-    """Of a call, up to its arguments."""
+    """A call's text up to its arguments."""
     return json.dumps({"name": tool.name}, ensure_ascii=False)[:-1] + f', "{form.arguments_key}": '
 
 
@@ -166,7 +167,7 @@ def _mark(text: str, token_id: int | None) -> str:
 
 
 def _section(rule: str, begin: str, calls: Calls) -> str:
-    """One call, or the list of them, between its marks."""
+    """One call, or the list of calls, between its marks."""
     form = calls.form
     padding = json.dumps(form.padding) if form.padding else ""
     end = _mark(form.end, calls.end_token_id)
@@ -181,11 +182,11 @@ def _body(form: CallFormat, several: bool) -> str:
 
 
 def _beside_text(calls: Calls) -> list[str]:
-    """The rule ``start``: text, and behind it calls."""
+    """The rule ``start``: text, then calls."""
     form = calls.form
     if not form.begin:
         return ["start: TEXT | calls\n", *_forced(calls), _TEXT_WITHOUT_CALLS]
-    # Lazy: text ends where it can be a call's beginning, also where that is spelled though it has a token.
+    # Lazy: text ends where a call can begin, even if the mark is spelled out although it is a token.
     begin = "begin" if calls.begin_token_id is None else f"(begin | TEXT <[{calls.begin_token_id}]>)"
     start = "start: section* TEXT\n" if calls.several and form.end else "start: section | TEXT\n"
     spelled = f"begin[lazy]: TEXT {json.dumps(form.begin)}\n"

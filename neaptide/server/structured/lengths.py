@@ -1,7 +1,7 @@
-"""How long a document under a schema can get, in bytes: what an output limit above that would reserve for nothing.
+"""Largest size in bytes of a document under a schema, so that no larger output limit is reserved.
 
-Every token is at least one byte. Only what is certain is said: each keyword bounds the documents that it lets pass, and
-of those that stand together the smallest bound holds; a keyword that is not known here bounds nothing.
+Every token has at least one byte. Only certain bounds count: each keyword bounds the documents that it accepts, and
+the smallest bound of the keywords that all apply holds. Unknown keywords bound nothing.
 """
 
 from collections.abc import Mapping
@@ -10,25 +10,24 @@ from typing import Any
 from neaptide.server.structured.references import References
 
 MAX_DEPTH = 64
-"""Of references followed and schemas in schemas."""
+"""Most references followed and nested schemas."""
 _CHARACTER_BYTES = 12
-"""Of one in a string, at worst: escaped as two surrogates."""
+"""Largest size of a character in a string: escaped as two surrogates."""
 _NUMBER_BYTES = 32
-"""Of one with a fraction that stands in the schema, however it is written."""
+"""Largest size of a listed number with a fraction, in any notation."""
 _INTEGER_EXTRA_BYTES = 4
-"""A sign, and a fraction of zeros should a compiler allow one."""
+"""A sign, and a fraction of zeros if a compiler allows one."""
 _FRACTION_DIGITS = 3
-"""Of steps that bound a number's length."""
+"""Most fraction digits of a ``multipleOf`` that bounds a number's length."""
 _SEPARATOR_BYTES = 2
-"""Of items, and of a key and its value, in the one layout that is written."""
+"""Size of a separator of items, or between key and value, in the layout that is written."""
 _SCALARS = {"null": 4, "boolean": 5}
 _FORMATS = {"uuid": 36, "ipv4": 15}
-"""Characters at most; others are written out as patterns, which bound nothing here, with a length beside some."""
+"""Most characters of each format. Others are written as patterns, which bound nothing here, some with a length."""
 
 
 def max_document_bytes(schema: Any) -> int | None:
-    """Of a document that is valid under the schema, in the layout that is asked of the compiler; None if there is no
-    bound, or none that is seen here."""
+    """Largest size of a valid document in the compiler's layout; None if there is no known bound."""
     return _Bounds(schema).of(schema, 0)
 
 
@@ -36,7 +35,7 @@ class _Bounds:
     def __init__(self, root: Any) -> None:
         self._references = References(root)
         self._known: dict[int, int | None] = {}
-        """By the schema's ``id``: what many references name, and those in it again, is looked at once."""
+        """Bounds by the schema's ``id``, so that a schema with many references is examined once."""
 
     def of(self, schema: Any, depth: int) -> int | None:
         if schema is False:
@@ -44,7 +43,7 @@ class _Bounds:
         if not isinstance(schema, dict) or depth > MAX_DEPTH:
             return None
         if id(schema) not in self._known:
-            self._known[id(schema)] = None  # within itself it bounds nothing
+            self._known[id(schema)] = None  # Within itself it has no bound.
             self._known[id(schema)] = self._of_schema(schema, depth)
         return self._known[id(schema)]
 
@@ -117,7 +116,7 @@ class _Bounds:
 
 
 def _largest(bounds: list[int | None]) -> int | None:
-    """Of alternatives."""
+    """Bound of a union."""
     known = [bound for bound in bounds if bound is not None]
     return max(known, default=0) if len(known) == len(bounds) else None
 
@@ -143,7 +142,7 @@ def _integer_bytes(schema: Mapping[str, Any]) -> int | None:
 
 
 def _number_bytes(schema: Mapping[str, Any]) -> int | None:
-    """Bounds leave its whole part some digits, a multiple of a decimal fraction the rest."""
+    """Largest size of a number: its bounds limit the whole part, a decimal ``multipleOf`` the fraction."""
     whole, step = _integer_bytes(schema), schema.get("multipleOf")
     if whole is None or not isinstance(step, int | float) or step != round(step, _FRACTION_DIGITS):
         return None
@@ -155,7 +154,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _value_bytes(value: Any) -> int:
-    """Of a value that stands in the schema."""
+    """Largest size of a value that the schema lists."""
     match value:
         case str():
             return _text_bytes(len(value))

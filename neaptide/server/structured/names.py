@@ -1,8 +1,8 @@
-"""Names of properties: each has one spelling, and none that comes twice is counted twice.
+"""Names of properties: ensures that each has one spelling and is not counted twice.
 
-The compiler keeps an additional property's name apart from those that the schema names by its spelling. With
-``\\u0061`` for ``a`` a document would have a second ``a`` that nothing but ``additionalProperties`` holds. Names that
-are left open are not kept apart from each other, and a reader takes the last of equal ones.
+The compiler compares additional names with the schema's names by their spelling. With ``\\u0061`` for ``a`` a document
+could have a second ``a`` that only ``additionalProperties`` restricts. Additional names are not compared with each
+other, and a reader keeps the last of equal ones.
 """
 
 import re
@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 SHORT_ESCAPES = 'nrbtf\\"'
-"""All but ``\\u``, and ``\\/``, which is never written."""
+"""All escapes but ``\\u``, and ``\\/``, which is never written."""
 _ONLY_LONG = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")
-"""Characters that have no other escape."""
+"""Characters without another escape."""
 _NAMING = ("properties", "patternProperties", "required")
 
 
 def allowed_escapes(schema: Mapping[str, Any]) -> str | None:
-    """What the compiler is to allow behind a backslash; None for all that JSON knows.
+    """Escapes that the compiler may allow after a backslash; None for all of JSON's.
 
     Args:
         schema: as the compiler gets it.
@@ -26,7 +26,7 @@ def allowed_escapes(schema: Mapping[str, Any]) -> str | None:
 
 
 def unspelled(schema: Mapping[str, Any]) -> str | None:
-    """The keyword that wants a character which ``SHORT_ESCAPES`` cannot spell; None if there is none."""
+    """The keyword with a character that ``SHORT_ESCAPES`` cannot spell; None if there is none."""
     for node in _objects(schema):
         for keyword in ("const", "enum", "required"):
             if _has_only_long(node.get(keyword)):
@@ -37,7 +37,7 @@ def unspelled(schema: Mapping[str, Any]) -> str | None:
 
 
 def may_count_twice(node: Mapping[str, Any]) -> bool:
-    """Whether ``minProperties`` of a schema asks for several names that it leaves open."""
+    """Whether ``minProperties`` needs several additional names, which could be equal."""
     fewest, required = node.get("minProperties"), node.get("required")
     named = {name for name in required if isinstance(name, str)} if isinstance(required, list) else ()
     if not isinstance(fewest, int | float) or fewest - len(named) < 2:
@@ -50,7 +50,7 @@ def _is_open(node: Mapping[str, Any]) -> bool:
 
 
 def _objects(node: Any) -> Iterator[Mapping[str, Any]]:
-    """Every object in it: more than are schemas, which does no harm here."""
+    """Every object in it. That is more than the schemas, which is harmless here."""
     stack = [node]
     while stack:
         found = stack.pop()

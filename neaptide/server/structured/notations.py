@@ -1,8 +1,8 @@
-"""Documents that are the same in another notation: the compiler writes each value in one way, and a schema allows more.
+"""Adds the notations of equal values that a schema accepts and the compiler does not write.
 
-A number without a fraction may be written ``1`` and ``1.0``, members of an object come in any order. Both are written
-out where that is cheap, into schemas that mean the same. The compiler reads numbers as doubles; what these cannot tell
-apart is refused, or moved to the safe side.
+A number without a fraction may be ``1`` or ``1.0``, and members of an object may have any order. Both are added where
+that is cheap, as equivalent schemas. The compiler reads numbers as doubles. Numbers that doubles cannot distinguish are
+refused, or rounded to the safe side.
 """
 
 import json
@@ -13,22 +13,22 @@ from itertools import permutations
 from typing import Any, NamedTuple
 
 MAX_SAFE = (1 << 53) - 1
-"""Integers up to here are doubles, and so are their neighbours."""
+"""Largest integer up to which all integers are exact doubles."""
 _MAX_WITH_FRACTION = 1 << 46
-"""Up to here a double tells a number from itself and a tenth."""
+"""Bound below which doubles distinguish a number from itself plus a tenth."""
 _MAX_PERMUTED = 3
-"""Parts of an object that may change places: each order is a grammar of its own."""
+"""Most parts of an object that are written in any order; each order is a grammar of its own."""
 _MAX_VALUES = 32
-"""Entries of an enumeration: more of them are written in one way each."""
+"""Most entries of an enumeration that get several notations."""
 MAX_PARTS = 256
-"""Parts of all that a constant or an enumeration is written as: in each other their orders multiply."""
+"""Most parts that a constant or an enumeration becomes; nested orders multiply."""
 _LOWEST, _HIGHEST = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _OLD_DRAFTS = re.compile(r"/draft-0?[3-7]/")
 _STAY = frozenset({"$schema", "$id", "$anchor", "$defs", "definitions", "title", "description"})
 
 
 def unheld_number(schema: Mapping[str, Any]) -> str | None:
-    """The keyword whose number the compiler would take for another one."""
+    """The keyword with a number that the compiler would change; None without one."""
     for keyword in ("const", "enum", "multipleOf"):
         if keyword in schema and not _is_safe(schema[keyword]):
             return keyword
@@ -49,7 +49,7 @@ def _is_safe(value: Any) -> bool:
 
 
 def write_bounds(schema: dict[str, Any]) -> None:
-    """Bounds that are no doubles become the nearest ones that let nothing more pass."""
+    """Replaces bounds that are not exact doubles by the nearest ones that accept nothing more."""
     for keywords, side in ((_LOWEST, math.inf), (_HIGHEST, -math.inf)):
         for keyword in keywords:
             bound = schema.get(keyword)
@@ -64,10 +64,10 @@ def _rounded(bound: int, side: float) -> int:
 
 
 class Dialect(NamedTuple):
-    """What a document's keywords mean."""
+    """Dialect of a document's keywords."""
 
     is_old: bool
-    """Of draft 7 or before: what stands beside a reference does not count, and lists of items are ``items``."""
+    """Draft 7 or earlier: keywords next to a reference do not count, and tuples are ``items``."""
     has_references: bool
 
     @classmethod
@@ -76,11 +76,11 @@ class Dialect(NamedTuple):
 
 
 def write_values(schema: dict[str, Any], dialect: Dialect) -> None:
-    """A constant or an enumeration whose values have several notations becomes alternatives."""
+    """Replaces a constant or an enumeration whose values have several notations by alternatives."""
     keyword = "const" if "const" in schema else "enum"
     values = [schema[keyword]] if keyword == "const" else schema.get(keyword)
     kinds = schema.get("type", ())
-    # A caller who says "integer" means to read one: its reader may know no fraction.
+    # A caller who writes "integer" may have a reader that accepts no fraction.
     if not isinstance(values, list) or "integer" in ([kinds] if isinstance(kinds, str) else kinds):
         return
     if len(values) > _MAX_VALUES or sum(map(num_parts, values)) > MAX_PARTS:
@@ -99,7 +99,7 @@ def write_values(schema: dict[str, Any], dialect: Dialect) -> None:
 
 
 def num_parts(value: Any) -> int:
-    """Of what ``_written`` makes of it."""
+    """Number of parts that ``_written`` makes of a value."""
     match value:
         case list():
             return 1 + sum(map(num_parts, value))
@@ -110,7 +110,7 @@ def num_parts(value: Any) -> int:
 
 
 def _written(value: Any, dialect: Dialect) -> dict[str, Any]:
-    """The value, in each of its notations; one that has but one is a constant."""
+    """A schema of the value in all its notations; a constant if it has only one."""
     match value:
         case bool():
             return {"const": value}
@@ -128,9 +128,9 @@ def _written(value: Any, dialect: Dialect) -> dict[str, Any]:
 
 
 def _whole(value: int) -> dict[str, Any]:
-    # The only multiple of a tenth there, which has one digit behind the point or none.
+    # The only multiple of a tenth in this range, with one decimal digit or none.
     both = {"type": "number", "minimum": value, "exclusiveMaximum": _and_a_tenth(value), "multipleOf": 0.1}
-    return both if value >= 0 else {"anyOf": [{"const": value}, both]}  # version 1.7 finds no negative one
+    return both if value >= 0 else {"anyOf": [{"const": value}, both]}  # Version 1.7 finds no negative one.
 
 
 def _and_a_tenth(value: int) -> float:
@@ -143,8 +143,8 @@ def _object(members: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
 
 
 def write_orders(schema: dict[str, Any], dialect: Dialect) -> None:
-    """Objects of several parts, whose members the compiler writes part by part, may begin with any of them."""
-    if dialect.has_references:  # places change here
+    """Allows objects of up to three parts to begin with any part; the compiler writes them part by part."""
+    if dialect.has_references:  # Paths change here.
         return
     own = {key: child for key, child in schema.items() if key not in _STAY and key != "allOf"}
     others = schema.get("allOf")
@@ -155,7 +155,7 @@ def write_orders(schema: dict[str, Any], dialect: Dialect) -> None:
         isinstance(part, dict) and "properties" in part for part in parts
     ):
         return
-    if "anyOf" in own or any('"allOf"' in json.dumps(part) for part in parts):  # each would have its own orders
+    if "anyOf" in own or any('"allOf"' in json.dumps(part) for part in parts):  # Each part would have its own orders.
         return
     for key in ("allOf", *(own if "properties" in own else ())):
         del schema[key]
@@ -163,6 +163,6 @@ def write_orders(schema: dict[str, Any], dialect: Dialect) -> None:
 
 
 def add_condition(schema: dict[str, Any], condition: dict[str, Any]) -> None:
-    """What the schema says holds as well."""
+    """Adds a condition that also applies."""
     others = schema.get("allOf", [])
     schema["allOf"] = [*(others if isinstance(others, list) else []), condition]

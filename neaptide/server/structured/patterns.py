@@ -1,7 +1,7 @@
-"""Regular expressions as JSON Schema means them, in the dialect of the compiler.
+"""Translates regular expressions of JSON Schema to the compiler's dialect.
 
-ECMAScript's classes are not those of other dialects: ``\\s`` counts the byte order mark as white space and U+0085 not,
-and ``.`` is no end of a line of any kind.
+ECMAScript's classes differ from other dialects: ``\\s`` includes the byte order mark and not U+0085, and ``.`` excludes
+all line ends.
 """
 
 import re
@@ -13,9 +13,9 @@ _PIECE = re.compile(r"\\.|[\[\].]", re.DOTALL)
 
 
 def in_our_dialect(pattern: str) -> str:
-    """The same expression for the compiler, which is short of patience with long counts."""
+    """The same expression for the compiler, for which long repeat counts are expensive."""
     is_in_class = False
-    if run := _RUN.fullmatch(pattern):  # found anywhere, so that the longest run says nothing
+    if run := _RUN.fullmatch(pattern):  # Matches anywhere, so that the longest run does not matter.
         pattern = f"{run[1]}{{{run[2]}}}"
 
     def written(found: re.Match[str]) -> str:

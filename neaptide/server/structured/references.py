@@ -1,11 +1,11 @@
-"""What references within a schema name."""
+"""Resolves references within a schema."""
 
 import json
 from typing import Any
 
 
 class References:
-    """Of one document.
+    """References of one document.
 
     Args:
         root: the whole schema.
@@ -14,10 +14,11 @@ class References:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._is_one_resource = '"$id"' not in json.dumps(root)
-        """No part of it has a base of its own, so that a pointer starts at the root."""
+        """Whether no part has its own base, so that pointers start at the root."""
 
     def target(self, reference: Any) -> Any:
-        """What a pointer into this document names; True, which says nothing of a document, for all other references."""
+        """The schema that a pointer into this document names; True, which accepts everything, for all other
+        references."""
         if not isinstance(reference, str) or not self._is_one_resource:
             return True
         if reference != "#" and not reference.startswith("#/"):

@@ -1,7 +1,7 @@
-"""JSON Schemas from callers, made ready for the grammar compiler, and its complaints in words that name a keyword.
+"""Prepares callers' JSON Schemas for the grammar compiler, and explains its complaints.
 
-What the compiler would hold less strictly than a validator does is written out here or refused: a schema that is
-followed in part gives wrong answers that look right.
+Keywords that the compiler would enforce less strictly than a validator are rewritten or refused. A schema that is
+enforced in part gives wrong answers that look right.
 """
 
 import json
@@ -23,13 +23,13 @@ from neaptide.server.structured.notations import (
 from neaptide.server.structured.patterns import in_our_dialect
 
 MAX_GRAMMAR_CHARS = 1 << 16
-"""Of a schema, a regular expression or a grammar."""
+"""Longest schema, regular expression or grammar."""
 MAX_WRITTEN_CHARS = 1 << 20
-"""Of what is written out for the compiler, which makes more of some words than of others."""
+"""Longest schema after rewriting, which lengthens some keywords."""
 MAX_DEPTH = 64
-"""Of a schema: compilers of this kind have died of deep ones."""
+"""Deepest schema; compilers of this kind have crashed on deep ones."""
 COMPILER_OPTIONS: dict[str, Any] = {
-    # One layout: where there is a choice, a weak model writes white space and nothing else, until it is cut.
+    # One layout: given a choice, a weak model writes endless white space.
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
@@ -42,10 +42,10 @@ _OPTIONS_KEY = "x-guidance"
 _OF_NAMES = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _VALUES = frozenset({"const", "enum", "default", "examples", "example"})
 _UNHELD = ("contentMediaType", "contentEncoding")
-"""Keywords that the compiler passes over."""
+"""Keywords that the compiler ignores."""
 
 _BESIDE_REFERENCE = frozenset({"$ref", "$schema", "$id", "$anchor", "$defs", "definitions"})
-"""What counts there in older drafts: a name, and what others refer to."""
+"""Keywords that count next to a reference in older drafts: a name, and definitions for other references."""
 
 _KEYWORDS = (
     *("additionalItems", "additionalProperties", "allOf", "anyOf", "const", "contains", "dependencies"),
@@ -59,14 +59,14 @@ _KEYWORDS = (
 
 
 class SchemaError(ValueError):
-    """The schema cannot be held; the message names the keyword and quotes nothing else of it."""
+    """The schema cannot be enforced; the message names the keyword and quotes nothing else of it."""
 
 
 def prepare_schema(schema: Any) -> dict[str, Any]:
-    """A schema that the compiler holds exactly, or refuses.
+    """A schema that the compiler enforces exactly, or refuses.
 
     Raises:
-        SchemaError: a keyword that it would pass over, or it is too long or too deep.
+        SchemaError: it has a keyword that the compiler would ignore, or is too long or too deep.
     """
     if schema is True:
         schema = {}
@@ -121,7 +121,7 @@ def _check_held(node: Mapping[str, Any], depth: int) -> None:
     for keyword in _UNHELD:
         if keyword in node:
             raise SchemaError(_not_held(keyword))
-    if "$ref" in node and "$id" in node and depth:  # which of the two bases counts depends on the draft
+    if "$ref" in node and "$id" in node and depth:  # Drafts differ in which of the two bases counts.
         raise SchemaError(_not_held("$id"))
     if may_count_twice(node):
         raise SchemaError(_not_held("minProperties"))
@@ -131,7 +131,7 @@ def _check_held(node: Mapping[str, Any], depth: int) -> None:
 
 
 def _write_out(schema: dict[str, Any]) -> None:
-    """Expressions and formats."""
+    """Rewrites expressions and formats."""
     if isinstance(schema.get("pattern"), str):
         schema["pattern"] = in_our_dialect(schema["pattern"])
     if isinstance(schema.get("patternProperties"), dict):
@@ -143,13 +143,13 @@ def _write_out(schema: dict[str, Any]) -> None:
         written_out = {"minimum": low, "maximum": high}
     if written_out is not None:
         del schema["format"]
-        of_type = {"type": schema["type"]} if "type" in schema else {}  # its length bounds strings only
+        of_type = {"type": schema["type"]} if "type" in schema else {}  # Its length bounds strings only.
         if written_out:
             add_condition(schema, of_type | written_out)
 
 
 def explain(complaint: str) -> str:
-    """The compiler's complaint about a schema, without what it quotes."""
+    """The compiler's complaint about a schema, without its quotations."""
     for keyword in _named(complaint):
         return _not_held(keyword)
     if "atisfiable" in complaint:
@@ -160,7 +160,7 @@ def explain(complaint: str) -> str:
 
 
 def _named(complaint: str) -> Iterator[str]:
-    """Keywords that stand in the complaint, in its order."""
+    """Keywords that the complaint names, in order."""
     if complaint.startswith("Unknown format"):
         yield "format"
     elif complaint.startswith("patternProperty"):

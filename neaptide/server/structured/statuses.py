@@ -1,4 +1,4 @@
-"""What the end of the child process says; apart from its parent's module, which another interpreter cannot import."""
+"""Exit statuses of the child process. They have their own module, as another interpreter cannot import the parent's."""
 
 NO_GRAMMARS_STATUS = 3
-"""No grammar can be laid over the tokens of its model."""
+"""The model's tokenizer does not support grammars."""

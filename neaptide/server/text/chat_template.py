@@ -1,4 +1,4 @@
-"""A model's chat template: untrusted code from a model directory, rendered in Jinja's sandbox."""
+"""Chat template of a model: untrusted code from a model directory, rendered in Jinja's sandbox."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ Message = Mapping[str, Any]
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """``{% generation %}`` marks text for training masks; for serving its body is plain template."""
+    """``{% generation %}`` block, which marks text for training masks. For serving, its body is plain template."""
 
     tags = {"generation"}
 
@@ -42,10 +42,10 @@ def _tojson(
 
 
 class ChatTemplate:
-    """Renders conversations as Hugging Face's ``apply_chat_template`` does.
+    """Renders conversations like Hugging Face's ``apply_chat_template``.
 
     Raises:
-        ValueError: the source is no template.
+        ValueError: the source is not a template.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ChatTemplate:
 
         Raises:
             InvalidRequestError: the template refuses the conversation.
-            ContextLengthError: more than ``max_chars`` come out.
+            ContextLengthError: the text has more than ``max_chars`` characters.
         """
         pieces: list[str] = []
         total = 0
@@ -94,8 +94,7 @@ class ChatTemplate:
         except ContextLengthError:
             raise
         except Exception:
-            # Whatever its expressions raise. The template's own words may quote the conversation, so they are not
-            # passed on.
+            # Expressions may raise any error, and its text may quote the conversation, so it is not passed on.
             raise InvalidRequestError(
                 "The model's chat template does not accept this conversation.", param="messages", code="invalid_value"
             ) from None

@@ -1,8 +1,8 @@
-"""Tokenizing by memory: the pieces that a text splits into mostly repeat, and so do their tokens.
+"""Cached tokenization: the pieces of a text mostly repeat, and so do their tokens.
 
-For byte-level BPE tokenizers of the usual shape (one regular expression cuts the text, BPE knows each piece alone)
-and plain ASCII text this gives the same ids as the tokenizer itself in a tenth of the time. Anything else is left
-to the tokenizer.
+For byte-level BPE tokenizers of the usual shape (one regular expression splits the text, and BPE handles each piece
+alone) and plain ASCII text, it gives the tokenizer's ids in a tenth of the time. The tokenizer handles everything
+else.
 """
 
 import re
@@ -13,17 +13,17 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 
 MAX_TEXT_CHARS = 1 << 15
-"""Longer texts go to the tokenizer, which lets other threads run meanwhile."""
+"""Longest text that is handled here. The tokenizer lets other threads run, which longer texts need."""
 _MAX_PIECES = 1 << 16
 _MAX_PIECE_CHARS = 64
 _PLAIN_TEXT = re.compile(r"[\t\n\r -~]*")
 _ASCII_CLASSES = {"L": "a-zA-Z", "N": "0-9"}
 _STAND_INS = str.maketrans({"\t": "\u0109", "\n": "\u010a", "\r": "\u010d", " ": "\u0120"})
-"""How byte-level BPE writes the bytes that are not printable."""
+"""Characters that byte-level BPE writes for unprintable bytes."""
 
 
 class PieceCache:
-    """Ids of plain texts. Thread-safe. ``create`` says whether a tokenizer has the right shape."""
+    """Token ids of plain texts. Thread-safe. ``create`` checks whether a tokenizer has the right shape."""
 
     def __init__(self, fast: FastTokenizer, cut: re.Pattern[str], added: Mapping[str, int]) -> None:
         self._pieces = _Pieces(fast)
@@ -34,7 +34,8 @@ class PieceCache:
 
     @classmethod
     def create(cls, fast: FastTokenizer, spec: Mapping[str, Any], *, special: bool) -> "PieceCache | None":
-        """None for a tokenizer of another shape. ``special`` says whether the text of special tokens is parsed."""
+        """The cache, or None for a tokenizer of another shape. ``special``: whether text of special tokens is
+        parsed."""
         added = spec.get("added_tokens", [])
         simple = not any(token[name] for token in added for name in ("lstrip", "rstrip", "single_word"))
         cut = _cut_pattern(spec.get("pre_tokenizer"))
@@ -47,7 +48,7 @@ class PieceCache:
         return cls(fast, cut, {t["content"]: t["id"] for t in added if special or not t["special"]})
 
     def encode(self, text: str) -> list[int] | None:
-        """Without what a post-processor would add; None when the tokenizer has to do it."""
+        """Token ids without a post-processor's additions; None if the tokenizer must do it."""
         if len(text) > MAX_TEXT_CHARS or not text.isascii() or not _PLAIN_TEXT.fullmatch(text):
             return None
         if self._at_added is None:
@@ -70,7 +71,7 @@ class PieceCache:
 
 
 class _Pieces(dict[str, tuple[int, ...]]):
-    """Ids of each piece met so far; starts anew when it is full."""
+    """Ids of each piece seen so far; cleared when it is full."""
 
     def __init__(self, fast: FastTokenizer) -> None:
         self._model = fast.model
@@ -85,7 +86,7 @@ class _Pieces(dict[str, tuple[int, ...]]):
 
 
 def _cut_pattern(pre_tokenizer: Any) -> re.Pattern[str] | None:
-    """The expression that cuts a text into pieces, for ASCII; None where it cannot be said."""
+    """The expression that splits a text into pieces, for ASCII; None if that is unknown."""
     parts = pre_tokenizer.get("pretokenizers", []) if isinstance(pre_tokenizer, Mapping) else []
     if [part.get("type") for part in parts] != ["Split", "ByteLevel"]:
         return None
@@ -98,7 +99,7 @@ def _cut_pattern(pre_tokenizer: Any) -> re.Pattern[str] | None:
 
 
 def _ascii_pattern(source: str) -> re.Pattern[str] | None:
-    """An Oniguruma expression in Python's dialect; None where the two might differ on ASCII text."""
+    """An Oniguruma expression in Python's dialect; None if they might differ on ASCII text."""
     if re.search(r"\[:|&&|\$|(?<!\[)\^|(?<![LN])\}\+|\\P|\\p\{(?![LN]\})|\\[^psSrn]", source):
         return None
     in_class = False

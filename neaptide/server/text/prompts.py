@@ -1,4 +1,4 @@
-"""Prompts as callers write them, to token ids."""
+"""Converts callers' prompts to token ids."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,9 +9,9 @@ from neaptide.server.edge.jsonbody import parse_object
 from neaptide.server.openai.schemas import ChatBody, ChatMessage, CompletionBody, Conversation, Tool
 
 MAX_CHOICES = 2048
-"""Prompts times ``n`` in one request."""
+"""Most choices of one request: prompts times ``n``."""
 MAX_CHARS_PER_TOKEN = 8
-"""A text longer than this times the context is refused unread: tokenizers are slow on such input."""
+"""Longest text, relative to the context, that is tokenized: tokenizers are slow on such input."""
 _MISSING = "missing_required_parameter"
 
 
@@ -21,7 +21,7 @@ def encode_conversation(
     """Token ids of a conversation; ``tools`` are the definitions as the caller wrote them."""
     if isinstance(body, ChatBody):
         _check_chat(body)
-    # The template's own text counts as well, and the exact test on tokens follows.
+    # The template's text counts as well; the exact check on tokens follows.
     max_chars = MAX_CHARS_PER_TOKEN * context.max_model_len + (1 << 16)
     messages = [_template_message(message, index) for index, message in enumerate(body.messages)]
     shown_tools = tools if offered_tools(body) else None
@@ -38,7 +38,7 @@ def encode_conversation(
 
 
 def _is_longer(limit_chars: int, *values: object) -> bool:
-    """Whether there is more text in the values than that; each value counts as a character, too."""
+    """Whether the values contain more text than that; each value counts as a character, too."""
     stack: list[object] = list(values)
     total = 0
     while stack and total <= limit_chars:
@@ -55,7 +55,7 @@ def _is_longer(limit_chars: int, *values: object) -> bool:
 
 
 def offered_tools(body: Conversation) -> Sequence[Tool]:
-    """The tools that the model gets to see."""
+    """The tools that the model is shown."""
     is_off = isinstance(body, ChatBody) and body.tool_choice == "none"
     return () if is_off or body.tools is None else body.tools
 
@@ -87,7 +87,7 @@ def _template_message(message: ChatMessage, index: int) -> dict[str, Any]:
     if message.role == "tool" and message.tool_call_id is None:
         param = f"{place}.tool_call_id"
         raise InvalidRequestError(f"Missing required parameter: '{param}'.", param=param, code=_MISSING)
-    content = message.content or ""  # templates put it together with text, or ask whether there is any
+    content = message.content or ""  # Templates concatenate it with text, or check whether it is empty.
     if isinstance(content, list):
         content = "\n".join(part.text for part in content)
     result: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}

@@ -1,9 +1,9 @@
-"""Text to token ids and back, for one model. Thread-safe; callers keep it off the event loop.
+"""Tokenizer of one model: text to token ids and back. Thread-safe; call it off the event loop.
 
-A user can type the text of a special token. In a conversation only the *template* may make special tokens,
-or a user could end their own turn and speak as the system. So special-token text in anything a caller
-sends is swapped for a one-time marker, the template is rendered and encoded, and the text between the
-template's own special tokens is encoded again with the swap undone and special tokens switched off.
+A user can type the text of a special token. In a conversation only the *template* may make special tokens; otherwise
+users could end their own turn and speak as the system. So special-token text of the caller is replaced by a one-time
+marker, and the template is rendered and encoded. The text between the template's own special tokens is then encoded
+again, with the markers reverted and special tokens switched off.
 """
 
 import json
@@ -25,7 +25,7 @@ _RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generati
 
 
 def _byte_of_char() -> dict[str, int]:
-    """The printable stand-ins that byte-level BPE uses for bytes, inverted."""
+    """Inverse of byte-level BPE's map from bytes to printable characters."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(b): b for b in printable}
     rest = [b for b in range(256) if b not in set(printable)]
@@ -37,9 +37,10 @@ class Tokenizer:
     """Reads ``tokenizer.json``, ``tokenizer_config.json`` and the chat template of a model directory."""
 
     def __init__(self, directory: Path) -> None:
-        """
+        """Loads the tokenizer.
+
         Raises:
-            ValueError: a file is missing or cannot be used; the message says which, and what to do.
+            ValueError: a file is missing or unusable; the message names it and a remedy.
         """
         self.directory = directory
         text = _read_tokenizer(directory)
@@ -67,7 +68,7 @@ class Tokenizer:
     # ---- encoding ----
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """A raw prompt: special-token text is parsed, as its author writes the template by hand."""
+        """Token ids of a raw prompt. Special-token text is parsed, because its author writes the template by hand."""
         if self._pieces and not (add_special_tokens and self._adds_tokens):
             ids = self._pieces.encode(text)
             if ids is not None:
@@ -84,10 +85,10 @@ class Tokenizer:
         variables: Mapping[str, Any] | None = None,
         max_chars: int = 1 << 25,
     ) -> list[int]:
-        """A conversation through the chat template; no text inside it becomes a special token.
+        """Token ids of a conversation rendered by the chat template; no text in it becomes a special token.
 
         Raises:
-            InvalidRequestError: no template, or it refuses the conversation, or it is too long.
+            InvalidRequestError: there is no template, it refuses the conversation, or that is too long.
         """
         if self.template is None:
             raise InvalidRequestError("This model has no chat template; use /v1/completions.", param="messages")
@@ -129,7 +130,7 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of whole token sequences."""
-        # As a batch for the same reason as in ``_run``.
+        # As a batch, for the same reason as in ``_run``.
         (text,) = self._fast.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
         return text
 
@@ -138,7 +139,7 @@ class Tokenizer:
         return token_id in self._special_ids
 
     def added_id(self, text: str) -> int | None:
-        """The token that was added for exactly this text, special or not; such text is never spelled otherwise."""
+        """The token that was added for exactly this text, special or not. Such text always becomes this token."""
         return self._added_ids.get(text)
 
     def token_string(self, token_id: int) -> str:
@@ -146,14 +147,14 @@ class Tokenizer:
         return self._fast.id_to_token(token_id) or ""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token adds to the output; they need not be whole characters."""
+        """The bytes that a token adds to the output; they may be parts of characters."""
         cached = self._token_bytes.get(token_id)
         if cached is None:
             cached = self._token_bytes[token_id] = self._bytes_of(self.token_string(token_id))
         return cached
 
     def token_text(self, token_id: int) -> str:
-        """For log-probability tables: text, or ``bytes:\\x..`` where the bytes are no text of their own."""
+        """Text of a token for log-probability tables, or ``bytes:\\x..`` if its bytes are not valid text."""
         text = self._token_texts.get(token_id)
         if text is None:
             text = self._token_texts[token_id] = _text_of(self.token_bytes(token_id))
@@ -170,7 +171,7 @@ class Tokenizer:
     # ---- description ----
 
     def info(self) -> dict[str, Any]:
-        """The tokenizer's configuration with the keys that remote clients look for."""
+        """The tokenizer's configuration with the keys that remote clients expect."""
         named = {name: _token_content(self._config.get(name)) for name in _SPECIAL_NAMES[:4]}
         source = self.template.source if self.template else None
         return {"tokenizer_class": "PreTrainedTokenizerFast", **self._config, **named, "chat_template": source}
@@ -189,7 +190,7 @@ class Tokenizer:
 
 
 class _Marker:
-    """Swaps special-token text in what a caller sent for markers that cannot be guessed."""
+    """Replaces special-token text of a caller by markers that cannot be guessed."""
 
     def __init__(self, pattern: re.Pattern[str] | None) -> None:
         self._pattern = pattern
@@ -221,7 +222,7 @@ def _text_of(raw: bytes) -> str:
 
 
 def _run(fast: FastTokenizer, text: str, *, add_special_tokens: bool = False) -> Encoding:
-    """Encodes one text as a batch: unlike ``encode``, that lets other threads run, so the event loop goes on."""
+    """Encodes one text as a batch, which releases the interpreter lock (``encode`` does not)."""
     (encoding,) = fast.encode_batch([text], add_special_tokens=add_special_tokens)
     return encoding
 
@@ -238,7 +239,7 @@ def _read_tokenizer(directory: Path) -> str:
 def _plain(text: str) -> FastTokenizer:
     try:
         fast = FastTokenizer.from_str(text)
-    except Exception as error:  # the library has no class for it
+    except Exception as error:  # The library has no class for this error.
         raise ValueError(f"tokenizer.json cannot be used: {error}") from error
     fast.no_truncation()
     fast.no_padding()
@@ -261,7 +262,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
 
 def _token_content(token: Any) -> str | None:
-    """Configurations spell a special token as text or as an object with its text in ``content``."""
+    """Text of a special token, which configurations give as text or as an object with ``content``."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None

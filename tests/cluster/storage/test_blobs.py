@@ -102,7 +102,7 @@ def test_only_its_owner_reads_a_blob(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "message"), [("/plain/path", "not at an address"), ("nothing://x", "there are no blobs at nothing://")]
+    ("url", "message"), [("/plain/path", "need an address"), ("nothing://x", "there is no blob storage at nothing://")]
 )
 def test_an_address_that_is_none_is_told_at_once(url: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=message):
@@ -120,7 +120,7 @@ def opened(root: Path, name: str, blobs: str | None = "blobs") -> Store:
 
 def test_a_database_knows_its_storage(tmp_path: Path) -> None:
     opened(tmp_path, "a").close()
-    with pytest.raises(StoreError, match="files lie on shared storage; say where with --blobs"):
+    with pytest.raises(StoreError, match="files are on shared storage; give its address with --blobs"):
         opened(tmp_path, "a", None)
     with pytest.raises(StoreError, match="is not the storage of this database"):
         opened(tmp_path, "a", "others")
@@ -132,7 +132,7 @@ def test_a_database_knows_its_storage(tmp_path: Path) -> None:
 async def test_a_database_with_files_of_its_own_is_not_shared(tmp_path: Path) -> None:
     async with Server(tmp_path / "a") as server:
         await server.upload(numbered(1))
-    with pytest.raises(StoreError, match="begin with a new database for --blobs"):
+    with pytest.raises(StoreError, match="use a new database with --blobs"):
         opened(tmp_path, "a")
     assert not (tmp_path / "blobs").exists()
 
@@ -217,7 +217,7 @@ def test_old_blobs_without_a_row_are_found_and_moved_aside(used: Path) -> None:
     store = opened(used, "a")
     try:
         assert leftover_blobs(store) == ["batch_0/1-old.jsonl"]
-        assert check(store).problems == ["batch_0/1-old.jsonl: no row names this blob; prune moves it aside"]
+        assert check(store).problems == ["batch_0/1-old.jsonl: no record has this blob; prune moves it aside"]
         before = keys(store.blobs) if store.blobs is not None else []
         prune(store, Prune())
         assert store.blobs is not None
@@ -240,7 +240,7 @@ def test_check_reads_blobs_and_not_their_copies(used: Path) -> None:
         assert check(store).problems == []
         (blob,) = (used / "blobs" / "files").iterdir()
         blob.write_bytes(b"changed")
-        assert check(store).problems == [f"files/{blob.name}: its bytes are not those that were stored"]
+        assert check(store).problems == [f"files/{blob.name}: its bytes differ from the stored ones"]
         blob.unlink()
         assert [text.partition(":")[0] for text in check(store).problems] == [f"files/{blob.name}"]
     finally:

@@ -86,7 +86,7 @@ def test_a_part_that_names_rows_that_are_not_there_leaves_the_others(tmp_path: P
     pool = OfflinePool()
     message = batch(tmp_path, "a", [[1], [2]])
     pool.add_batch(part(message, [0]), 0.0, MAX_NUM_TOKENS)
-    with pytest.raises(ValueError, match="row 2 wanted"):
+    with pytest.raises(ValueError, match="line 2 was requested"):
         pool.add_batch(part(message, [1, 2]), 0.0, MAX_NUM_TOKENS)
     with pytest.raises(FileNotFoundError):
         pool.add_batch(part(message, [1], path=str(tmp_path / "missing")), 0.0, MAX_NUM_TOKENS)

@@ -30,4 +30,4 @@ def test_a_command_beside_a_process_that_is_killed_is_told_to_stop() -> None:
 def test_a_command_whose_parent_is_gone_is_not_run() -> None:
     command = [sys.executable, "-m", "neaptide.engine.process.beside", "1", "true"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "the server process is gone\n")
+    assert (done.returncode, done.stderr) == (1, "the server process has ended\n")

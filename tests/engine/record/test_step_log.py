@@ -116,7 +116,7 @@ def test_a_log_ends_at_its_largest_size_and_can_be_read_to_there(
     recorder.close()
     assert recorder.failed
     assert [record.getMessage() for record in caplog.records] == [
-        "the step log cannot be written: [Errno 27] it has reached its largest size"
+        "the step log cannot be written: [Errno 27] it has reached its size limit"
     ]
     assert 10_000 < (tmp_path / name).stat().st_size <= 20_000
     _, *lines = read_log(tmp_path / name)

@@ -175,4 +175,4 @@ def test_what_goes_wrong_ends_the_record_and_not_the_engine(caplog: pytest.LogCa
     assert harness.reason("a") is FinishReason.LENGTH
     assert recorder.failed
     assert recorder.take(PIECE_S) == []
-    assert "cannot be recorded" in caplog.text
+    assert "the traffic record has failed" in caplog.text

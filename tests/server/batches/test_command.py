@@ -215,6 +215,21 @@ def test_list(running: Running, tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert older == f"{first}  2027-01-15 08:00:00Z  completed    2/2 (1 failed)"
 
 
+def test_the_list_says_why_a_batch_failed_and_that_it_is_empty(
+    running: Running, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    url = ("--base-url", running.base_url)
+    assert run("list", *url) == 0
+    shown = capfd.readouterr()
+    assert (shown.out, shown.err) == ("", "no batches (with API keys, each key sees its own)\n")
+    assert run("submit", write(tmp_path, b"{}\n"), "--wait", *url) == 1
+    capfd.readouterr()
+    assert run("list", *url) == 0
+    assert capfd.readouterr().out.endswith(
+        "  failed       0/0  line 1: Missing required parameter: 'custom_id'. (missing_required_parameter)\n"
+    )
+
+
 def test_a_long_list_is_fetched_page_by_page(
     running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

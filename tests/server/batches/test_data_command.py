@@ -96,9 +96,9 @@ def test_everything_that_is_wrong_is_named(tmp_path: Path, capsys: pytest.Captur
     assert status == 1
     assert found["problems"] == [
         f"files/{used.input}: No such file or directory",
-        f"files/{used.output}: its bytes are not those that were stored",
-        f"{used.batch_id}, line 2: its result is not what was stored",
-        "files/thesis.txt: the database does not know it; a start moves it aside",
+        f"files/{used.output}: its bytes differ from the stored ones",
+        f"{used.batch_id}, line 2: its stored result is damaged",
+        "files/thesis.txt: unknown to the database; a start moves it aside",
     ]
     assert (tmp_path / "files" / "thesis.txt").exists()
 

@@ -65,7 +65,7 @@ def test_a_mark_that_there_is_not_is_refused_without_a_word_of_the_key(words: st
     with pytest.raises(ValueError, match="colon") as caught:
         KeyRing(("first", f"secret:{words}", "third:batch"))
     assert str(caught.value) == (
-        "API key 2 of 3 has a colon with something else behind it than a mark; the marks are batch, flex, default, "
+        "API key 2 of 3 has a colon that is not followed by a mark; the marks are batch, flex, default, "
         "priority, admin and xN, and a key itself has no colon"
     )
 

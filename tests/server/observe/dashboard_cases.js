@@ -112,10 +112,10 @@ const cases = {
       `neaptide_engine_up ${up}\nneaptide_engine_starts_total ${starts}\nneaptide_engine_state_age_seconds ${age}\n${more}`))];
     assert.deepEqual(state(1, 1, 0.2), ["serving", false]);
     assert.deepEqual(state(0, 0, 40), ["the engine has been starting for 40 s", false]);
-    assert.deepEqual(state(0, 1, 180), ["there has been no engine for 3.0 min; it is started again", true]);
-    assert.deepEqual(state(1, 2, 12), ["serving; the engine has said nothing for 12 s", false]);
+    assert.deepEqual(state(0, 1, 180), ["the engine has been down for 3.0 min; it is restarting", true]);
+    assert.deepEqual(state(1, 2, 12), ["serving; the engine has been silent for 12 s", false]);
     assert.deepEqual(state(1, 1, 0, "neaptide_besteffort_paused 1\n"), ["offline work is paused by the operator", false]);
-    assert.deepEqual(state(1, 1, 0, "neaptide_storage_failing 1\n"), ["serving; the disk refuses data of batches", true]);
+    assert.deepEqual(state(1, 1, 0, "neaptide_storage_failing 1\n"), ["serving; batch data cannot be stored", true]);
     assert.deepEqual([...f.stateOf(f.parse("neaptide_cluster_replicas 0\n"))], ["no replica answers", true]);
     const two = ["a", "b"].map((name, k) =>
       `neaptide_engine_up{replica="${name}"} ${k}\nneaptide_engine_state_age_seconds{replica="${name}"} 1\n`).join("");

@@ -86,7 +86,7 @@ def test_min_tokens_holds_back_as_many_ends_as_the_executor_can(
         compiler.compile(CHAT, body)
     assert (caught.value.status, caught.value.param) == (400, "stop_token_ids")
     assert str(caught.value) == (
-        f"With min_tokens, there may be 3 stop tokens at most, the model's own included; these are {num_ends}."
+        f"With min_tokens, at most 3 stop tokens are possible, including the model's own; the request has {num_ends}."
     )
 
 

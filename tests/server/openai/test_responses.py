@@ -129,7 +129,7 @@ async def test_fields_of_chats_are_refused_and_not_passed_over(server: Server, n
 async def test_it_says_what_the_field_is_called_here(server: Server) -> None:
     body = {"input": QUESTION, "response_format": SOMETHING["response_format"]}
     reply = await server.http.post(RESPONSES, json=body)
-    assert reply.json()["error"]["message"] == "'response_format' is not supported. That is 'text.format' here."
+    assert reply.json()["error"]["message"] == "'response_format' is not supported. Use 'text.format'."
 
 
 CALLED_WITH = {"type": "function_call", "call_id": "c", "name": "add"}

@@ -1,4 +1,4 @@
-"""Blending beside live traffic: one mixed pool worked off next to an online trace, under each way to order it.
+"""Blending with live traffic: one mixed pool is done together with an online trace, in each order.
 
 No paper has this table. BlendServe runs a pool alone, Echo and BROS run requests beside online ones in the order in
 which they came. The pool has rows that share much and answer with a letter, long prompts with short answers, and short

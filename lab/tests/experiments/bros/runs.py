@@ -29,7 +29,7 @@ def cell(rate_rps: float = 5.0, lengths: str = "ShareGPT", model: Any = OPT_13B)
 
 
 def cell_runs(**others: MadeUp) -> CellRuns:
-    """Every policy alike but for the given ones; ``_`` in a name stands for ``-``."""
+    """Runs of a cell in which every policy has the same result except the given ones; ``_`` in a name means ``-``."""
     named = {name.replace("_", "-"): one for name, one in others.items()}
     by_policy: Any = {name: named.get(name, MadeUp()) for name in (*POLICIES, ALONE)}
     return CellRuns(by_policy, {16: by_policy["bros"]})

@@ -1,4 +1,4 @@
-"""The experiment beside figure 10 of BROS, on results that are made up."""
+"""The experiment of figure 10 of BROS, on made-up results."""
 
 import pytest
 

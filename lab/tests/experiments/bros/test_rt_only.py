@@ -1,4 +1,4 @@
-"""The experiment beside figure 12 of BROS, on results that are made up; and one real run of the set-up, tiny."""
+"""The experiment of figure 12 of BROS, on made-up results; and one real run of the set-up, tiny."""
 
 import pytest
 

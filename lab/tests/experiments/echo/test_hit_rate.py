@@ -1,4 +1,4 @@
-"""The experiment beside figure 9 of Echo, on steps that are made up."""
+"""The experiment of figure 9 of Echo, on made-up steps."""
 
 import numpy as np
 

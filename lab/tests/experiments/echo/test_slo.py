@@ -1,4 +1,4 @@
-"""The experiment beside figure 7 of Echo, on results that are made up."""
+"""The experiment of figure 7 of Echo, on made-up results."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""The experiment beside figure 6 of Echo, on results that are made up."""
+"""The experiment of figure 6 of Echo, on made-up results."""
 
 from dataclasses import dataclass, field
 from typing import Any

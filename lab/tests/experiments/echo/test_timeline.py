@@ -1,4 +1,4 @@
-"""The experiment beside figures 8 and 10 of Echo: what it notes of an engine, and its rows on made-up steps."""
+"""The experiment of figures 8 and 10 of Echo: what it notes of an engine, and its rows on made-up steps."""
 
 from pathlib import Path
 

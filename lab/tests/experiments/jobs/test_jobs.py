@@ -1,4 +1,4 @@
-"""The experiments on shares and deadlines, with few rows beside a few seconds of chats."""
+"""The experiments on shares and deadlines, with few rows and a few seconds of chats."""
 
 import pytest
 

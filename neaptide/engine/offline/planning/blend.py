@@ -1,10 +1,9 @@
-"""BlendServe's order of a pool (ASPLOS'26, section 5): requests that want compute first, those that want memory last,
-with prefixes still shared.
+"""BlendServe's order of a pool (ASPLOS'26, section 5): compute-bound requests first, with prefixes still shared.
 
 The resource-aware tree (section 5.1) is the prefix tree with a density for every node. Its layers are sorted (Algorithm
-1); what is far from its tree's density is split off (Algorithm 2), while that costs little of the sharing. What is left
-are pieces, each with prompts that share prefixes, ranked by density; the dual scan (``dual_scan_order``) takes them
-from both ends.
+1). Parts whose density differs from their tree's are split off (Algorithm 2) while that costs little of the sharing.
+The resulting pieces, each with prompts that share prefixes, are ranked by density. The dual scan (``dual_scan_order``)
+takes them from both ends.
 """
 
 import math
@@ -17,20 +16,20 @@ from neaptide.engine.offline.density import DensityModel
 from neaptide.engine.offline.prefix_tree import NO_NODE, PrefixTree
 
 KEPT_SHARING = 0.99
-"""Of what the tree shares, splits leave at least so much."""
+"""Least share of the tree's sharing that splits keep."""
 REPEATED_SHARE = 0.01
-"""Of what is computed, splits of ours have at most so much computed twice. Where questions share documents 1% of the
-sharing is a sixth of all that is computed, and no blend is worth that."""
+"""Most tokens that our splits compute twice, as a share of all computed tokens. Where questions share documents, 1% of
+the sharing is a sixth of the computed tokens, which costs more than blending saves."""
 CRUMB_SHARE = 1e-4
-"""Of the pool's work: a smaller piece is not worth a split, for no step would notice."""
+"""Least size of a piece that is split off, as a share of the pool's work; a step would not notice a smaller one."""
 MIN_DENSITY_RATIO = 1.05
-"""Between two parts of a piece: below it they need not part."""
+"""Least ratio of the densities of two parts that are split."""
 MAX_ROUNDS = 64
 
 
 @dataclass(slots=True, frozen=True)
 class PoolWork:
-    """Seconds of the device that every row of the pool takes by itself, and its lengths."""
+    """Lengths of every row of the pool, and the seconds of the device that it takes by itself."""
 
     prompt_tokens: IntArray
     output_tokens: FloatArray
@@ -46,19 +45,19 @@ class PoolWork:
 
 @dataclass(slots=True, frozen=True)
 class Ranked:
-    """A pool by density, the rows that want compute first. Columns are in this order."""
+    """A pool by density, compute-bound rows first. Columns are in this order."""
 
     rows: IntArray
     shared_tokens: IntArray
-    """With the row before; none where pieces meet."""
+    """Tokens shared with the row before; 0 at the start of a piece."""
     compute_s: FloatArray
-    """Of what is left after sharing."""
+    """Compute time after sharing, in seconds."""
     memory_s: FloatArray
     piece: IntArray
-    """A number for the piece that each row stands in, ascending."""
+    """Index of the piece that each row belongs to, ascending."""
 
     def with_first(self, rows: IntArray) -> "Ranked":
-        """These rows before all others, in their order, as pieces of their own."""
+        """The ranking with these rows before all others, in their order, each as a piece of its own."""
         if not len(rows):
             return self
         place = np.empty(int(self.rows.max()) + 1, np.int64)
@@ -74,8 +73,10 @@ class Ranked:
 
 
 def node_densities(tree: PrefixTree, work: PoolWork) -> FloatArray:
-    """[nodes] ``(1 - s) T_comp / T_mem`` of the requests below each (section 5.1); s is the share of their tokens that
-    is not computed again. O(nodes) by running sums over the tree's order."""
+    """[nodes] ``(1 - s) T_comp / T_mem`` of the requests below each node (section 5.1).
+
+    s is the share of their tokens that is not computed again. O(nodes) by running sums over the tree's order.
+    """
     lengths = work.prompt_tokens[tree.rows]
     new_tokens = tree.new_tokens(lengths)
     outputs = work.output_tokens[tree.rows]
@@ -86,7 +87,7 @@ def node_densities(tree: PrefixTree, work: PoolWork) -> FloatArray:
 
     if not len(tree.parent):
         return np.zeros(0)
-    path_tokens = (lengths - new_tokens)[tree.first]  # of the first row, which others have computed
+    path_tokens = (lengths - new_tokens)[tree.first]  # Path of the first row, which other rows have computed.
     all_tokens = below(lengths + outputs)
     computed = below(new_tokens + outputs) + path_tokens
     densities: FloatArray = computed / all_tokens * below(work.compute_s[tree.rows]) / below(work.memory_s[tree.rows])
@@ -94,7 +95,7 @@ def node_densities(tree: PrefixTree, work: PoolWork) -> FloatArray:
 
 
 def sort_layers(tree: PrefixTree, work: PoolWork) -> PrefixTree:
-    """Algorithm 1: children of a node, and requests that end there, by density, the highest first."""
+    """Algorithm 1: sorts the children of each node, and the requests that end there, by falling density."""
     row_density = work.compute_s[tree.rows] / work.memory_s[tree.rows]
     num_nodes = len(tree.parent)
     parent = np.concatenate((tree.parent, tree.node))
@@ -107,7 +108,7 @@ def sort_layers(tree: PrefixTree, work: PoolWork) -> PrefixTree:
     is_first = np.diff(sorted_parent, prepend=NO_NODE - 1) != 0
     offset = np.empty(len(parent), np.int64)
     offset[by_parent] = begins - begins[np.flatnonzero(is_first)][np.cumsum(is_first) - 1] if len(parent) else begins
-    first = [*offset[:num_nodes].tolist(), 0]  # its last place is that of ``NO_NODE``
+    first = [*offset[:num_nodes].tolist(), 0]  # The last entry is for ``NO_NODE``.
     parents = tree.parent.tolist()
     for node in np.argsort(tree.depth_tokens, kind="stable").tolist():
         first[node] += first[parents[node]]
@@ -122,11 +123,11 @@ def sort_layers(tree: PrefixTree, work: PoolWork) -> PrefixTree:
 def rank(
     tree: PrefixTree, work: PoolWork, kept_sharing: float = KEPT_SHARING, repeated_share: float = math.inf
 ) -> Ranked:
-    """Algorithms 1 and 2: the whole pool by density, in pieces that share.
+    """Algorithms 1 and 2: ranks the whole pool by density, in pieces that share prefixes.
 
     Args:
-        kept_sharing: splits leave at least so much of what the tree shares.
-        repeated_share: splits have at most so much computed twice, of what is computed without them.
+        kept_sharing: least share of the tree's sharing that splits keep.
+        repeated_share: most tokens that splits compute twice, as a share of those computed without splits.
     """
     tree = sort_layers(tree, work)
     lengths, outputs = work.prompt_tokens[tree.rows], work.output_tokens[tree.rows]
@@ -136,7 +137,7 @@ def rank(
     computed_tokens = float((lengths - shared_tokens + outputs).sum())
     spare_tokens = (1.0 - kept_sharing) * float(shared_tokens.sum())
     spare_tokens = min(spare_tokens, repeated_share * computed_tokens)
-    # What a row shares with any other, so that the first row of a prefix does not look as if it were of another kind.
+    # Counts sharing with any other row, so that the first row of a prefix does not look compute-bound.
     prefix_tokens = np.append(tree.depth_tokens, 0)[tree.node]
     with_prefix_s = work.compute_s[tree.rows] * (1.0 - prefix_tokens / (lengths + outputs))
     starts = split(shared_tokens, with_prefix_s, memory_s, spare_tokens)
@@ -151,12 +152,12 @@ def rank(
 
 
 def split(shared_tokens: IntArray, compute_s: FloatArray, memory_s: FloatArray, spare_tokens: float) -> IntArray:
-    """Algorithm 2 on the sorted layers: where pieces begin.
+    """Algorithm 2 on the sorted layers: start indices of the pieces.
 
-    Siblings stand by density there, so what is far from the others of a node stands at its ends: a piece is parted in
-    two where that tells most of what a row wants (the information gain, weighted by work), for every shared token that
-    is then computed twice. In rounds, for what was split off may be split again, until nothing differs or
-    ``spare_tokens`` are spent. Crumbs are never split off. At most as many splits as rows.
+    Siblings are sorted by density, so the rows that differ from the others of a node are at its ends. A piece is split
+    in two where the information gain about density, weighted by work, is largest per shared token that is then computed
+    twice. This runs in rounds, as parts may be split again, until nothing differs or ``spare_tokens`` are used up.
+    Pieces below ``CRUMB_SHARE`` are never split off. There are at most as many splits as rows.
     """
     starts = np.flatnonzero(shared_tokens == 0)
     sums = [np.concatenate(([0.0], np.cumsum(column))) for column in (compute_s, memory_s)]
@@ -187,7 +188,7 @@ def split(shared_tokens: IntArray, compute_s: FloatArray, memory_s: FloatArray, 
 
 
 def _certainty_s(compute_s: FloatArray, memory_s: FloatArray) -> FloatArray:
-    """How sure one can be what a second of the work wants, in seconds: less its entropy."""
+    """Certainty about what the work needs, in seconds: minus its entropy."""
     work_s = compute_s + memory_s
     certainty: FloatArray = compute_s * np.log(compute_s / work_s) + memory_s * np.log(memory_s / work_s)
     return certainty

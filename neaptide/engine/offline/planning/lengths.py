@@ -1,4 +1,4 @@
-"""How long answers will be: a few rows are run first, and tell of those that begin alike."""
+"""Estimated answer lengths: a few lines run first, and predict the lines that begin alike."""
 
 import numpy as np
 
@@ -6,26 +6,26 @@ from neaptide.engine.arrays import FloatArray, IntArray
 from neaptide.engine.offline.prefix_tree import NO_NODE, PrefixTree
 
 SAMPLED_SHARE = 0.01
-"""Of a job's rows (BlendServe, section 5.1) ..."""
+"""Share of a job's lines that is sampled (BlendServe, section 5.1)."""
 MIN_SAMPLED = 8
-"""... but so many at least."""
+"""Least number of sampled lines per job."""
 PRIOR_OUTPUT_TOKENS = 256
-"""Where nothing was sampled."""
+"""Expected answer length without samples, in tokens."""
 BEGUN_TOKENS = 2048
-"""Of a kind whose samples run and have not ended yet."""
+"""Expected length of answers whose samples run and have not ended yet, in tokens."""
 
 
 def sampled_rows(tree: PrefixTree, job: IntArray, share: float = SAMPLED_SHARE) -> IntArray:
-    """The rows to run first: of every job, spread evenly over its part of the tree, so that large groups have some.
+    """Lines to run first: spread evenly over each job's part of the tree, so that large groups have some.
 
-    Groups are what stands below a prefix at the top. Those that are left without a sample get one, the largest first,
-    until as many rows are sampled again: a few dozen long answers among thousands of others are most of the memory.
+    A group is the part of the tree below a top node. Groups without a sample get one, the largest first, at most as
+    many as the even samples: a few dozen long answers among thousands of others take most of the memory.
 
     Args:
-        job: [rows of the pool] a number for the job of each.
+        job: [rows of the pool] number of each row's job.
     """
     none = np.zeros(len(tree.rows), np.int64)
-    group = np.cumsum(tree.new_tokens(none) == 0)  # a row that shares nothing with the one before it begins one
+    group = np.cumsum(tree.new_tokens(none) == 0)  # A row that shares nothing with the one before it begins a group.
     by_job = np.argsort(job[tree.rows], kind="stable")
     bounds = np.concatenate(([0], np.cumsum(np.bincount(job[tree.rows]))))
     found = [np.zeros(0, np.int64)]
@@ -44,22 +44,21 @@ def sampled_rows(tree: PrefixTree, job: IntArray, share: float = SAMPLED_SHARE) 
 def estimated_outputs(
     tree: PrefixTree, known: FloatArray, limits: IntArray, so_far: FloatArray | None = None
 ) -> FloatArray:
-    """[rows of the pool] tokens of every answer.
+    """[rows of the pool] expected tokens of every answer.
 
-    What is known is taken; another row gets the mean below the deepest prefix of its own that has any known one, so a
-    subtree without samples goes by its siblings; then the mean of all, then the prior. Never above the limit.
+    Known lengths are kept. Another row gets the mean below its deepest prefix with a known length, else the mean of
+    all, else the prior. Estimates never exceed the limit.
 
-    Answers that run tell as well: when the short ones of a kind have ended the long ones run, and if only those counted
-    that have ended all would look short (``_grown``). Of a kind that has begun and of which none has ended nothing is
-    known but that it is longer than others, and it is taken to be long: to expect too much of answers leaves memory
-    open until the next plan, to expect too little fills it beyond what it holds. What runs goes on for as long as one
-    of its kind that begins.
+    Running answers count as well (``_grown``): the short answers of a kind end first, and their mean alone would be too
+    short. A kind with running answers and no ended ones is taken to be long. Too high an estimate leaves memory unused
+    until the next plan, too low a one overfills it. A running answer is expected to go on for as long as a new one of
+    its kind.
 
     Args:
         tree: of all rows of the pool.
-        known: [rows of the pool] NaN where it is not.
+        known: [rows of the pool] known lengths; NaN elsewhere.
         limits: [rows of the pool] ``max_tokens``.
-        so_far: [rows of the pool] what answers have put out that run, 0 of the others; None where none does.
+        so_far: [rows of the pool] output tokens of running answers, 0 elsewhere; None if none runs.
     """
     running = np.zeros(len(known)) if so_far is None else so_far
     in_order, runs = known[tree.rows], running[tree.rows]
@@ -69,25 +68,27 @@ def estimated_outputs(
     of_all = _grown(columns.sum(axis=1)) if is_known.any() else np.array(float(PRIOR_OUTPUT_TOKENS))
     sums = np.concatenate((np.zeros((len(columns), 1)), np.cumsum(columns, axis=1)), axis=1)
     below = sums[:, tree.end] - sums[:, tree.first]
-    inherited: list[float] = [*_grown(below).tolist(), float(of_all)]  # its last place is that of ``NO_NODE``
+    inherited: list[float] = [*_grown(below).tolist(), float(of_all)]  # The last entry is for ``NO_NODE``.
     parents, without = tree.parent.tolist(), np.flatnonzero(below[0] == 0)
-    for node in without[np.argsort(tree.depth_tokens[without])].tolist():  # parents are less deep, so they come first
+    for node in without[np.argsort(tree.depth_tokens[without])].tolist():  # Parents are less deep, so they come first.
         is_begun = inherited[node] > 0.0 and parents[node] == NO_NODE
         inherited[node] = max(inherited[node], BEGUN_TOKENS if is_begun else inherited[parents[node]])
     assert NO_NODE == -1
     expected = np.array(inherited)[tree.node]
-    estimates = np.ones(len(known))  # of rows that the tree does not have as well
+    estimates = np.ones(len(known))  # Also covers rows that are not in the tree.
     estimates[tree.rows] = np.where(is_known, in_order, runs + expected)
     return np.maximum(np.minimum(estimates, limits), 1.0)
 
 
 def _grown(sums: FloatArray) -> FloatArray:
-    """The mean of answers: of those that have ended, times the root of all squares over theirs. That is the likeliest
-    factor if an end is the likelier the longer an answer is (a Weibull distribution of shape 2). Where none has ended,
-    what has been put out.
+    """Expected mean of answers, corrected for those that still run.
+
+    It is the mean of the ended answers, times the root of the ratio of all squares to the squares of the ended ones.
+    That is the likeliest factor if the chance of an end grows with an answer's length (a Weibull distribution of shape
+    2). Without ended answers it is the output so far.
 
     Args:
-        sums: of answers that have ended their number, tokens and squares of tokens; of those that run the latter two.
+        sums: number, tokens and squares of tokens of ended answers; tokens and squares of running ones.
     """
     count, ended, ended_squares, running, running_squares = sums
     mean = ended / np.maximum(count, 1.0)

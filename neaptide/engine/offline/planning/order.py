@@ -1,7 +1,7 @@
-"""A pool's prompts sorted by their tokens: what its prefix tree is made of.
+"""Sorted order of a pool's prompts, which defines its prefix tree.
 
-Two prompts that share a prefix stand within the run of all that share it, so the sorted order together with what each
-prompt shares with the one before it says everything of a prefix tree.
+Prompts that share a prefix are consecutive. So the order, together with the tokens that each prompt shares with the one
+before it, contains the whole tree.
 """
 
 from bisect import bisect_right
@@ -17,10 +17,10 @@ from neaptide.engine.arrays import BoolArray, IntArray
 from neaptide.engine.offline.planning.prompts import Prompts
 
 WINDOW_BYTES = 64 << 20
-"""Of tokens that are compared at a time; the memory that sorting takes is some times this, however long prompts are."""
+"""Bytes of tokens that are compared at a time. Sorting takes a few times this memory, however long prompts are."""
 MIN_WINDOW_TOKENS, MAX_WINDOW_TOKENS = 16, 4096
 SORTED_PART = 4
-"""Of a window, one in so many columns is sorted by, from the first on that differs."""
+"""One of this many columns of a window is sorted by, from the first difference on."""
 
 TokenTable = npt.NDArray[np.uint32]
 """[rows, tokens]"""
@@ -29,15 +29,18 @@ TokenTable = npt.NDArray[np.uint32]
 @dataclass(slots=True, frozen=True)
 class PromptOrder:
     rows: IntArray
-    """[rows] in the order of their salts and tokens; a prompt stands before those that it is a prefix of."""
+    """[rows] sorted by salt and tokens; a prompt precedes those that it is a prefix of."""
     shared_tokens: IntArray
-    """[rows] what each begins with in common with the one before it; 0 for the first."""
+    """[rows] tokens shared with the prompt before; 0 for the first."""
 
     @classmethod
     def of(cls, prompts: Prompts, rows: IntArray | None = None) -> Self:
-        """Sorts by a window of tokens at a time; only rows that are alike so far look at the next one, so that prompts
-        that share nothing drop out after the first. What all runs have in common is passed over, and of what follows
-        only as much is sorted by as mostly tells them apart; windows grow, so that long prompts take few."""
+        """Sorts the prompts one window of tokens at a time.
+
+        Only rows that are equal so far use the next window, so prompts without shared prefixes drop out after the
+        first. Columns that are equal in all runs are skipped, and only the first columns after them are sorted by.
+        Windows grow, so that long prompts need few.
+        """
         rows = np.arange(len(prompts)) if rows is None else rows
         rows = rows[np.argsort(prompts.salt[rows], kind="stable")]
         shared_tokens = np.zeros(len(rows), np.int64)
@@ -62,9 +65,9 @@ class PromptOrder:
         return cls(rows, shared_tokens)
 
     def added(self, prompts: Prompts, rows: IntArray) -> "PromptOrder":
-        """With these rows as well; ``prompts`` has the others under the same numbers. A few comparisons for each."""
+        """The order with these rows added; ``prompts`` has all rows. Takes a few comparisons per added row."""
         new = PromptOrder.of(prompts, rows)
-        standing, key = self.rows.tolist(), cache(prompts.sort_key)  # the first probes are the same for all
+        standing, key = self.rows.tolist(), cache(prompts.sort_key)  # The first probes are the same for all rows.
         lows, highs = self._with_the_same_head(prompts, new.rows)
         near = zip(new.rows.tolist(), lows.tolist(), highs.tolist(), strict=True)
         before = np.array([bisect_right(standing, key(row), *bounds, key=key) for row, *bounds in near], np.int64)
@@ -73,7 +76,7 @@ class PromptOrder:
         at = before + np.arange(len(before))
         is_new = np.zeros(len(merged) + 1, np.bool_)
         is_new[at] = True
-        # What a new row shares with a new one before it is known.
+        # Prefixes shared by two new rows are known.
         changed = np.flatnonzero(is_new != np.roll(is_new, 1))
         for place in changed[(changed > 0) & (changed < len(merged))].tolist():
             shared_tokens[place] = prompts.num_shared(int(merged[place - 1]), int(merged[place]))
@@ -82,8 +85,11 @@ class PromptOrder:
         return PromptOrder(merged, shared_tokens)
 
     def _with_the_same_head(self, prompts: Prompts, rows: IntArray) -> tuple[IntArray, IntArray]:
-        """Where those begin and end among which each of these rows has its place: of its salt, and alike in the first
-        tokens in which those of the salt differ. For all at once, so that few are compared one by one."""
+        """Bounds of the rows among which each new row has its place.
+
+        They have its salt, and equal tokens at the first difference within the salt. Computed for all rows at once, so
+        that few are compared one by one.
+        """
         salts, own_salts = prompts.salt[self.rows], prompts.salt[rows]
         lows, highs = np.searchsorted(salts, own_salts), np.searchsorted(salts, own_salts, side="right")
         for salt in np.unique(own_salts[highs - lows > 1]).tolist():
@@ -98,7 +104,7 @@ class PromptOrder:
         return lows, highs
 
     def without(self, rows: IntArray) -> "PromptOrder":
-        """What is left once these have ended: neighbours share the least of what stood between them."""
+        """The order without these rows: neighbours share the least of what was shared between them."""
         kept = np.flatnonzero(~np.isin(self.rows, rows))
         if not len(kept):
             return PromptOrder(self.rows[:0], self.shared_tokens[:0])
@@ -110,19 +116,19 @@ class PromptOrder:
 
 @dataclass(slots=True, frozen=True)
 class _Runs:
-    """Places that stand in a run with another one."""
+    """Places that belong to a run of at least two."""
 
     places: IntArray
     run: IntArray
-    """[places] the number of each one's run, ascending."""
+    """[places] index of each one's run, ascending."""
 
     def within(self, places: IntArray) -> "_Runs":
-        """The same among other places: those here are numbers of them."""
+        """The same runs as places of an outer array."""
         return _Runs(places[self.places], self.run)
 
 
 def _in_runs(is_alike: BoolArray) -> _Runs:
-    """From whether each place but the first is in one run with the one before it."""
+    """Finds the runs. ``is_alike``: whether each place but the first is in one run with the one before it."""
     joined = np.concatenate(([False], is_alike, [False]))
     in_run = joined[1:] | joined[:-1] if len(is_alike) else np.zeros(0, np.bool_)
     places = np.flatnonzero(in_run)
@@ -134,7 +140,7 @@ def _window_tokens(num_rows: int) -> int:
 
 
 def _first_difference(table: TokenTable, run: IntArray, is_first: bool) -> tuple[TokenTable, int]:
-    """The columns to sort by, and how many before them are equal in every run."""
+    """The columns to sort by, and the number of columns before them that are equal in every run."""
     differs = (table[1:] != table[:-1])[run[1:] == run[:-1]].any(axis=0)
     passed = int(differs.argmax()) if differs.any() else table.shape[1] - 1
     width = table.shape[1] if is_first else max(table.shape[1] // SORTED_PART, MIN_WINDOW_TOKENS)
@@ -142,7 +148,7 @@ def _first_difference(table: TokenTable, run: IntArray, is_first: bool) -> tuple
 
 
 def _sorted_within(table: TokenTable, run: IntArray) -> IntArray:
-    """The order of rows by their tokens, run by run; runs that do not differ stay as they are."""
+    """The order of rows by their tokens within each run; runs of equal rows stay as they are."""
     differs = (table[1:] != table[:-1]).any(axis=1) & (run[1:] == run[:-1])
     is_open = np.zeros(int(run[-1]) + 1, np.bool_)
     is_open[run[1:][differs]] = True
@@ -152,6 +158,6 @@ def _sorted_within(table: TokenTable, run: IntArray) -> IntArray:
         keys = np.empty((len(places), table.shape[1] + 1), np.uint32)
         keys[:, 0], keys[:, 1:] = run[places], table[places]
         if byteorder == "little":
-            keys.byteswap(inplace=True)  # then bytes are ordered as numbers are
+            keys.byteswap(inplace=True)  # Big-endian bytes sort like the numbers.
         order[places] = places[np.argsort(keys.view(f"V{keys.itemsize * keys.shape[1]}").ravel(), kind="stable")]
     return order

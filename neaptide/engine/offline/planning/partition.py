@@ -1,4 +1,4 @@
-"""A pool parted for several replicas: equal compute, equal memory time, so equal density; little sharing lost."""
+"""Splits a pool between replicas: equal compute and memory time, so equal density, with little sharing lost."""
 
 import numpy as np
 
@@ -6,24 +6,24 @@ from neaptide.engine.arrays import FloatArray, IntArray
 from neaptide.engine.offline.planning.blend import Ranked
 
 TOLERANCE = 0.005
-"""No replica's compute or memory time is further above its share, unless nothing can be cut any more."""
+"""Target for the excess of a replica's compute or memory time over its share."""
 SPARING_TOLERANCE = 0.01
-"""So even are parts with few cuts to be, or more are made."""
+"""Excess that is accepted after few cuts; above it, all large pieces are cut."""
 POWER = 8
-"""Of loads whose sum a piece should raise least: nearly the largest load alone, but the lesser one of the two times
-counts too. By the largest alone that one drifts, and pieces are cut for an evenness that cutting does not bring: four
-parts of BlendServe's trace 1 were uneven by 1.4% and lost 1.2% of the sharing, here 0.3% and 0.5%."""
+"""Exponent of the load that a piece should increase least. It is nearly the maximum of the two times, but the smaller
+one counts too. With the maximum alone the smaller time drifts, and cuts do not even it out. BlendServe's trace 1 in
+four parts was then uneven by 1.4% and lost 1.2% of the sharing; here 0.3% and 0.5%."""
 MAX_ROUNDS = 12
 MIDDLE = 0.2
-"""A piece is cut within so much of its rows around the middle, where the fewest tokens are shared."""
+"""Middle part of a piece, as a share of its rows, in which it is cut where the fewest tokens are shared."""
 
 
 def partition(ranked: Ranked, num_replicas: int) -> list[IntArray]:
     """Places in ``ranked`` of each replica's rows, ascending.
 
-    Whole pieces, the largest first, each to the replica that it burdens least in both times: what shares stays
-    together. Only while that is not even enough, pieces are cut in two: of each replica that has too much the smallest
-    one that is more than what it has too much. Where that does not make the parts even, all of the largest are.
+    Whole pieces go to the replica whose times they increase least, the largest first, so that shared prefixes stay
+    together. While that is not even enough, each replica with too much has one piece cut in two: the smallest that is
+    at least as large as its excess. If that does not make the parts even, all of the largest pieces are cut.
     """
     starts = np.flatnonzero(np.diff(ranked.piece, prepend=-1))
     if num_replicas == 1 or not len(starts):
@@ -50,8 +50,8 @@ def _parted(
 
     Args:
         sums: both times of all rows before each, in shares of a replica.
-        starts: of pieces.
-        is_sparing: cut of each replica that has too much one piece, not all that are large.
+        starts: start indices of the pieces.
+        is_sparing: cut one piece of each overloaded replica, not all large ones.
     """
     largest, best = 0.5, (np.inf, np.zeros(len(shared_tokens), np.int64))
     for _ in range(MAX_ROUNDS):
@@ -94,8 +94,10 @@ def _dealt(times: FloatArray, num_replicas: int) -> tuple[IntArray, FloatArray]:
 
 
 def _too_large(times: FloatArray, replica: IntArray, loads: FloatArray, num_rows: IntArray) -> list[int]:
-    """Pieces to be cut: of each replica above its share, in the time in which it is, the smallest one that takes at
-    least as long as that is above, else the largest. None has a single row."""
+    """Pieces to cut, one of each overloaded replica.
+
+    It is the smallest piece that takes at least the excess time, else the largest. Single rows are never cut.
+    """
     kind = loads.argmax(axis=0)
     pieces: list[int] = []
     for number in np.flatnonzero(loads.max(axis=0) > 1.0 + TOLERANCE).tolist():
@@ -109,7 +111,7 @@ def _too_large(times: FloatArray, replica: IntArray, loads: FloatArray, num_rows
 
 
 def _cut(shared_tokens: IntArray, first: int, end: int) -> int:
-    """Where a piece of these rows is parted."""
+    """Index at which a piece of these rows is cut."""
     reach = int(MIDDLE * (end - first) / 2)
     middle = (first + end) // 2
     low = max(middle - reach, first + 1)

@@ -1,4 +1,4 @@
-"""Orders of the offline pool by name: in which order its rows should run."""
+"""Orders of the offline pool by name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,15 +21,15 @@ from neaptide.engine.offline.prefix_tree import PrefixTree, groups_in_file_order
 
 @dataclass(frozen=True)
 class Pool:
-    """What is planned. Rows are numbered as in ``Prompts``."""
+    """A pool to plan. Rows are numbered as in ``Prompts``."""
 
     tree: PrefixTree
-    """In the sorted order."""
+    """Prefix tree in the sorted order."""
     shared_tokens: IntArray
-    """[rows] of each in that order with the one before it, in whole units of the tree."""
+    """[rows] tokens that each shares with the one before it in that order, in whole units of the tree."""
     work: PoolWork
     kv_tokens: int
-    """That the KV memory holds."""
+    """Tokens that the KV memory holds."""
 
     @classmethod
     def of(
@@ -46,7 +46,7 @@ class Pool:
         return rank(self.tree, self.work)
 
     def num_runs(self, rows: IntArray) -> int:
-        """Of rows that follow one another and share a prefix, in an order; a row that stands alone counts as one."""
+        """Number of runs of consecutive rows that share a prefix; a single row counts as a run."""
         top = np.empty(len(self.tree.rows), np.int64)
         top[self.tree.rows] = np.cumsum(self.shared_tokens == 0)
         return int(np.count_nonzero(np.diff(top[rows], prepend=0)))
@@ -79,7 +79,7 @@ def _rows_in_order(pool: Pool, order: str, rows: IntArray) -> IntArray:
 
 
 def dual_scanned(pool: Pool, ranked: Ranked, part: IntArray) -> IntArray:
-    """The ranked rows at these places, in the order in which a dual scan takes them from both sides."""
+    """The ranked rows at these places, in the order in which a dual scan takes them from both ends."""
     rows = ranked.rows[part]
     outputs = pool.work.output_tokens[rows]
     held_tokens = pool.work.prompt_tokens[rows] + outputs / 2.0

@@ -1,4 +1,4 @@
-"""A plan over rows of several jobs: from their token files to what the engine is told."""
+"""Plans the lines of several jobs: from their token files to the message for the engine."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -22,30 +22,30 @@ from neaptide.engine.offline.prefix_tree import PrefixTree
 from neaptide.engine.offline.token_file import TokenFile
 
 TWO_ENDS = "ends"
-"""Our order by density: the engine takes rows from both sides, and foresees how memory fills (``spread``)."""
+"""Our density order, for an engine that takes rows from both ends and predicts how memory fills (``spread``)."""
 
 
 @dataclass(slots=True, frozen=True)
 class PooledJob:
-    """Rows of one job's token file."""
+    """Lines of one job's token file."""
 
     batch_id: str
     tokens: TokenFile
     waits: BoolArray
-    """[rows of the file]"""
+    """[lines of the file] whether the line waits."""
     limits: IntArray
-    """[rows of the file] ``max_tokens``; of those that wait."""
+    """[lines of the file] ``max_tokens`` of the waiting ones."""
     salt: str = ""
-    """Jobs of different ones share nothing."""
+    """Salt; jobs with different salts share nothing."""
     ended: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Rows that tell how long answers of others will be, and do not wait."""
+    """Ended lines, which predict the answer lengths of others."""
 
 
 class PooledRows:
-    """The rows that wait, sorted.
+    """Waiting lines of all jobs, sorted.
 
     Args:
-        unit_tokens: of the engine's cache.
+        unit_tokens: block size of the engine's cache.
     """
 
     def __init__(self, jobs: Sequence[PooledJob], unit_tokens: int) -> None:
@@ -60,14 +60,14 @@ class PooledRows:
         ended = np.concatenate([np.zeros(0, np.int64), *(start + job.ended for start, job in starts)])
         order = PromptOrder.of(self._prompts, np.concatenate((rows, ended)))
         self._told = PrefixTree.of_order(order, unit_tokens)
-        """With those that have ended."""
+        """Tree of the waiting and the ended lines."""
         self.tree = PrefixTree.of_order(order.without(ended), unit_tokens) if len(ended) else self._told
 
     def __len__(self) -> int:
         return len(self.tree.rows)
 
     def sampled(self) -> list[tuple[int, int]]:
-        """Job and row of those whose lengths tell those of the others, as BlendServe's warm-up has them."""
+        """Job and line of the samples that predict the lengths of the others, as BlendServe's warm-up has them."""
         rows = sampled_rows(self.tree, self._job)
         return list(zip(self._job[rows].tolist(), (rows - self._first[self._job[rows]]).tolist(), strict=True))
 
@@ -80,12 +80,13 @@ class PooledRows:
         so_far: Sequence[tuple[int, int, float]] = (),
         samples_first: bool = False,
     ) -> PlanReady:
-        """
+        """Plans the lines.
+
         Args:
-            order: ``ends``, or what ``find_order`` knows.
-            known: job, row and length of answers that are known.
-            so_far: the same of answers that run and have come so far.
-            samples_first: jobs of which nothing is known have their samples run first, so that a later plan knows more.
+            order: ``ends``, or a name that ``find_order`` knows.
+            known: job, line and length of known answers.
+            so_far: job, line and current length of running answers.
+            samples_first: jobs without known lengths run their samples first, so that a later plan knows more.
         """
         outputs = self._column(known, math.nan)
         is_known = ~np.isnan(outputs)
@@ -100,12 +101,12 @@ class PooledRows:
         return PlanReady(self._batch_ids, raw(job_of), raw(rows - self._first[job_of]), ends)
 
     def _samples(self, told: Collection[int]) -> IntArray:
-        """Of all jobs but these."""
+        """Samples of all jobs but those in ``told``."""
         rows = sampled_rows(self.tree, self._job)
         return rows[~np.isin(self._job[rows], list(told))]
 
     def _column(self, numbers: Sequence[tuple[int, int, float]], otherwise: float) -> FloatArray:
-        """[rows] of job, row and number."""
+        """[rows] column with the given numbers (job, line, number), and ``otherwise`` elsewhere."""
         column = np.full(len(self._prompts), otherwise)
         for job, row, number in numbers:
             column[self._first[job] + row] = number
@@ -115,9 +116,10 @@ class PooledRows:
 def _ordered(
     pool: Pool, order: str, model: DensityModel, is_known: BoolArray, first: IntArray
 ) -> tuple[IntArray, TwoEnds | None]:
-    """
+    """The order and its dual-scan data.
+
     Args:
-        first: rows that stand before all others.
+        first: rows before all others.
     """
     if order == TWO_ENDS:
         ranked = rank(pool.tree, pool.work, repeated_share=REPEATED_SHARE)
@@ -157,18 +159,19 @@ def _ordered(
 
 @dataclass(slots=True, frozen=True)
 class Room:
-    """For the sparse end beside the other one."""
+    """Memory of the sparse end while the other end runs."""
 
     held_tokens: FloatArray
-    """[order] summed over the steps that each row takes."""
+    """[order] sum of held tokens over each row's steps."""
     own_tokens: IntArray
-    """[order] of the prompts."""
+    """[order] tokens of the prompts."""
     tokens_per_read: float
-    """Prompt tokens that belong to each token that a step reads, on average."""
+    """Mean number of prompt tokens for each token that a step reads."""
     kv_tokens: int
 
     def beside(self, first: int) -> float:
-        """Tokens for the rows from this rank on: the others hold their prompts, and what they hold while they last."""
+        """Tokens for the rows from this rank on: the other rows hold their prompts, and their answers while they
+        run."""
         memory = FULL_SHARE * self.kv_tokens
         of_others = float(self.held_tokens[:first].sum() / self.held_tokens[first:].sum())
         prompt_tokens = PROMPT_STEPS * self.tokens_per_read * self.kv_tokens

@@ -1,4 +1,4 @@
-"""Turns of shares and, in a share, of its lanes."""
+"""Turns of tenants, and of the lanes of each tenant."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -12,49 +12,49 @@ from neaptide.engine.offline.turns import Look, Turns
 from neaptide.engine.request import Request
 
 LEAD_TOKENS = 1 << 18
-"""A plan may hand out so much more of one share, or of one job of a share, than of another: some seconds of a GPU, a
-minute of a CPU. Over time each has what its turns would have given it."""
+"""Most tokens that a plan may admit for one tenant, or for one job of a tenant, ahead of another. That is a few seconds
+of a GPU or a minute of a CPU. Over time each gets what its turns would have given it."""
 LOOK_UP_S = 1.0
-"""Between two times that it is looked up how far answers are; that costs a little for each."""
+"""Time between two updates of the running answers' lengths, which take a little time for each."""
 
 
 @dataclass(slots=True)
 class HandedOut:
-    """A request that has no end yet."""
+    """A request that has not ended."""
 
     request: Request
     lane: Lane
     answer_tokens: int
-    """That its share was charged for: expected ones, or more if it has put out more."""
+    """Answer tokens charged to its tenant: the expected ones, or its output if that is longer."""
     done_tokens: int = 0
-    """That it had put out when that was looked up."""
+    """Output tokens at the last update."""
 
 
 class ByShares(Turns):
-    """Jobs that would be late first; else shares take turns by their weights, and in a share its lanes.
+    """Order of the lanes: urgent jobs first, then tenants by their weights, and the lanes of a tenant by turns.
 
-    A share is what an API key may have of the offline work. Flex requests of a share count as one of its jobs.
+    A tenant is an API key's share of the offline work. Flex requests of a tenant count as one of its jobs.
 
-    A request is charged for when it is handed out, with the answer that is expected of it: charged for at their ends,
-    long answers would take every seat before anybody knew. What it put out in the end sets that right.
+    A request is charged when it is admitted, with its expected answer, and corrected when it ends. If it were charged
+    at its end, long answers would fill every slot before the tenant was charged.
 
     Args:
-        weights: of shares; 1 unless given.
-        knows_urgency: without it no job goes before turns.
+        weights: of the tenants; 1 unless given.
+        knows_urgency: False puts no job first.
     """
 
     def __init__(self, weights: Mapping[str, float], knows_urgency: bool = True) -> None:
         self.weights = weights
         self.shares = Party[str]()
         self.lanes: dict[str, Party[Lane]] = {}
-        """By share."""
+        """Lanes of each tenant."""
         self._out: dict[str, HandedOut] = {}
-        """By id."""
+        """Admitted requests that have not ended, by id."""
         self._answers: dict[str, tuple[int, int]] = {}
-        """Number and tokens of those that have ended, by share."""
+        """Number and tokens of ended answers, by tenant."""
         self._num_joined = 0
         self._numbers: dict[Lane, int] = {}
-        """Of lanes with requests, in the order in which they came."""
+        """Arrival order of the lanes with requests."""
         self.urgency = Urgency(weights, self._numbers, knows_urgency)
         self._now_s = 0.0
         """When the last step was planned."""
@@ -101,7 +101,8 @@ class ByShares(Turns):
         self.urgency.begin_step(now_s, is_paused)
 
     def _place(self, share: str) -> None:
-        """Among those that have had as many quanta by its first lane, but not by how much that has had in the share."""
+        """Places a tenant by the first of its lanes, among tenants with as many quanta. The lane's own tokens do not
+        count."""
         present = self.lanes[share].present
         if present.first is not None:
             self.shares.place(share, present.key(present.first)[1:])
@@ -134,13 +135,13 @@ class ByShares(Turns):
         return self.weights.get(share, 1.0)
 
     def expected_answer(self, lane: Lane, request: Request) -> int:
-        """Tokens: those of the lane's mean; of that of its share, while none of the lane's has ended."""
+        """Expected tokens of an answer: the lane's mean, else its tenant's."""
         count, tokens = self._answers.get(lane.share, (0, 0))
         of_share = tokens // count if count else None
         return lane.expected_answer(request.params.max_tokens, of_share)
 
     def _look_up_answers(self) -> None:
-        """Answers that are longer than expected by now are charged for as they are."""
+        """Charges running answers for the tokens beyond their expected length."""
         for out in self._out.values():
             done = out.request.num_output_tokens
             if done == out.done_tokens:
@@ -187,8 +188,9 @@ class SharesAhead(Look):
         self._place(lane.share)
 
     def open_to_a_plan(self, lanes: Collection[Lane]) -> list[Lane]:
-        """A job that is urgent by itself; else all that are not too far ahead of others. What is yet to come of answers
-        does not count: a plan knows by itself how many long ones there are at a time, and theirs is more than the lead.
+        """The most urgent job alone, if there is one; else all lanes that are not too far ahead of others.
+
+        Only served tokens count. A plan knows how many long answers run at a time, and their rest exceeds the lead.
         """
         if self._urgent:
             return self._urgent[:1]

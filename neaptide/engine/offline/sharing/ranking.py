@@ -1,4 +1,4 @@
-"""Some thousand members in a sorted order, of which one moves at a time, and orders that differ from it a little."""
+"""Sorted order of several thousand members of which one moves at a time, and previews of it."""
 
 from bisect import bisect_left, insort
 from collections.abc import Hashable
@@ -6,7 +6,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 T = TypeVar("T", bound=Hashable)
 Key = tuple[Any, ...]
-"""Unique among those of one order, so that members are never compared."""
+"""Sort key; unique within an order, so that members are never compared."""
 
 
 class Order(Protocol[T]):
@@ -18,17 +18,17 @@ class Order(Protocol[T]):
     def first(self) -> T | None: ...
 
     def key(self, member: T) -> Key:
-        """Of a member that is in the order."""
+        """Key of a member of the order."""
 
     def place(self, member: T, key: Key) -> None:
-        """Gives a member its place, wherever it stood before, if anywhere."""
+        """Places a member, or moves it."""
 
     def remove(self, member: T) -> None:
-        """Takes one out that is in the order."""
+        """Removes a member of the order."""
 
 
 class Ranking(Generic[T]):
-    """An ``Order`` of its own. To look, to place and to remove cost next to nothing, however many there are."""
+    """A sorted list. Lookup, placing and removal are cheap at any size."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[Key, T]] = []
@@ -45,7 +45,7 @@ class Ranking(Generic[T]):
         return self._entries[0][1] if self._entries else None
 
     def at(self, place: int) -> T | None:
-        """None behind the last."""
+        """Member at an index; None after the last."""
         return self._entries[place][1] if place < len(self._entries) else None
 
     def key(self, member: T) -> Key:
@@ -69,11 +69,11 @@ class RankingDraft(Generic[T]):
     def __init__(self, ranking: Ranking[T]) -> None:
         self._ranking = ranking
         self._at = 0
-        """Where the first one stands that has not moved."""
+        """Index of the first member that has not moved."""
         self._own = Ranking[T]()
-        """Those that have been placed ..."""
+        """Members that have been placed."""
         self._moved: set[T] = set()
-        """... and those and the ones that have been removed."""
+        """Members that have been placed or removed."""
 
     def __contains__(self, member: T) -> bool:
         return member in self._own or (member in self._ranking and member not in self._moved)

@@ -1,4 +1,4 @@
-"""``fcfs`` and ``priority``: the scheduler of vLLM v1.
+"""Policies ``fcfs`` and ``priority``: the scheduler of vLLM v1.
 
 Semantics of ``vllm/v1/core/sched/scheduler.py`` and ``kv_cache_manager.py`` as of vLLM 0.32, with its defaults.
 """
@@ -13,22 +13,25 @@ from neaptide.engine.scheduler.queues import OnlineOrder
 
 
 class VllmV1Fcfs(OneQueueScheduler):
-    """Running requests in order of admission, each with as many tokens as it needs and the budget allows; then waiting
-    ones by arrival, unless a request was preempted in this step. A waiting request starts if blocks for all its known
-    tokens are free at that moment (``scheduler_reserve_full_isl``, their default); they are taken chunk by chunk.
+    """vLLM v1's first come, first served.
 
-    When blocks run out, the last running request goes back to the front of the queue, even if it is the one that
-    asked.
+    Running requests are scheduled in order of admission, each with the tokens it needs, as far as the budget allows.
+    Then come waiting ones by arrival, unless a request was preempted in this step. A waiting request starts if blocks
+    for all its known tokens are free at that moment (``scheduler_reserve_full_isl``, vLLM's default); they are
+    allocated chunk by chunk.
+
+    When blocks run out, the last running request goes back to the front of the queue, even if it is the one that needs
+    them.
     """
 
     publishes_when_planned: ClassVar[bool] = True
     publishes_decodes_when_planned: ClassVar[bool] = True
-    """Theirs caches full blocks as it allocates them: the next waiting request of the same step finds them."""
+    """vLLM caches full blocks as it allocates them: the next waiting request of the same step finds them."""
     watermark: ClassVar[float] = 0.0
-    """Share of the blocks that an admission beside running requests leaves free; 0 is their default."""
+    """Share of the blocks that an admission leaves free while requests run; vLLM's default is 0."""
 
     def pack(self, draft: Draft) -> float:
-        # A step in which each request that was looked at got preempted is empty; the engine would plan again at once.
+        # If each considered request was preempted, the step is empty; the engine would plan again at once.
         while not draft.num_parts:
             if not self._pack_running(draft):
                 self._pack_waiting(draft)
@@ -39,10 +42,10 @@ class VllmV1Fcfs(OneQueueScheduler):
         return running[-1]
 
     def _pack_running(self, draft: Draft) -> bool:
-        """Returns whether a request was preempted."""
+        """Schedules running requests; returns whether one was preempted."""
         kv, running = draft.kv, self._running(draft)
         taken: dict[Request, int] = {}
-        """Added to the step at the end only: a later one in the list may preempt an earlier one."""
+        """Tokens per request, added to the step at the end, because a later request may preempt an earlier one."""
         tokens_left, index, preempted = draft.budget.tokens_left, 0, False
         while index < len(running) and tokens_left > 0:
             request = draft.at = running[index]
@@ -62,7 +65,7 @@ class VllmV1Fcfs(OneQueueScheduler):
                 tokens_left -= num_tokens
                 index += 1
                 continue
-            break  # the one that asked was the victim: those behind it are not looked at in this step
+            break  # The request that needed blocks was the victim; later ones are not scheduled in this step.
         for request, num_tokens in taken.items():
             draft.at = request
             draft.add(request, num_tokens)
@@ -84,9 +87,9 @@ class VllmV1Fcfs(OneQueueScheduler):
 
 
 class VllmV1Priority(VllmV1Fcfs):
-    """The same with ``--scheduling-policy priority``: the queue and the victims are ordered by (priority, arrival).
+    """``fcfs`` with ``--scheduling-policy priority``: the queue and the victims are ordered by (priority, arrival).
 
-    No request is preempted for a seat or for tokens, only for blocks.
+    No request is preempted for a slot or for tokens, only for blocks.
     """
 
     online_order: ClassVar[OnlineOrder] = staticmethod(priority_order)

@@ -1,9 +1,9 @@
-"""``neaptide data check --repair``: makes again what can be made again, and drops what cannot be had any more.
+"""Repair by ``neaptide data check --repair``: restores what can be restored, and drops the rest.
 
-    a result file    is made again from the rows of its lines, if the bytes are the same
-    any other file   is dropped: its row goes, and live batches that need it end, their open lines as failed
+ a result file    is written again from the records of its lines, if the bytes are the same
+ any other file   is dropped: its record is deleted, and live batches that need it end, their open lines as failed
 
-Bytes that are there and wrong are moved aside. A file that cannot be read now may come back, and stays. Blocking.
+Wrong bytes are moved aside. A file that cannot be read at the moment may return, and stays. Blocking.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ LOST = LineFault("input_file_lost", "The input file was lost on the server's dis
 
 
 def repair(store: Store) -> Iterator[str]:
-    """Mends file after file; what was done, or dropped, in one line each."""
+    """Repairs file by file; yields a line about each repair or drop."""
     now_s = time.time()
     for record in store.read_blocking(file_rows.all_files):
         fault = fault_of(store, record)
@@ -45,17 +45,17 @@ def _mend(store: Store, record: FileRecord, fault: FileFault, now_s: float) -> I
             yield f"{fault.name}: its wrong bytes were moved to {_set_aside(store, record, now_s)}"
         if is_made_again:
             _put(store, record, again)
-            yield f"{fault.name}: made again from the rows of its batch"
+            yield f"{fault.name}: written again from the results of its batch"
             return
     finally:
         again.unlink(missing_ok=True)
     yield f"{fault.name}: dropped ({fault.text})"
     for batch_id in store.write_blocking(drop_file, record, int(now_s)):
-        yield f"{batch_id}: its input was dropped; what was open of it has failed"
+        yield f"{batch_id}: its input was dropped; its open lines have failed"
 
 
 def _make_again(store: Store, record: FileRecord, target: Path) -> bool:
-    """Whether the file's bytes, as they were, now lie at ``target``."""
+    """Whether the file's original bytes could be written to ``target``."""
     made_of = store.read_blocking(_made_of, record.id)
     if made_of is None:
         return False
@@ -73,7 +73,7 @@ def _make_again(store: Store, record: FileRecord, target: Path) -> bool:
 
 
 def _set_aside(store: Store, record: FileRecord, now_s: float) -> str:
-    """Moves bytes that are not the file's; returns where to."""
+    """Moves wrong bytes aside; returns their new place."""
     aside = place_aside(store, now_s)
     if store.blobs is not None and record.blob is not None:
         store.blobs.set_aside(record.blob, aside.name)
@@ -98,7 +98,7 @@ def _put(store: Store, record: FileRecord, again: Path) -> None:
 
 
 def drop_file(conn: sa.Connection, record: FileRecord, now: int) -> list[str]:
-    """Forgets a file that is lost, and ends what live batches want of it; returns their ids."""
+    """Deletes the record of a lost file and ends the live batches that need it; returns their ids."""
     ended = [batch for batch in batch_rows.live_batches(conn) if batch.input_file_id == record.id and not batch.outcome]
     for batch in ended:
         if batch.status is BatchStatus.VALIDATING:

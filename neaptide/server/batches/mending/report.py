@@ -1,4 +1,4 @@
-"""What a start finds wrong and cannot mend: one line of the log for each."""
+"""Reports faults that a start finds and cannot repair, one log line each."""
 
 import logging
 import os
@@ -15,17 +15,17 @@ MAX_LINES = 50
 
 
 def report(store: Store, now_s: float) -> None:
-    """Logs what is wrong, and goes on from there. Blocking; at start only, after ``leftovers.tidy``."""
+    """Logs the faults and continues. Blocking; at start only, after ``leftovers.tidy``."""
     found = wrong_at_start(store, now_s)
     for text in found[:MAX_LINES]:
         logger.warning(text)
     if len(found) > MAX_LINES:
-        logger.warning("%d more are wrong: neaptide data check names them all", len(found) - MAX_LINES)
+        logger.warning("%d more faults: neaptide data check lists all of them", len(found) - MAX_LINES)
     store.database.accept_as_it_is()
 
 
 def wrong_at_start(store: Store, now_s: float) -> list[str]:
-    """What can be found without reading any file. Where servers share storage, files are not looked for."""
+    """Faults that show without reading any file. With shared storage, files are not checked."""
     found = missing_commits(store)
     if store.blobs is None:
         with os.scandir(store.files_dir) as entries:

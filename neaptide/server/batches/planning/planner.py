@@ -1,4 +1,4 @@
-"""The process that plans, from the server's side. One that dies, hangs or says nonsense costs nothing but the plan."""
+"""Runs the planning process. If it dies, hangs or answers nonsense, only the plan is missing."""
 
 import asyncio
 import logging
@@ -19,14 +19,14 @@ from neaptide.server.children.start import end_child, start_child
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 900.0
-"""It runs only while nothing else wants the core."""
+"""Longest time of a plan: the process runs only while no other wants the core."""
 ROW_BYTES = 64
-"""Of a plan, at most; and of what else it says ..."""
+"""Largest size of a plan per line."""
 OTHER_BYTES = 1 << 20
 
 
 class Planner:
-    """A process for each plan, which gives all of its memory back. One at a time; event loop only.
+    """Starts a process for each plan, which then returns all of its memory. One at a time; event loop only.
 
     ``module`` is the program that is run.
     """
@@ -36,7 +36,7 @@ class Planner:
         self._module = module
 
     async def plan(self, request: PlanRequest) -> PlanReady | None:
-        """None if there is no plan; the log says why."""
+        """The plan, or None without one; the log says why."""
         try:
             return await self._ask(request)
         except asyncio.IncompleteReadError:
@@ -45,7 +45,7 @@ class Planner:
             reason = f"it took longer than {self._patience_s:.0f} s"
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             reason = str(error)
-        logger.warning("the offline pool is not planned: %s", reason)
+        logger.warning("the offline pool could not be planned: %s", reason)
         return None
 
     async def _ask(self, request: PlanRequest) -> PlanReady:
@@ -63,7 +63,7 @@ class Planner:
 
 
 def _checked(frame: bytes, request: PlanRequest) -> PlanReady:
-    """Raises ValueError or msgspec.MsgspecError for what is no plan of these rows."""
+    """The plan in the answer. Raises ValueError or msgspec.MsgspecError if it is no plan of the requested lines."""
     try:
         plan = answer_decoder.decode(frame)
     except msgspec.ValidationError:

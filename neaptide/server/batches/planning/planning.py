@@ -1,4 +1,4 @@
-"""When the offline pool of an engine is planned anew, and with what is known of it then."""
+"""Plans the offline pool of an engine when a new plan is due."""
 
 import asyncio
 import logging
@@ -22,18 +22,18 @@ class MakesPlans(Protocol):
 
 
 class Running(NamedTuple):
-    """Rows of one batch that have put out tokens and not ended, and how many; raw arrays."""
+    """Lines of one batch that have output and have not ended, with their output tokens; raw arrays."""
 
     rows: bytes
     num_tokens: bytes
 
 
 class Planning:
-    """Event loop only; what is asked of jobs is found out in a thread.
+    """Schedules the plans. Event loop only; collects the jobs' lines in a thread.
 
     Args:
-        rows: what is left of every job, for a planner.
-        now: seconds, on any clock that runs evenly.
+        rows: functions that return what is left of each job.
+        now: seconds of any clock that runs evenly.
     """
 
     def __init__(
@@ -51,21 +51,21 @@ class Planning:
         self._now = now
         self._occasions = Occasions(period_s)
         self._running: dict[str, Running] = {}
-        """By batch, as the engine said last."""
+        """Running lines by batch, as last reported by the engine."""
         self._task: asyncio.Task[None] | None = None
         engine.subscribe(BatchOutlooks, self._hear)
 
     def engine_is_new(self) -> None:
-        """It follows no plan yet."""
+        """Resets the state: a new engine follows no plan."""
         self._occasions.engine_is_new()
 
     def grown(self, num_rows: int) -> None:
-        """So many more rows were given to the engine."""
+        """Counts lines that were given to the engine."""
         self._occasions.grown(num_rows)
         self._begin_if_due()
 
     def ended(self, num_lines: int) -> None:
-        """So many lines have ended."""
+        """Counts ended lines."""
         self._occasions.ended(num_lines)
         self._begin_if_due()
 
@@ -83,13 +83,13 @@ class Planning:
             self._task = asyncio.create_task(self._run(), name="offline planning")
 
     async def _run(self) -> None:
-        """Until there is nothing new."""
+        """Plans until no plan is due."""
         try:
             while self._occasions.is_due(self._now()):
                 await self._plan_once()
                 await asyncio.sleep(self._period_s)
         except Exception:
-            logger.exception("the offline pool is not planned")
+            logger.exception("the offline pool could not be planned")
         finally:
             self._task = None
 

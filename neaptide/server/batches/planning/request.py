@@ -1,4 +1,4 @@
-"""What the process that plans is asked, and whether its answer can be one."""
+"""Request to the planning process, and checks of its answer."""
 
 import math
 
@@ -13,42 +13,42 @@ NUMBERS = np.dtype("<i4")
 
 
 class JobRows(msgspec.Struct, array_like=True, frozen=True):
-    """Rows of one job. Raw arrays of int32: a job may have some ten thousand."""
+    """Lines of one job. Raw arrays of int32, because a job may have tens of thousands of lines."""
 
     batch_id: str
     path: str
-    """Stem of the token file."""
+    """Path stem of the token file."""
     salt: str
     num_rows: int
-    """Of the file."""
+    """Number of lines in the token file."""
     rows: bytes
-    """Without an end ..."""
+    """Line numbers of the open lines."""
     limits: bytes
-    """... and their ``max_tokens``."""
+    """``max_tokens`` of each open line."""
     ended_rows: bytes
     ended_tokens: bytes
-    """Of the answers of those that have ended."""
+    """Answer lengths of the ended lines, in tokens."""
     running_rows: bytes = b""
-    """Some of those without an end ..."""
+    """Open lines that have output."""
     running_tokens: bytes = b""
-    """... and what they have put out so far."""
+    """Output tokens of each of them so far."""
 
 
 class PlanRequest(msgspec.Struct, array_like=True, frozen=True):
     jobs: list[JobRows]
     order: str
     token_s: float
-    """Of the device, to compute a token ..."""
+    """Seconds that the device takes to compute a token."""
     kv_token_s: float
-    """... and to read a cached one."""
+    """Seconds that the device takes to read the KV of a token."""
     kv_tokens: int
     unit_tokens: int
     tile_tokens: int = 1
-    """Of which steps should have multiples."""
+    """Tile size: the token count of a step should be a multiple of it."""
 
 
 class PlanFailed(msgspec.Struct, tag=True, frozen=True):
-    """Why there is no plan; quotes nothing of the files."""
+    """Reason for which there is no plan; quotes nothing of the files."""
 
     reason: str
 
@@ -70,7 +70,7 @@ def unpacked(numbers: bytes) -> npt.NDArray[np.int64]:
 
 
 def check_plan(plan: PlanReady, request: PlanRequest) -> None:
-    """Raises ValueError unless the plan names each row that it was given once, and no other."""
+    """Raises ValueError unless the plan names each requested line once, and no other."""
     if plan.batch_ids != [job.batch_id for job in request.jobs]:
         raise ValueError("the plan is of other batches")
     sizes = np.array([job.num_rows for job in request.jobs], np.int64)
@@ -84,7 +84,7 @@ def check_plan(plan: PlanReady, request: PlanRequest) -> None:
     for start, job in zip(first.tolist(), request.jobs, strict=True):
         wanted[start + unpacked(job.rows)] = 1
     if not np.array_equal(np.bincount(first[batches] + rows, minlength=len(wanted)), wanted):
-        raise ValueError("the plan leaves rows out or names some twice")
+        raise ValueError("the plan omits or repeats rows")
     if plan.ends is not None:
         _check_ends(plan.ends, len(rows))
 
@@ -97,16 +97,16 @@ def _check_ends(ends: TwoEnds, num_rows: int) -> None:
     if len(lasting_steps) != num_rows or (lasting_steps < 0).any():
         raise ValueError("the plan does not say how long its rows last")
     if not np.array_equal(np.sort(unpacked(ends.turns)), np.arange(num_rows)):
-        raise ValueError("the plan does not say in which turns its rows come")
+        raise ValueError("the plan does not order its rows")
     starts = unpacked(ends.starts)
     if len(starts) not in (0, num_rows) or (np.diff((starts >= 0).astype(np.int64)) < 0).any() or ends.kv_tokens < 0:
         raise ValueError("the plan has a timetable of other rows")
     if ends.tile_tokens < 1:
-        raise ValueError("the plan wants steps of no tokens")
+        raise ValueError("the plan has a tile size below 1")
     if not 0 <= ends.num_first <= num_rows:
-        raise ValueError("the plan puts other rows first than it has")
+        raise ValueError("the plan puts more rows first than it has")
     if {len(ends.densities), len(ends.memory_s)} != {math.ceil(num_rows / window_rows(num_rows))}:
         raise ValueError("the plan has densities of other windows")
     numbers = (*ends.densities, *ends.memory_s, ends.root_density, ends.token_s, ends.kv_token_s)
     if not all(math.isfinite(number) and number >= 0.0 for number in numbers):
-        raise ValueError("the plan has numbers that are none")
+        raise ValueError("the plan has invalid numbers")

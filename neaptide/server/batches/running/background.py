@@ -1,4 +1,4 @@
-"""Tasks whose end nobody waits for until everything stops."""
+"""Background tasks, which are awaited only at the stop."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class Background:
-    """Event loop only. ``when_one_fails`` says in the log what a task that raises leaves behind."""
+    """Set of background tasks. Event loop only. ``when_one_fails`` is the log line for a task that raises."""
 
     def __init__(self, when_one_fails: str) -> None:
         self._when_one_fails = when_one_fails
@@ -19,7 +19,7 @@ class Background:
         self._is_closed = False
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
-        """Begins the work, unless ``close`` came first: then the rows say what is left to do."""
+        """Starts the work, unless ``close`` came first: then the database says what is left to do."""
         if self._is_closed:
             work.close()
             return None
@@ -29,11 +29,11 @@ class Background:
         return task
 
     def close(self) -> None:
-        """Begins nothing more."""
+        """Starts no further task."""
         self._is_closed = True
 
     async def drain(self) -> None:
-        """Returns when all that was begun has ended, and what it began."""
+        """Waits for all tasks, including those that they start."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 

@@ -1,4 +1,4 @@
-"""The end of a batch whose outcome is decided: its last lines, its files, its status."""
+"""Ends a batch whose outcome is decided: its last lines, its files, its status."""
 
 import asyncio
 import logging
@@ -15,11 +15,11 @@ from neaptide.server.batches.wiring import BatchPlane
 logger = logging.getLogger(__name__)
 
 NUM_WRITERS = 2
-"""Threads that write result files. They wait for pages of the database, which others' threads must not."""
+"""Threads that write result files. They wait for pages of the database, so they are separate from other threads."""
 
 
 class Ending:
-    """``stopping`` is set when the server stops: what has not ended then is left to the next start."""
+    """Ends batches. ``stopping`` is set when the server stops; unfinished work is then left to the next start."""
 
     def __init__(self, plane: BatchPlane, stopping: threading.Event) -> None:
         self._p = plane
@@ -27,11 +27,11 @@ class Ending:
         self._threads = ThreadPoolExecutor(NUM_WRITERS, "batch-result-files")
 
     async def end(self, batch_id: str, hold: Hold) -> None:
-        """Once or again: the files and the status are the same.
+        """Ends the batch. Repeating it gives the same files and status.
 
         Raises:
             FinalizeStoppedError: the server stops.
-            StoreUnavailableError, OSError: not now; the same may succeed later.
+            StoreUnavailableError, OSError: a temporary failure.
         """
         store = self._p.store
         if self._stopping.is_set():
@@ -65,7 +65,7 @@ class Ending:
             return await self._write_files(record, hold)
 
     async def _write_files(self, record: BatchRecord, hold: Hold) -> ResultFiles:
-        # As it is now: closing its last lines has named its files.
+        # Reads the record again, because closing the last lines has chosen its file ids.
         record = await self._p.store.read(batch_rows.require_batch, record.id)
         directory, should_stop = self._p.files.directory, self._stopping.is_set
         now, life_s = self._p.now(record), self._p.settings.file_life_s
@@ -74,7 +74,7 @@ class Ending:
                 self._threads, finalize.write_files, self._p.store, record, directory, should_stop, now, life_s
             )
         except finalize.NameTakenError as taken:
-            logger.warning("batch %s: %s; it is kept, and the batch takes another", record.id, taken)
+            logger.warning("batch %s: %s; that file is kept, and the batch gets another name", record.id, taken)
             await self._p.store.write(hold.guarded(file_rows.name_results), record.id)
             return await self._write_files(record, hold)
         return await hold.publish(record, files)

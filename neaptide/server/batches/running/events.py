@@ -1,4 +1,4 @@
-"""What happens to running jobs, in the order in which it is dealt with."""
+"""Events of running jobs, which are handled in order."""
 
 import asyncio
 from collections import deque
@@ -11,14 +11,14 @@ from neaptide.server.link.events import BatchOutputs, EngineLost
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """A job that the runner has."""
+    """A job of the runner."""
 
     job: Job
     commits: "set[asyncio.Task[None]]" = field(default_factory=set)
     unfed: deque[RequestOutput] = field(default_factory=deque)
-    """What the engine said and the job has not taken: none of it before what came first."""
+    """Engine outputs that the job has not processed, in order."""
     waits: bool = False
-    """For its input file, which cannot be read just now."""
+    """Whether it waits for its input file, which cannot be read at the moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ Event = BatchOutputs | FeedAgain | EngineLost | NewEngine | Add | Close
 
 
 async def settle(commits: "set[asyncio.Task[None]]", closed: "asyncio.Future[None]") -> None:
-    """Answers a close when all commits of its job are over."""
+    """Completes a close once all commits of its job are done."""
     if commits:
         await asyncio.wait(commits)
     if not closed.done():

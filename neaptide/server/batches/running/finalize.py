@@ -1,9 +1,9 @@
-"""Output and error files, derived from the rows of ended lines. Blocking; for a thread.
+"""Writes output and error files from the records of ended lines. Blocking; for a thread.
 
-    rows in input order -> temporary file -> fsync -> rename -> fsync directory -> (caller) one transaction
+ records in input order -> temporary file -> fsync -> rename -> fsync directory -> (caller) one transaction
 
-A crash anywhere is answered by doing it all again: the ids were chosen with the last change of the rows, so the bytes
-are the same. A file that has the name and other bytes is not written over: the batch takes other names.
+After a crash at any point, all of it is repeated. The ids were chosen with the last change of the records, so the bytes
+are the same. An existing file with the name and other bytes is not overwritten: the batch gets other names.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from neaptide.server.batches.storing.models import BatchRecord, EndedLine, FileR
 from neaptide.server.batches.storing.store import Store
 
 _LINE_ENDS = ("\x85", "\u2028", "\u2029")
-"""Characters that JSON lets stand in a string and at which many readers of lines split, the OpenAI SDK's among them."""
+"""Characters that JSON allows in strings and at which many readers split lines, including the OpenAI SDK."""
 PAGE_LINES = 256
 PURPOSE = "batch_output"
 
@@ -37,12 +37,12 @@ DAMAGED_ERROR = dump_json({"code": "result_damaged", "message": "The result was 
 
 
 def expired_error(why: str | None = None) -> str:
-    """The error of a line that has not run in time. ``why`` says in a sentence what was missing."""
+    """Error of a line that did not run in time. ``why`` is a sentence on what was missing."""
     return dump_json({"code": "batch_expired", "message": _EXPIRED if why is None else f"{_EXPIRED} {why}"})
 
 
 class NameTakenError(Exception):
-    """A file that the database does not know has a planned name, and other bytes."""
+    """A file with other bytes, unknown to the database, has a planned name."""
 
     def __init__(self, file_id: str) -> None:
         super().__init__(f"there is another file with the name {file_id}")
@@ -50,7 +50,7 @@ class NameTakenError(Exception):
 
 
 class DamagedLinesError(Exception):
-    """Results are not what was stored."""
+    """Stored results are damaged."""
 
     def __init__(self, line_nos: list[int]) -> None:
         super().__init__(f"{len(line_nos)} results are damaged")
@@ -58,11 +58,11 @@ class DamagedLinesError(Exception):
 
 
 class FinalizeStoppedError(Exception):
-    """The server stops; the next start finalizes."""
+    """The server stops; the next start writes the files."""
 
 
 class _Sink:
-    """One file in the making. Nothing exists on disk until the first line."""
+    """One unfinished file. It is created on disk with its first line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -82,7 +82,7 @@ class _Sink:
         """Gives the finished file its name; returns its SHA-256, or None if it has no line.
 
         Raises:
-            NameTakenError: another file has it.
+            NameTakenError: another file has the name.
         """
         if self._file is None:
             return None
@@ -100,7 +100,7 @@ class _Sink:
         return digest
 
     def discard(self) -> None:
-        """Drops a file that has not been published: after a failed write or sync the next try begins with a new one."""
+        """Deletes an unpublished file, so that the next attempt starts with a new one."""
         if self._file is None:
             return
         try:
@@ -117,10 +117,8 @@ def _has_digest(path: Path, digest: str) -> bool:
 
 
 def output_line(batch_id: str, line: EndedLine) -> bytes:
-    """One line of an output or error file, for readers that split at every line end of Unicode too.
-
-    Bodies are copied as they were stored, but for those ends.
-    """
+    """One line of an output or error file. Bodies are stored bytes, with Unicode line ends escaped for readers that
+    split there."""
     digest = hashlib.sha256(f"{batch_id}:{line.line_no}".encode()).hexdigest()
     head = dump_json({"id": f"batch_req_{digest[:24]}", "custom_id": line.custom_id})[:-1]
     if line.result is None:
@@ -138,13 +136,13 @@ def output_line(batch_id: str, line: EndedLine) -> bytes:
 def write_files(
     store: Store, record: BatchRecord, directory: Path, should_stop: Callable[[], bool], now: int, life_s: int
 ) -> tuple[FileRecord | None, FileRecord | None]:
-    """Writes the output and the error file of a batch whose lines have all ended; None for one without lines.
+    """Writes the output and the error file of a batch whose lines have all ended; None for a file without lines.
 
-    ``life_s`` is that of files whose client asked for no other.
+    ``life_s`` is the lifetime of files whose client sets none.
 
     Raises:
-        FinalizeStoppedError: ``should_stop`` said so.
-        DamagedLinesError: there are results that must not be shown.
+        FinalizeStoppedError: ``should_stop`` returned True.
+        DamagedLinesError: some results are damaged and must not be shown.
         NameTakenError: a planned name belongs to another file.
         OSError: a file cannot be written.
     """

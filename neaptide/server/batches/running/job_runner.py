@@ -1,8 +1,8 @@
-"""Running jobs against an engine that may die at any time: one ordered stream of events, one consumer.
+"""Runs jobs on an engine that may die at any time, by one ordered queue of events with one consumer.
 
-Outputs, engine deaths, new engines, new jobs and closed jobs all go through one queue, so what a dead
-engine said is dealt with before its successor is told what is left. Results reach the store in the order in
-which they came; a line whose result is on its way is not run again.
+Outputs, engine deaths, new engines, new jobs and closed jobs all pass through the queue. So the outputs of a dead
+engine are handled before its successor gets the remaining lines. Results are stored in order of arrival, and a line
+whose result is on its way is not run again.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ logger = logging.getLogger(__name__)
 
 RETRY_DELAY_S = 1.0
 MAX_UNDURABLE_RESULTS = 1024
-"""Results in memory that the disk has not taken. With more, nothing is computed until it takes them."""
+"""Limit of results in memory that are not durable yet. Beyond it, no line runs until the disk has stored some."""
 MAX_UNFED_OUTPUTS = 65_536
-"""Of a job whose file cannot be read. With more, nothing of it is computed until it can."""
+"""Limit of outputs of a job whose file cannot be read. Beyond it, its lines do not run until it can."""
 
 
 class JobRunner:
-    """Gives jobs to the engine and takes in what it says of them. Event loop only; heavy work happens in threads.
+    """Gives jobs to the engine and processes its events. Event loop only; heavy work runs in threads.
 
-    ``on_done`` is called with the id of a job whose last line has become durable, ``on_lost`` with that of one whose
-    results are not taken any more, or of which some were lost here: what is durable says which lines are left, and
-    nothing else does. ``verify`` makes an input file readable again. ``planner`` plans the order of what is left of all
-    jobs, if the engine follows one.
+    ``on_done`` is called with the id of a job whose last line is durable. ``on_lost`` is called with the id of a job
+    whose results are refused or were partly lost here; only the durable results then say which lines are left.
+    ``verify`` makes an input file readable again. ``planner`` plans the order of the remaining lines of all jobs, if
+    the engine follows one.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class JobRunner:
         self._planning = None if planner is None else Planning(planner, engine, self._left_of_all)
         self._suspects = Suspects()
         self._epoch = self._heard_epoch = 0
-        """Engines that have come, and those of them whose coming the consumer has dealt with."""
+        """Number of engines so far, and number of those whose start has been handled."""
         self._task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._added_ids: set[str] = set()
-        """Jobs whose addition waits for its turn."""
+        """Jobs whose addition is queued."""
         self._closed_ids: set[str] = set()
-        """Jobs whose close waits for its turn."""
+        """Jobs whose close is queued."""
         self._stopping = False
         self._suspended = False
         self._num_undurable = 0
@@ -87,9 +87,9 @@ class JobRunner:
         self._engine.subscribe(EngineReady, lambda _: self.engine_is_empty())
 
     async def stop(self) -> None:
-        """Makes durable what has arrived, then stops listening."""
+        """Makes the results that have arrived durable, then stops listening."""
         self._stopping = True
-        # At least one event, so that closes already queued are answered too.
+        # At least one event, so that closes already queued are completed too.
         await asyncio.gather(*(self._post_close(job_id) for job_id in ["", *self._jobs]))
         if self._task is not None:
             self._task.cancel()
@@ -100,7 +100,7 @@ class JobRunner:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def suspend(self) -> None:
-        """Takes every job from the engine for good; results that are on their way still count."""
+        """Withdraws all jobs from the engine for good; results on their way still count."""
         self._suspended = True
         self._take_back()
 
@@ -120,31 +120,31 @@ class JobRunner:
         self._events.put_nowait(Add(job))
 
     def has_job(self, job_id: str) -> bool:
-        """Until its last result is durable, or it is closed."""
+        """Whether the runner has the job: until its last result is durable or it is closed."""
         return job_id in self._jobs or job_id in self._added_ids
 
     @property
     def jobs(self) -> list[Job]:
-        """Those that the engine works on."""
+        """Jobs that run on the engine."""
         return [running.job for running in self._jobs.values()]
 
     @property
     def num_open(self) -> int:
-        """Lines of all jobs that have not ended."""
+        """Number of open lines of all jobs."""
         return sum(running.job.num_open for running in self._jobs.values())
 
     @property
     def is_behind(self) -> bool:
-        """Results wait for the disk, and nothing more is computed."""
+        """Whether results wait for the disk, so that no line runs."""
         return self._disk_behind
 
     async def close_job(self, job_id: str) -> None:
-        """Takes the job from the engine; returns when everything that arrived for it is durable."""
+        """Withdraws the job from the engine; returns when all of its arrived results are durable."""
         if not self._stopping:
             await self._post_close(job_id)
 
     async def _post_close(self, job_id: str) -> None:
-        # At once, not when its turn comes: after a cancel nothing more is given to the engine.
+        # Set at once, not when the event is handled: after a cancel, the engine gets nothing more.
         self._closed_ids.add(job_id)
         closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._events.put_nowait(Close(job_id, closed))
@@ -158,15 +158,15 @@ class JobRunner:
             try:
                 await self._handle(event)
             except Exception:
-                # One event must not end the stream of all jobs.
-                logger.exception("batch runner: an event was lost")
+                # One failed event must not end the queue for all jobs.
+                logger.exception("batch runner: an event failed")
                 if isinstance(event, Close) and not event.closed.done():
                     event.closed.set_result(None)
                 for job_id in self._concerned(event):
                     self._on_lost(job_id)
 
     def _concerned(self, event: Event) -> set[str]:
-        """Jobs that do not know what they miss when the event is lost."""
+        """Jobs whose state is unknown after the event failed."""
         match event:
             case BatchOutputs():
                 rows = (RowId.parse(output.request_id) for output in event.outputs)
@@ -209,7 +209,7 @@ class JobRunner:
                 if closed_job is not None:
                     self._engine.cancel_batch(job_id)
                     await self._end_lines(self._suspects.of_job(job_id))
-                # In a task: a disk that does not take one job's results must not hold up the others.
+                # In a task: a disk that refuses one job's results must not delay the others.
                 self._spawn(settle(set(closed_job.commits) if closed_job else set(), closed))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -222,7 +222,7 @@ class JobRunner:
             await self._submit(running.job)
 
     async def _submit(self, job: Job) -> None:
-        """Gives the engine what it has not got of the job, bit by bit, so that neither side stalls over a large one."""
+        """Gives the engine the remaining lines of a job in pieces, so that a large job stalls neither side."""
         while self._may_submit(job):
             if job.submitted_epoch != self._epoch:
                 job.begin_anew()
@@ -237,15 +237,15 @@ class JobRunner:
             await asyncio.sleep(0)
 
     def _left_of_all(self) -> list[Callable[[], JobRows]]:
-        """What is left of every job; to be asked in a thread."""
+        """Functions that return what is left of each job; to be called in a thread."""
         return [partial(one.job.left, self._describe(one.job)[0]) for one in self._jobs.values()]
 
     def _may_submit(self, job: Job) -> bool:
-        # A new engine gets nothing before its turn in the queue: the rows that its predecessor died with are
-        # suspects only from then on.
+        # A new engine gets nothing before its own event: only then are the lines that its predecessor died with
+        # suspects.
         is_due = self._heard_epoch == self._epoch and self._engine.is_ready
         held_back = job.id in self._closed_ids or self._suspended or self._disk_behind
-        # Lines may have ended in what waits: they would be given again.
+        # Waiting outputs may contain ends of lines, which would then run again.
         running = self._jobs.get(job.id)
         return is_due and not held_back and not (running is not None and running.waits)
 
@@ -258,18 +258,21 @@ class JobRunner:
         for job_id, of_job in by_job.items():
             running = self._jobs.get(job_id)
             if running is None:
-                continue  # its last result has become durable meanwhile
+                continue  # Its last result has become durable meanwhile.
             running.unfed += of_job
             if not running.waits:
                 await self._feed(running)
             elif len(running.unfed) > MAX_UNFED_OUTPUTS and running.job.submitted_epoch == self._epoch:
-                # What is on its way is fed as well: so texts stay whole, and what did not end is given again.
+                # Outputs on their way are still fed. So texts stay complete, and unfinished lines run again.
                 self._engine.cancel_batch(job_id)
                 running.job.submitted_epoch = NO_ENGINE
 
     async def _feed(self, running: Running) -> None:
-        """Feeds the job all that it has not taken. Where its file cannot be read that waits, and other jobs do not;
-        what the engine says of it meanwhile waits behind it, for the order of outputs is what keeps texts whole."""
+        """Feeds the job its waiting outputs.
+
+        If its file cannot be read, they wait, and later outputs wait after them, because texts depend on the order.
+        Other jobs continue.
+        """
         job, heard = running.job, Heard(running.unfed)
         try:
             await asyncio.to_thread(job.feed, heard)
@@ -281,7 +284,7 @@ class JobRunner:
             running.waits = True
             self._spawn(self._feed_later(running))
         finally:
-            # First of all: the job gives these lines to no engine any more.
+            # First, so that the job gives these lines to no engine any more.
             self._commit(running, heard.results)
         if heard.stops:
             self._engine.abort(heard.stops, FinishReason.STOP)
@@ -292,19 +295,19 @@ class JobRunner:
 
     async def _feed_later(self, running: Running) -> None:
         await asyncio.sleep(RETRY_DELAY_S)
-        with suppress(ApiError, OSError, StoreUnavailableError):  # then the next try fails as well
+        with suppress(ApiError, OSError, StoreUnavailableError):  # If this fails, the next attempt fails as well.
             await self._verify(running.job.files.input)
         self._events.put_nowait(FeedAgain(running))
 
     async def _end_lines(self, lines: Sequence[LineKey]) -> None:
-        """Lines that need not run any more; their end may be what suspects of any job wait for."""
+        """Ends lines, which may let suspect lines of any job run."""
         turn = self._suspects.turn
         self._suspects.end(lines)
         if self._suspects.turn != turn:
             await self._submit_all()
 
     def _investigate(self, step: Sequence[RowId], evidence: Evidence) -> None:
-        """An engine died in this step: its lines are suspects, and perhaps one of them is convicted."""
+        """Handles an engine death in this step: its lines become suspects, and one of them may be convicted."""
         found = [
             running.job.line_of(row.row) if (running := self._jobs.get(row.batch_id)) is not None else None
             for row in step
@@ -312,7 +315,7 @@ class JobRunner:
         lines = list(dict.fromkeys(line for line in found if line is not None))
         convict = self._suspects.death(lines, evidence, has_strangers=None in found)
         if convict is not None:
-            logger.error("batch %s line %d kills the engine: it is given up", convict.job_id, convict.line_no)
+            logger.error("batch %s line %d crashes the engine; it ends with an error", convict.job_id, convict.line_no)
             running = self._jobs[convict.job_id]
             self._commit(running, [running.job.convict(convict.line_no)])
         if evidence is Evidence.EXCUSED:
@@ -324,12 +327,12 @@ class JobRunner:
             self._spawn(self._note_attempts(self._jobs[job_id].job, line_nos))
 
     async def _note_attempts(self, job: Job, line_nos: list[int]) -> None:
-        """For the next start and for other servers; while this one has the lines, the jobs know."""
+        """Stores the attempts for the next start and for other servers; here the jobs have them."""
         held = None if job.lease is None else job.lease.condition()
         try:
             await self._store.write(batch_rows.count_attempts, job.batch_id, line_nos, held)
         except StoreUnavailableError as error:
-            logger.error("batch %s: an engine death could not be noted: %s", job.id, error)
+            logger.error("batch %s: an engine death could not be stored: %s", job.id, error)
 
     # ---- durability ----
 
@@ -349,7 +352,7 @@ class JobRunner:
         durable = await self._commit_durably(job, results)
         self._num_undurable -= len(results)
         if self._disk_behind and self._num_undurable < MAX_UNDURABLE_RESULTS // 2:
-            logger.info("the disk takes results again; batches go on")
+            logger.info("the disk stores results again; batches continue")
             self._disk_behind = False
             self.engine_is_empty()
         if not durable:
@@ -360,7 +363,7 @@ class JobRunner:
             self._on_done(job.id)
 
     async def _commit_durably(self, job: Job, results: list[LineResult]) -> bool:
-        """Whether the results are durable; False when the server stops first or the database refuses them."""
+        """Whether the results are durable; False if the server stops first or the database refuses them."""
         batch_id = job.batch_id
         while True:
             try:
@@ -374,12 +377,12 @@ class JobRunner:
                 self._on_lost(job.id)
                 return False
             except StoreUnavailableError as error:
-                # The results are worth keeping: memory holds them until the disk takes them.
+                # Results are expensive, so memory keeps them until the disk stores them.
                 logger.error("batch %s: %d results wait: %s", batch_id, len(results), error)
                 if self._stopping:
                     return False
                 await asyncio.sleep(RETRY_DELAY_S)
             except Exception:
-                logger.exception("batch %s: results were refused; they will be computed again", batch_id)
+                logger.exception("batch %s: the database refused results; they will be computed again", batch_id)
                 self._on_lost(job.id)
                 return False

@@ -1,12 +1,12 @@
-"""The state machine: moves every batch to its end, whatever happens on the way.
+"""The state machine of batches: brings every batch to its end.
 
-    validating ─▶ in_progress ─▶ finalizing ─▶ completed
-        │  └────────┬───┘
-        ▼           ▼ cancel: cancelling ─▶ cancelled;  overdue: ─▶ expired
-      failed
+ validating ─▶ in_progress ─▶ finalizing ─▶ completed
+  │  └────────┬───┘
+  ▼           ▼ cancel: cancelling ─▶ cancelled;  overdue: ─▶ expired
+ failed
 
-Each arrow is a compare-and-set in the database, made before anything else acts on it. So after a restart
-the rows alone say what is left to do.
+Each arrow is a compare-and-set in the database, made before any other action. So after a restart the records alone say
+what is left to do.
 """
 
 import asyncio
@@ -38,12 +38,12 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 
 FIRST_RELOAD_DELAY_S = 10.0
-"""Until the engine has said its last of what it had of a batch that is taken up anew."""
+"""First delay of a reload, in which the engine reports the rest of the batch's outputs."""
 LONGEST_RELOAD_DELAY_S = 600.0
 
 
 class Machine:
-    """Owns the background tasks of all batches of a single server. Implements ``BatchMachine``."""
+    """State machine of a single server; owns the background tasks of all batches. Implements ``BatchMachine``."""
 
     leases: LeaseFigures | None = None
 
@@ -59,15 +59,15 @@ class Machine:
             plane.planner,
         )
         self._attended: Counter[str] = Counter()
-        """Tasks that move a batch on."""
+        """Number of tasks that work on each batch."""
         self._validating: dict[str, asyncio.Event] = {}
-        """Set when the batch's validation is not wanted any more."""
+        """Events that stop the validation of each batch."""
         self._loading: set[str] = set()
         self._ended_while_loading: set[str] = set()
         self._reloading: set[str] = set()
         self._num_reloads: Counter[str] = Counter()
         self._finalizing: set[str] = set()
-        self._background = Background("a batch is stuck until the next start")
+        self._background = Background("a batch cannot continue until the next start")
         self._stopping = threading.Event()
         self._disk = PatientDisk()
         self._hold = SoleHold(plane)
@@ -79,7 +79,6 @@ class Machine:
     # ---- start and stop ----
 
     async def start(self) -> None:
-        """Takes up every batch that has not ended."""
         records = await self._p.store.read(batch_rows.live_batches)
         await self._p.store.write(server_rows.enrol_alone, self._p.compiler.served)
         say_what_waits(await self._p.store.read(server_rows.waiting))
@@ -93,16 +92,16 @@ class Machine:
         if record.outcome is not None:
             self.end(record.id)
         elif record.model_fingerprint not in (None, self._p.compiler.served.fingerprint):
-            return  # until a start with its model, or the end of its window
+            return  # It waits for a start with its model, or for the end of its window.
         elif record.status is BatchStatus.VALIDATING:
             self.begin(record)
         else:
             self._attend(record.id, self._resume, record.id)
 
     async def _look_again(self) -> None:
-        """Takes up what a write of unknown outcome has begun or decided after all.
+        """Resumes batches that a write of unknown outcome has changed.
 
-        The rows are read in a write: once it has happened, nothing that was cut off before can happen any more.
+        The records are read in a write: once that has happened, no earlier unfinished write can happen any more.
         """
         for record in await self._p.store.write(batch_rows.live_batches):
             is_at_work = self._attended[record.id] > 0 or self._runner.has_job(record.id)
@@ -122,7 +121,6 @@ class Machine:
                 del self._attended[batch_id]
 
     async def stop(self) -> None:
-        """Keeps what has been computed and leaves the rest to the next start."""
         self._stopping.set()
         self._background.close()
         self._disk.stop()
@@ -134,22 +132,19 @@ class Machine:
 
     @property
     def waits_for_disk(self) -> bool:
-        """Whether a step of some batch is being repeated because the disk refused it."""
         return self._disk.is_refusing
 
     # ---- from outside ----
 
     def begin(self, record: BatchRecord) -> None:
-        """Validates a batch whose row is durable."""
         stop = asyncio.Event()
         self._validating[record.id] = stop
         self._attend(record.id, self._validate, record, stop)
 
     def end(self, batch_id: str) -> None:
-        """Carries out a durable decision (cancel, expiry) on a batch that may be anywhere before its end."""
         validation = self._validating.get(batch_id)
         if validation is not None:
-            # The validation task sees it and finalizes; it alone knows when nothing more is written.
+            # The validation task notices it and finalizes: only that task knows when its writes are done.
             validation.set()
             return
         if batch_id in self._loading:
@@ -157,7 +152,7 @@ class Machine:
         self._attend(batch_id, self._finalize, batch_id, closes_job=True)
 
     def suspend(self) -> None:
-        """Lets the engine go on without batch work; what it was doing runs again after the next start."""
+        """Stops batch work on the engine; running lines run again after the next start."""
         self._runner.suspend()
 
     # ---- validating ----
@@ -166,7 +161,7 @@ class Machine:
         try:
             begun = await self._validation.run(record, stop, self._hold)
         finally:
-            # Whatever has happened: who cancels it, or finds it overdue, must not wait for this task.
+            # In any case: a cancel or an expiry must not wait for this task.
             del self._validating[record.id]
         if stop.is_set():
             await self._finalize(record.id)
@@ -176,13 +171,13 @@ class Machine:
     # ---- running ----
 
     async def _resume(self, batch_id: str) -> None:
-        """Hands an in_progress batch's unfinished lines to the runner."""
+        """Gives the open lines of a batch in progress to the runner."""
         self._loading.add(batch_id)
         try:
             job = await self._disk.retry(batch_id, lambda: self._load(batch_id))
             if job is None:
                 self._on_lines_done(batch_id)
-            # Cancelled or overdue meanwhile, and perhaps at its end: it must not reach the engine any more.
+            # Cancelled or overdue since, and perhaps ended: the engine must not get it any more.
             elif batch_id not in self._ended_while_loading:
                 self._runner.add_job(job)
         finally:
@@ -195,14 +190,15 @@ class Machine:
             self._attend(batch_id, self._reload, batch_id)
 
     async def _reload(self, batch_id: str) -> None:
-        """Takes up anew a batch of which results were lost on their way: its rows say which lines are left."""
+        """Reloads a batch whose results were partly lost; its records say which lines are left."""
         try:
             await self._runner.close_job(batch_id)
-            # Longer every time: what the others of the batch do meanwhile counts, what is cut short does not.
+            # The delay grows, because results of other lines of the batch that arrive meanwhile count, while aborted
+            # ones do not.
             delay_s = min(FIRST_RELOAD_DELAY_S * 2.0 ** min(self._num_reloads[batch_id], 10), LONGEST_RELOAD_DELAY_S)
             self._num_reloads[batch_id] += 1
             await self._disk.sleep(delay_s)
-            # From here on a loss is another one.
+            # A later loss causes another reload.
             self._reloading.discard(batch_id)
             if not self._stopping.is_set():
                 await self._resume(batch_id)
@@ -210,7 +206,7 @@ class Machine:
             self._reloading.discard(batch_id)
 
     async def _load(self, batch_id: str) -> Job | None:
-        """None when no line is left to run, be it because they cannot be run any more."""
+        """The job of the open lines; None if no line is left or can run any more."""
         record = await self._p.store.read(batch_rows.require_batch, batch_id)
         lines = await self._p.store.read(batch_rows.pending_lines, batch_id)
         if not lines or record.outcome is not None:
@@ -235,12 +231,12 @@ class Machine:
             record = await self._p.store.read(batch_rows.require_batch, batch_id)
             return await self._p.store.write(batch_rows.begin_finalizing, batch_id, self._p.now(record))
 
-        # False: a cancel or the window's end came first, and that decision finalizes.
+        # False: a cancel or an expiry came first, and that decision finalizes.
         if await self._disk.retry(batch_id, begin):
             await self._finalize(batch_id)
 
     async def _finalize(self, batch_id: str, closes_job: bool = False) -> None:
-        """Ends a batch whose outcome is decided; once, however often that is heard."""
+        """Ends a batch whose outcome is decided; later calls do nothing."""
         if batch_id in self._finalizing:
             return
         self._finalizing.add(batch_id)
@@ -254,7 +250,6 @@ class Machine:
             self._finalizing.discard(batch_id)
 
     async def expire_overdue(self) -> None:
-        """Ends batches whose completion window is over."""
         await self._upkeep.expire_overdue()
 
     async def backlog(self) -> list[JobLeft]:

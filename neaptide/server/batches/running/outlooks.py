@@ -1,4 +1,4 @@
-"""Whether live batches will end in their windows: what the engine said last, for the API, the metrics and the log."""
+"""Deadline status of live batches, as last reported by the engine, for the API, the metrics and the log."""
 
 import logging
 from collections.abc import Sequence
@@ -10,36 +10,36 @@ logger = logging.getLogger(__name__)
 _CHANGES = {
     Outlook.INFEASIBLE: (
         logging.WARNING,
-        "batch %s cannot end in its window: it needs %.1f s with the whole device, %.1f s at the rate of late, and has "
-        "%.1f s left; lines that have not ended then expire. Cancel it or batches that are due before it, or submit "
-        "what will be missing again with a longer window",
+        "batch %s cannot end in its window: it needs %.1f s with the whole device, %.1f s at the current rate, and has "
+        "%.1f s left; lines that have not ended by then expire. Cancel it or batches that are due before it, or submit "
+        "the missing lines again with a longer window",
     ),
     Outlook.AT_RISK: (
         logging.WARNING,
-        "batch %s may not end in its window: it needs %.1f s with the whole device, %.1f s at the rate of late, and "
+        "batch %s may not end in its window: it needs %.1f s with the whole device, %.1f s at the current rate, and "
         "has %.1f s left; less online load, or fewer batches that are due before it, would help",
     ),
     Outlook.ON_TIME: (
         logging.INFO,
-        "batch %s can end in its window again: it needs %.1f s with the whole device, %.1f s at the rate of late, and "
+        "batch %s can end in its window again: it needs %.1f s with the whole device, %.1f s at the current rate, and "
         "has %.1f s left",
     ),
 }
 
 
 class Outlooks:
-    """Hears the engine; event loop only. Batches of which it has said nothing, or that it has not got, have none."""
+    """Receives the engine's reports. Event loop only. Batches that it has not reported have no status."""
 
     def __init__(self) -> None:
         self._latest: dict[str, BatchOutlook] = {}
 
     def hear(self, outlooks: Sequence[BatchOutlook]) -> None:
-        """The outlooks of all batches that the engine has."""
+        """Takes the status of all batches that the engine has."""
         for one in outlooks:
             last = self._latest.get(one.batch_id)
             if one.outlook is not (Outlook.ON_TIME if last is None else last.outlook):
                 level, text = _CHANGES[one.outlook]
-                # Before a rate is known, the whole device is all that there is to go by.
+                # Until the rate is known, the time on the whole device is used.
                 expected_s = one.needed_s if one.expected_s is None else one.expected_s
                 logger.log(level, text, one.batch_id, one.needed_s, expected_s, one.left_s)
         self._latest = {one.batch_id: one for one in outlooks}

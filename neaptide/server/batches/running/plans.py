@@ -1,4 +1,4 @@
-"""The plans of batches that run: read where they are sound, else made again from the input."""
+"""Plans of running batches: read if they are intact, otherwise made again from the input."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ from neaptide.server.batches.wiring import BatchPlane
 logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""Period of the look at running jobs' token files."""
+"""Time between two checks of running jobs' token files."""
 
 
 class Plans:
@@ -32,11 +32,11 @@ class Plans:
         self._validation = validation
 
     async def load(self, record: BatchRecord, lines: list[PendingLine]) -> Job | None:
-        """A job of these lines. None where a plan that was made again leaves none of them.
+        """A job of these lines; None if a plan made again has none of them.
 
         Raises:
-            NotFoundError: no row names the input file any more.
-            OSError, StoreUnavailableError: not now.
+            NotFoundError: the input file has no record any more.
+            OSError, StoreUnavailableError: a temporary failure.
         """
         file = await self._p.verify_input(record)
         try:
@@ -60,7 +60,7 @@ class Plans:
 
 
 def renumber_lines(conn: sa.Connection, batch_id: str, lines: Sequence[NewLine]) -> None:
-    """Takes over what a plan that was made again says of the lines without a result; those that it refuses end so."""
+    """Updates the open lines from a plan that was made again; lines that it refuses end with its error."""
     known = {line.line_no: line for line in batch_rows.pending_lines(conn, batch_id)}
     refused = [line.result for line in lines if line.line_no in known and line.result is not None]
     for line in lines:
@@ -74,8 +74,11 @@ def renumber_lines(conn: sa.Connection, batch_id: str, lines: Sequence[NewLine])
 
 
 async def watch_tokens(runner: JobRunner, on_lost: Callable[[str], None], disk: PatientDisk) -> None:
-    """Calls ``on_lost`` with every job whose token file is gone or another one: the engine would wait for it in vain.
-    Ends with the patience of the disk."""
+    """Calls ``on_lost`` with every job whose token file is missing or replaced, for which the engine would wait in
+    vain.
+
+    Ends when ``disk`` is stopped.
+    """
     while not disk.is_stopped:
         await disk.sleep(LOOK_S)
         for job_id in await asyncio.to_thread(_without_tokens, runner.jobs):

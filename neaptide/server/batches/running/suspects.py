@@ -1,13 +1,13 @@
-"""Which lines may have killed an engine, and which of them may run beside which.
+"""Finds the lines that crash the engine, and decides which lines may run together.
 
-An engine's death names the lines of its last step, not the culprit. They are suspects, in groups that are tried one
-after another, each beside all lines that are not suspected. A group that is in the last step again is halved; a single
-suspect is tried with no other line in the engine. So a line that kills every engine is found in about ``log2 n``
-deaths, and what it cost the others is to be run again, not to stand in a queue.
+An engine's death names the lines of its last step, not the culprit. They become suspects, in groups. One group at a
+time runs, together with all lines that are not suspects. If a group is in the last step again, it is halved. A single
+suspect runs with no other line in the engine. So a line that crashes every engine is found in about ``log2 n`` deaths.
+The other lines only run again; they do not wait in a queue.
 
-A line is convicted only by a death at which no other line ran, and never by the first one that it was in. Kills from
-outside say little: the first of them makes one group, which runs as it did before, and it takes more kills of one
-lonely line than chance brings until the line is taken for their reason (it may need more memory than there is).
+A line is convicted only by a death with no other line in the step, and never by its first. Kills from outside are weak
+evidence. The first one makes a single group, which runs as before. A line that runs alone is convicted after more kills
+than chance explains, as it may need more memory than there is.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from neaptide.server.link.deaths import Evidence
 
 MAX_KILLS_ALONE = 3
-"""So many kills from outside while no other line ran convict a line."""
+"""Kills from outside, with no other line running, that convict a line."""
 
 
 class LineKey(NamedTuple):
@@ -28,29 +28,29 @@ class LineKey(NamedTuple):
 
 
 _Group = dict[LineKey, None]
-"""Lines in the order in which the step named them."""
+"""Lines in the order of the step."""
 
 
 class Suspects:
-    """Told of every engine, every death and every line that ends; says what may run. Pure: no clock, no engine."""
+    """State of the search, updated with every engine, death and ended line. Pure: no clock, no engine."""
 
     def __init__(self) -> None:
         self.turn = 0
         """Changes whenever more lines may run than before."""
         self._groups: list[_Group] = []
-        """All suspects. The first group is on trial, the others wait."""
+        """All suspects. The first group may run, the others wait."""
         self._deaths: dict[LineKey, set[int]] = {}
-        """For each suspect the deaths (by number) at which it ran and which nothing else explains."""
+        """Numbers of the unexplained deaths at which each suspect ran."""
         self._kills_alone: Counter[LineKey] = Counter()
         self._num_deaths = 0
         self._is_solitary = False
-        """The line on trial has the engine for itself."""
+        """Whether the suspect in the first group runs alone."""
 
     # ---- what may run ----
 
     @property
     def solitary(self) -> LineKey | None:
-        """The only line that may run now, if there is one."""
+        """The only line that may run now; None if others may."""
         return next(iter(self._groups[0])) if self._is_solitary else None
 
     def may_run(self, line: LineKey) -> bool:
@@ -64,12 +64,12 @@ class Suspects:
     # ---- what happens ----
 
     def engine_is_empty(self) -> None:
-        """A new engine has come, or all lines were taken from the one that runs."""
+        """Notes that the engine has no lines: it is new, or all lines were withdrawn."""
         self._is_solitary = self._is_single()
         self.turn += 1
 
     def restore(self, attempts: Mapping[LineKey, int]) -> None:
-        """Suspects of before a restart of the server, and how many deaths each was in."""
+        """Restores suspects from before a restart of the server, with their numbers of deaths."""
         if not attempts:
             return
         self._num_deaths += 1
@@ -80,7 +80,7 @@ class Suspects:
         self.turn += 1
 
     def end(self, lines: Iterable[LineKey]) -> None:
-        """These lines need not run any more. The next group's turn comes with the end of the last one on trial."""
+        """Removes ended lines. When the first group is empty, the next may run."""
         before = self._groups[0] if self._groups else None
         for line in lines:
             if self._deaths.pop(line, None) is not None:
@@ -93,9 +93,9 @@ class Suspects:
             self.turn += 1
 
     def death(self, step: Sequence[LineKey], evidence: Evidence, *, has_strangers: bool = False) -> LineKey | None:
-        """An engine died in a step with these lines; returns the line that is convicted of it.
+        """Handles an engine death in a step with these lines; returns the convicted line or None.
 
-        ``has_strangers``: batch rows of lines that have ended were in the step, too.
+        ``has_strangers``: the step also had lines that have ended.
         """
         self._num_deaths += 1
         if len(step) == 1 and not has_strangers and self._convicts(step[0], evidence):
@@ -118,7 +118,8 @@ class Suspects:
         return evidence is Evidence.STRONG and line in self._deaths
 
     def _acquit_company(self, culprit: LineKey) -> None:
-        """The deaths at which the culprit ran are explained: they say nothing against other lines any more."""
+        """Removes the deaths that the culprit explains from the other suspects, and clears those without further
+        deaths."""
         explained = self._deaths[culprit]
         acquitted = [line for line, deaths in self._deaths.items() if deaths <= explained]
         for deaths in self._deaths.values():
@@ -127,14 +128,14 @@ class Suspects:
         self.end(acquitted)
 
     def _regroup(self, step: _Group, evidence: Evidence) -> None:
-        """Lines of the step come first, the suspects among them in halves."""
+        """Puts the lines of the step first, with the suspects among them in halves."""
         hit: list[_Group] = []
         others: list[_Group] = []
         for group in self._groups:
             hit += _halves([line for line in group if line in step])
             others.append({line: None for line in group if line not in step})
         new = [line for line in step if line not in self._deaths]
-        # With a suspect in the step, or after a kill, there is a likelier cause.
+        # With a suspect in the step, or after a kill, another cause is likelier.
         new_groups = _halves(new) if evidence is Evidence.STRONG and not hit else [dict.fromkeys(new)]
         self._groups = [group for group in [*hit, *new_groups, *others] if group]
 

@@ -1,4 +1,4 @@
-"""What time does to batches: completion windows that are over, and what has to go."""
+"""Periodic work: ends overdue batches and removes what has expired."""
 
 import logging
 from collections import Counter
@@ -17,7 +17,7 @@ SWEEP_PERIOD_S = 60.0
 
 
 def say_what_waits(batches: Iterable[Waiting]) -> None:
-    """One line for each reason, at a start: the operator may have meant another model."""
+    """Logs one line for each reason at the start: the operator may have meant another model."""
     for why, count in Counter(one.why for one in batches).items():
         logger.warning("batches that wait for another server: %d. %s", count, why)
 
@@ -26,8 +26,11 @@ async def _nothing_more() -> None: ...
 
 
 class Upkeep:
-    """``end`` is called with the id of every batch that has expired, ``sweep`` now and then, after the store's own
-    housekeeping, and ``look_again`` after a write of which it never became known whether it happened."""
+    """Runs the periodic work.
+
+    ``end`` is called with the id of every expired batch. ``sweep`` is called periodically after the store's own
+    housekeeping. ``look_again`` is called after a write of unknown outcome.
+    """
 
     def __init__(
         self,
@@ -43,12 +46,12 @@ class Upkeep:
         self._sweep = sweep
         self._look_again = look_again
         self._num_unknown = 0
-        """Writes of unknown outcome that have been looked after."""
+        """Number of writes of unknown outcome that have been resolved."""
         self._has_to_wait = False
         self._housekeeping = Housekeeping(plane.store, plane.files, plane.clocks.wall)
 
     async def run(self, is_stopping: Callable[[], bool]) -> None:
-        """Goes on until the server stops."""
+        """Runs until the server stops."""
         ticks_per_sweep = max(1, round(SWEEP_PERIOD_S / self._p.settings.tick_s))
         ticks = 0
         while not is_stopping():
@@ -61,7 +64,7 @@ class Upkeep:
                 self._has_to_wait = False
             except (OSError, StoreUnavailableError) as error:
                 if not self._has_to_wait:
-                    logger.error("housekeeping has to wait: %s", error)
+                    logger.error("housekeeping failed and will be retried: %s", error)
                 self._has_to_wait = True
             ticks += 1
             await self._disk.sleep(self._p.settings.tick_s)
@@ -77,7 +80,7 @@ class Upkeep:
         """Ends batches whose completion window is over.
 
         Raises:
-            StoreUnavailableError: not now.
+            StoreUnavailableError: a temporary failure.
         """
         now = int(self._p.clocks.wall())
         if not await self._p.store.read(batch_rows.overdue, now):

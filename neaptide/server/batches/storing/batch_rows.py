@@ -1,8 +1,8 @@
-"""Operations on the ``batches`` and ``batch_lines`` tables; each runs inside a transaction of the store.
+"""Operations on the ``batches`` and ``batch_lines`` tables, inside a transaction of the store.
 
-Every change of state is a compare-and-set: it names the states it may leave, and says whether the batch is now as
-wanted. So who repeats one whose answer was lost hears of his own success, and False is always another decision. Races
-(cancel against the last line, expiry against cancel, a late result against the end) are decided here and nowhere else.
+Every change of status is a compare-and-set: it names the statuses that it may leave, and returns whether the batch now
+has the new one. So a caller who repeats a change after a lost answer learns of its success, and False always means
+another decision. Races (cancel and last line, expiry and cancel, late result and end) are decided here and only here.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ _ENDED_AT = {
 
 
 class WrongPurposeError(Exception):
-    """The input file exists but was not uploaded for batches."""
+    """The input file was not uploaded for batches."""
 
 
 def _record(row: sa.Row[Any]) -> BatchRecord:
@@ -61,7 +61,7 @@ def create_batch(
 ) -> BatchRecord:
     """Adds a batch, or returns the one that the same key created before.
 
-    ``served``: where the file names that model, no other model of the name answers the batch.
+    ``served``: if the file names that model, no other model of the name may answer the batch.
 
     Raises:
         IdempotencyConflictError: the key belongs to another body.
@@ -99,7 +99,7 @@ def require_batch(conn: sa.Connection, batch_id: str) -> BatchRecord:
 
 
 def list_batches(conn: sa.Connection, owner: str, limit: int, after: str | None) -> list[BatchRecord] | None:
-    """Up to ``limit`` batches older than ``after``, newest first; None when there is no such batch."""
+    """Up to ``limit`` batches older than ``after``, newest first; None if there is no such batch."""
     query = sa.select(*_COLUMNS).where(batches.c.owner == owner).order_by(batches.c.seq.desc()).limit(limit)
     if after is not None:
         where = (batches.c.id == after, batches.c.owner == owner)
@@ -111,7 +111,7 @@ def list_batches(conn: sa.Connection, owner: str, limit: int, after: str | None)
 
 
 def live_batches(conn: sa.Connection) -> list[BatchRecord]:
-    """Every batch that is not at its end, oldest first."""
+    """Every batch that has not ended, oldest first."""
     query = sa.select(*_COLUMNS).where(batches.c.status.in_(LIVE)).order_by(batches.c.seq)
     return [_record(row) for row in conn.execute(query)]
 
@@ -121,7 +121,7 @@ def all_batch_ids(conn: sa.Connection) -> set[str]:
 
 
 def live_plan_blobs(conn: sa.Connection) -> set[str]:
-    """Keys, without suffixes, of the plans that live batches run from."""
+    """Keys, without suffixes, of the plans of live batches."""
     query = sa.select(batches.c.plan_blob).where(batches.c.status.in_(LIVE), batches.c.plan_blob.is_not(None))
     return set(conn.execute(query).scalars())
 
@@ -133,7 +133,7 @@ _IS_VALIDATING = sa.and_(batches.c.status == BatchStatus.VALIDATING, batches.c.o
 
 
 def _set(conn: sa.Connection, batch_id: str, may: sa.ColumnElement[bool], values: dict[str, Any]) -> bool:
-    """Sets ``values``, a status among them, if ``may``; whether they are set, now or by the same change before."""
+    """Sets ``values``, including a status, if ``may``; returns whether they are set, by this or an earlier call."""
     if conn.execute(batches.update().where(batches.c.id == batch_id, may).values(**values)).rowcount == 1:
         return True
     set_before = (batches.c.id == batch_id, batches.c.status == values["status"])
@@ -164,12 +164,12 @@ def insert_lines(conn: sa.Connection, batch_id: str, lines: Sequence[NewLine]) -
 
 
 def discard_lines(conn: sa.Connection, batch_id: str) -> None:
-    """Forgets what an unfinished validation left."""
+    """Deletes the lines of an unfinished validation."""
     conn.execute(batch_lines.delete().where(batch_lines.c.batch_id == batch_id))
 
 
 def fail_batch(conn: sa.Connection, batch_id: str, errors: list[BatchError], now: int) -> bool:
-    """validating -> failed; nothing was executed."""
+    """Changes validating to failed; no line has run."""
     values = {"status": BatchStatus.FAILED, "errors": errors, "failed_at": now}
     is_failed = _set(conn, batch_id, _IS_VALIDATING, values)
     if is_failed:
@@ -178,7 +178,7 @@ def fail_batch(conn: sa.Connection, batch_id: str, errors: list[BatchError], now
 
 
 def begin_batch(conn: sa.Connection, batch_id: str, model: str, fingerprint: str, now: int) -> bool:
-    """validating -> in_progress, with the counts that the inserted lines give."""
+    """Changes validating to in_progress, with the counts of the inserted lines."""
     of_batch = batch_lines.c.batch_id == batch_id
     total = sa.select(sa.func.count()).where(of_batch).scalar_subquery()
     failed = sa.select(sa.func.count()).where(of_batch, batch_lines.c.state == LineState.FAILED).scalar_subquery()
@@ -209,15 +209,15 @@ def pending_lines(conn: sa.Connection, batch_id: str, chunk_no: int | None = Non
 def end_lines(
     conn: sa.Connection, batch_id: str, results: Sequence[LineResult], held: sa.ColumnElement[bool] | None = None
 ) -> int:
-    """Makes results durable and counts them; returns how many lines ended here.
+    """Stores and counts results; returns how many lines ended here.
 
-    A line that has ended already keeps its first result: a late or repeated one changes nothing. Nor does one of which
-    ``held`` is not true: whether its chunk is asked for, and locked, by the statement that asks for the line.
+    A line that has ended keeps its first result: late or repeated results change nothing. Neither do results of lines
+    for which ``held`` is false; the statement that selects the lines also checks and locks their chunk.
     """
     t = batch_lines.c
     where = [t.batch_id == batch_id, t.state == LineState.PENDING, t.line_no.in_([r.line_no for r in results])]
     pending = sa.select(t.line_no).where(*where, *([] if held is None else [held]))
-    # Locked where the database has more than one writer.
+    # Locked in databases with more than one writer.
     open_lines = set(conn.execute(pending.with_for_update(of=batch_lines)).scalars())
     ended: list[LineResult] = []
     for result in results:
@@ -235,8 +235,8 @@ def end_lines(
 
 
 def end_leased_lines(conn: sa.Connection, batch_id: str, lease: LineLease, results: Sequence[LineResult]) -> bool:
-    """``end_lines`` under a lease; False, and nothing done, if it does not hold any more."""
-    # Lines end only while it holds; where all of them did, nothing more has to be asked.
+    """``end_lines`` under a lease; returns False, with nothing done, if the lease is lost."""
+    # Lines end only under a valid lease; if all ended, it was valid.
     num_ended = end_lines(conn, batch_id, results, lease.condition())
     return 0 < num_ended == len(results) or lease.holds(conn)
 
@@ -284,7 +284,7 @@ def _add_counts(conn: sa.Connection, batch_id: str, gained: dict[str, int]) -> N
 def count_attempts(
     conn: sa.Connection, batch_id: str, line_nos: Sequence[int], held: sa.ColumnElement[bool] | None = None
 ) -> None:
-    """Notes an engine death on pending lines of which ``held``, if given, is true."""
+    """Counts an engine death on pending lines for which ``held``, if given, is true."""
     t = batch_lines.c
     where = [t.batch_id == batch_id, t.line_no.in_(line_nos), t.state == LineState.PENDING]
     if held is not None:
@@ -299,7 +299,7 @@ _IS_OPEN = sa.and_(batches.c.status.in_((BatchStatus.VALIDATING, BatchStatus.IN_
 
 
 def request_cancel(conn: sa.Connection, batch_id: str, now: int) -> bool:
-    """validating or in_progress -> cancelling; False when another end was decided, or the batch has ended."""
+    """Changes validating or in_progress to cancelling; False if another end was decided or the batch has ended."""
     values = {"status": BatchStatus.CANCELLING, "outcome": BatchStatus.CANCELLED, "cancelling_at": now}
     values |= file_rows.result_names()
     return _set(conn, batch_id, _IS_OPEN, values)
@@ -310,14 +310,14 @@ def _overdue(now: int) -> sa.ColumnElement[bool]:
 
 
 def overdue(conn: sa.Connection, now: int) -> bool:
-    """Whether ``expire_overdue`` would find anything; a write would cost more."""
+    """Whether ``expire_overdue`` would find a batch; this costs less than a write."""
     return bool(conn.execute(sa.select(sa.exists().where(_overdue(now)))).scalar_one())
 
 
 def expire_overdue(conn: sa.Connection, now: int) -> list[str]:
-    """Decides that overdue batches will end as expired; returns those decided now.
+    """Decides that overdue batches end as expired; returns those decided now.
 
-    Their status stays as it is until the files stand. What is decided stays decided if the clock steps back.
+    Their status changes once the files are written. The decision holds even if the clock steps back.
     """
     ids = list(conn.execute(sa.select(batches.c.id).where(_overdue(now))).scalars())
     for batch_id in ids:
@@ -327,7 +327,7 @@ def expire_overdue(conn: sa.Connection, now: int) -> list[str]:
 
 
 def begin_finalizing(conn: sa.Connection, batch_id: str, now: int) -> bool:
-    """in_progress -> finalizing, when every line has ended."""
+    """Changes in_progress to finalizing if every line has ended."""
     pending = sa.exists().where(batch_lines.c.batch_id == batch_id, batch_lines.c.state == LineState.PENDING)
     values = {"status": BatchStatus.FINALIZING, "outcome": BatchStatus.COMPLETED, "finalizing_at": now}
     values |= file_rows.result_names()
@@ -336,7 +336,7 @@ def begin_finalizing(conn: sa.Connection, batch_id: str, now: int) -> bool:
 
 
 def close_lines(conn: sa.Connection, batch_id: str, state: LineState, error: str) -> int:
-    """Ends every pending line with a reason; from here on late results are refused, and leases are void."""
+    """Ends every pending line with an error. Later results are refused, and leases are void."""
     withdraw_chunks(conn, batch_id)
     t = batch_lines.c
     update = batch_lines.update().where(t.batch_id == batch_id, t.state == LineState.PENDING)
@@ -353,7 +353,7 @@ def withdraw_chunks(conn: sa.Connection, batch_id: str) -> None:
 
 
 def ended_lines(conn: sa.Connection, batch_id: str, after_line: int, limit: int) -> list[EndedLine]:
-    """Lines in file order, a page at a time."""
+    """A page of lines in file order."""
     t = batch_lines.c
     query = sa.select(t.line_no, t.custom_id, t.state, t.status_code, t.request_id, t.result, t.error, t.checksum)
     query = query.where(t.batch_id == batch_id, t.line_no > after_line).order_by(t.line_no).limit(limit)
@@ -361,7 +361,7 @@ def ended_lines(conn: sa.Connection, batch_id: str, after_line: int, limit: int)
 
 
 def fail_damaged_lines(conn: sa.Connection, batch_id: str, line_nos: Sequence[int], error: str) -> None:
-    """Takes results back that are not what was stored; their lines fail."""
+    """Removes damaged results; their lines fail."""
     t = batch_lines.c
     for line_no in line_nos:
         where = (t.batch_id == batch_id, t.line_no == line_no)
@@ -375,7 +375,7 @@ def fail_damaged_lines(conn: sa.Connection, batch_id: str, line_nos: Sequence[in
 def finish_batch(
     conn: sa.Connection, batch_id: str, output: FileRecord | None, error: FileRecord | None, now: int
 ) -> bool:
-    """The decided outcome becomes the status and the files become visible, in one transaction."""
+    """Sets the decided outcome as status and makes the files visible, in one transaction."""
     record = require_batch(conn, batch_id)
     if record.is_terminal or record.outcome is None:
         return False

@@ -1,7 +1,7 @@
-"""The data directory: whether it is ours, whose it is at the moment, and that no other user reads it.
+"""The data directory: ensures that it is ours, that one server uses it, and that no other user can read it.
 
-A directory that we made carries a mark. One without it is taken only while it is blank, or when our database lies in
-it, as a version before there were marks left it. Anything else belongs to other people, and is refused untouched.
+A directory that we made has a mark. One without a mark is accepted only if it is empty or has our database, as an old
+version left it. Any other is refused and not changed.
 """
 
 import fcntl
@@ -21,16 +21,16 @@ logger = logging.getLogger(__name__)
 
 MARK_NAME = "neaptide-data-dir"
 FORMAT = 1
-"""Of the layout; the database has a schema of its own."""
+"""Version of the layout; the database has its own schema version."""
 DATABASE_NAME = "neaptide.db"
 LOCK_NAME = "lock"
 FILES, JOBS, PROFILES, MOVED_ASIDE = "files", "jobs", "profiles", "moved-aside"
 COMMITS = "commits"
-"""How many commits of the database were acknowledged, see ``databases/commit_count.py``."""
+"""Count of the database's acknowledged commits, see ``databases/commit_count.py``."""
 CACHE = "cache"
-"""Of files that lie on shared storage, instead of ``FILES``."""
+"""Copies of files that are on shared storage, in place of ``FILES``."""
 TEMPORARY = "tmp"
-"""Temporary files of child processes: emptied at every start."""
+"""Temporary files of child processes; emptied at every start."""
 REQUEST_LOG = "engine-requests.jsonl"
 
 _FOLDERS = (FILES, JOBS, PROFILES, MOVED_ASIDE, CACHE, TEMPORARY)
@@ -38,7 +38,7 @@ _MARK_TEMP = f"{MARK_NAME}.tmp"
 _WAL_NAME = f"{DATABASE_NAME}-wal"
 _DATABASE_PARTS = (DATABASE_NAME, _WAL_NAME, f"{DATABASE_NAME}-shm", f"{DATABASE_NAME}-journal")
 _BLANK = {LOCK_NAME, _MARK_TEMP, "lost+found", *_DATABASE_PARTS}
-"""What a first start may leave when it is cut off, and what a new file system brings along."""
+"""Entries that an interrupted first start may leave, or that a new file system has."""
 _OUR_TABLES = {"files", "batches", "batch_lines"}
 _SHOWN_NAMES = 3
 
@@ -48,11 +48,11 @@ class StoreError(Exception):
 
 
 class DataDirLockedError(StoreError):
-    """Another server runs on the same data directory."""
+    """Another server uses the data directory."""
 
 
 def sync_directory(path: Path) -> None:
-    """Makes names in a directory durable: a rename alone is not."""
+    """Makes the names in a directory durable, which a rename alone does not."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -61,23 +61,23 @@ def sync_directory(path: Path) -> None:
 
 
 class DataDir:
-    """One server's, or one offline command's, from ``open`` to ``close``. Blocking."""
+    """The data directory of one server or one offline command, from ``open`` to ``close``. Blocking."""
 
     def __init__(self, path: Path, has_database: bool = True) -> None:
         self.path = path
         self.database = path / DATABASE_NAME
         self._is_home_of_database = has_database
-        """Otherwise the database is elsewhere, and none may lie here."""
+        """False: the database is elsewhere, and none may be here."""
         self._lock_fd: int | None = None
         self._opened: dict[Path, tuple[int, int]] = {}
-        """Device and inode of what must stay where it is while it is in use."""
+        """Device and inode of the paths that must stay in place while in use."""
 
     def open(self, create: bool = True) -> None:
-        """Takes the directory: refuses a foreign one, locks it, marks it, closes it to other users.
+        """Opens the directory: refuses a foreign one, locks it, marks it, and removes other users' access.
 
         Raises:
-            DataDirLockedError: another server holds it.
-            StoreError: it is foreign, damaged, without its database, not writable, or (without ``create``) not there.
+            DataDirLockedError: another server uses it.
+            StoreError: it is foreign, damaged, without its database, not writable, or (without ``create``) missing.
         """
         try:
             self._make_or_find(create)
@@ -96,7 +96,7 @@ class DataDir:
             raise
 
     def close(self) -> None:
-        """Lets go of the lock; safe to call twice."""
+        """Releases the lock; safe to call twice."""
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
@@ -104,15 +104,15 @@ class DataDir:
     # ---- while it is in use ----
 
     def note_place(self, *folders: Path) -> None:
-        """Remembers what ``missing`` compares with; ``folders`` hold what is nowhere else."""
-        # Open, so that nothing new gets its inode; a new directory may get the old one's.
+        """Records the paths that ``missing`` checks; ``folders`` have data that is nowhere else."""
+        # The file is open, so that no new file can get its inode; a new directory may get the old one's.
         kept_open = self.database if self._is_home_of_database else self.path / LOCK_NAME
         self._opened = {path: identity_of(path) for path in (self.path, kept_open, *folders)}
 
     def missing(self) -> str | None:
-        """Why what is written now would not be found here again; None where it would.
+        """Why new data would not be found here again; None if it would.
 
-        A directory that is removed, or unmounted, or has another one in its place takes no notice of open files.
+        If the directory is removed, unmounted or replaced, open files give no error.
         """
         return first_missing(self._opened)
 
@@ -155,7 +155,7 @@ class DataDir:
             )
 
     def _is_blank(self, name: str) -> bool:
-        """Whether something in a directory without mark and without tables says nothing about whose it is."""
+        """Whether an entry of a directory without mark and tables may be left by an interrupted start."""
         path = self.path / name
         if name in (FILES, JOBS):
             return path.is_dir() and not path.is_symlink() and not os.listdir(path)
@@ -169,9 +169,9 @@ class DataDir:
         return os.path.lexists(self.database)
 
     def _tables(self, is_ours: bool = False) -> set[str]:
-        """Of the database, if there is one; looking changes nothing in it.
+        """Tables of the database, if there is one; does not change it.
 
-        But one of ours in which a write was cut off cannot be read before SQLite has taken that write back.
+        But SQLite must first roll back an interrupted write of our own database.
         """
         if not self._has_database:
             return set()
@@ -188,7 +188,7 @@ class DataDir:
             raise StoreError(f"the database {self.database} cannot be opened: {error}") from error
 
     def _refuse_odd_kinds(self) -> None:
-        """Links in our places could lead anywhere, and what we tidy there would not be ours."""
+        """Refuses links in place of our directories, because their targets might not be ours to clean up."""
         for name in (FILES, JOBS, MOVED_ASIDE, CACHE, TEMPORARY):
             path = self.path / name
             if os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
@@ -199,7 +199,7 @@ class DataDir:
                 raise StoreError(f"{path} must be a plain file")
 
     def _refuse_wrong_database(self, is_marked: bool) -> None:
-        """Without its database every file would count as unknown."""
+        """Refuses a missing or foreign database, because without its own one every file would count as unknown."""
         if not self._is_home_of_database:
             if self._has_database:
                 raise StoreError(
@@ -215,17 +215,17 @@ class DataDir:
             left.append(_WAL_NAME)
         if left:
             raise StoreError(
-                f"the database {self.database} {self._state()}, but there is still {' and '.join(left)} beside it; "
-                f"restore the database, or move {' and '.join(left)} away to begin anew"
+                f"the database {self.database} {self._state()}, but there is still {' and '.join(left)} next to it; "
+                f"restore the database, or move {' and '.join(left)} away to start empty"
             )
 
     def _state(self) -> str:
-        """The error for a database without tables."""
+        """Description of a database without tables, for the error."""
         if not self._has_database:
             return "is missing"
         if not self.database.stat().st_size:
             return "is blank"
-        return f"has lost its write-ahead log {_WAL_NAME}, or that is damaged, and all of it was in there"
+        return f"has lost all its data with its write-ahead log {_WAL_NAME}, which is missing or damaged"
 
     # ---- taking ----
 
@@ -239,7 +239,7 @@ class DataDir:
             (self.path / _MARK_TEMP).replace(self.path / MARK_NAME)
             logger.info("%s is now marked as a neaptide data directory", self.path)
         if self._is_home_of_database and not self._has_database:
-            # SQLite would make it readable for every user, and its log takes the same mode.
+            # SQLite would make it readable for every user, and give its log the same mode.
             open(self.database, "xb", opener=private_opener).close()
         shutil.rmtree(self.path / TEMPORARY, ignore_errors=True)
         for name in (FILES, JOBS, PROFILES, TEMPORARY):
@@ -248,19 +248,19 @@ class DataDir:
 
 
 def identity_of(path: Path) -> tuple[int, int]:
-    """Device and inode. Raises OSError."""
+    """Device and inode of a path. Raises OSError."""
     found = path.stat()
     return found.st_dev, found.st_ino
 
 
 def first_missing(opened: Mapping[Path, tuple[int, int]]) -> str | None:
-    """Which of these is not there any more, or is another one; None where all are as they were."""
+    """The first path that is missing or replaced; None if all are in place."""
     for path, identity in opened.items():
         try:
             if identity_of(path) != identity:
                 return f"{path} is not the one that was opened"
         except OSError as error:
-            return f"{path} is away: {error.strerror}"
+            return f"{path} is missing: {error.strerror}"
     return None
 
 
@@ -271,7 +271,7 @@ def _tables_of(database: Path, mode: str) -> set[str]:
 
 
 def _lock(path: Path) -> int:
-    """An exclusive lock that ends with the process, however it ends."""
+    """Takes an exclusive lock that ends with the process."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -291,14 +291,14 @@ def _lock(path: Path) -> int:
 
 
 def _close_to_others(root: Path) -> None:
-    """Takes other users' rights from everything of ours, the directory first."""
+    """Removes other users' rights from all our entries, starting with the directory."""
     _set_mode(root, os.stat(root), DIRECTORY_MODE)
     for path, found in _ours(root):
         _set_mode(path, found, DIRECTORY_MODE if stat.S_ISDIR(found.st_mode) else FILE_MODE)
 
 
 def _ours(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Plain files and directories below our names, without those behind links."""
+    """Plain files and directories below our names; does not follow links."""
     pending = [root]
     while pending:
         with os.scandir(pending.pop()) as entries:
@@ -307,7 +307,7 @@ def _ours(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
                     continue
                 found = entry.stat(follow_symlinks=False)
                 if stat.S_ISDIR(found.st_mode):
-                    if entry.name != MOVED_ASIDE:  # what lies in there is not ours
+                    if entry.name != MOVED_ASIDE:  # Its contents are not ours.
                         pending.append(Path(entry.path))
                     yield Path(entry.path), found
                 elif stat.S_ISREG(found.st_mode):
@@ -324,5 +324,5 @@ def _set_mode(path: Path, found: os.stat_result, mode: int) -> None:
     try:
         os.chmod(path, mode)
     except PermissionError:
-        # Another user's, as the root of a mounted volume may be: what is inside is closed all the same.
-        logger.warning("%s belongs to another user and is not closed to others", path)
+        # It may be another user's, such as the root of a mounted volume; our entries inside are closed anyway.
+        logger.warning("%s belongs to another user; its permissions are not changed", path)

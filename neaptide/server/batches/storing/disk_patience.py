@@ -1,4 +1,4 @@
-"""Patience with a disk: space comes back, mounts come back, and no batch is given up meanwhile."""
+"""Retries for a failing disk: space and mounts may return, and no batch is ended meanwhile."""
 
 import asyncio
 import logging
@@ -16,11 +16,11 @@ MAX_DELAY_S = 30.0
 
 
 class ServerStoppingError(Exception):
-    """Work is left to the next start."""
+    """The server stops; the work is left to the next start."""
 
 
 class PatientDisk:
-    """Repeats steps that the disk did not allow, until ``stop``."""
+    """Retries steps that the disk refused, until ``stop``."""
 
     def __init__(self) -> None:
         self._stop = asyncio.Event()
@@ -28,7 +28,7 @@ class PatientDisk:
 
     @property
     def is_refusing(self) -> bool:
-        """Whether a step of some batch waits for its next try."""
+        """Whether a step of some batch waits for its next attempt."""
         return bool(self._refused)
 
     @property
@@ -36,11 +36,11 @@ class PatientDisk:
         return self._stop.is_set()
 
     def stop(self) -> None:
-        """Ends all waiting: what the disk refuses from now on is left to the next start."""
+        """Ends all waits; steps that the disk refuses later are left to the next start."""
         self._stop.set()
 
     async def sleep(self, delay_s: float) -> None:
-        """Returns early when the server stops."""
+        """Sleeps; returns early when the server stops."""
         try:
             async with asyncio.timeout(delay_s):
                 await self._stop.wait()
@@ -48,7 +48,7 @@ class PatientDisk:
             return
 
     async def retry(self, batch_id: str, step: Callable[[], Awaitable[T]]) -> T:
-        """Raises ServerStoppingError when the server stops before the step was done."""
+        """The step's result, after retries. Raises ServerStoppingError if the server stops before it succeeds."""
         delay_s = FIRST_DELAY_S
         try:
             while True:
@@ -57,7 +57,7 @@ class PatientDisk:
                 except (OSError, StoreUnavailableError) as error:
                     if self._stop.is_set():
                         raise ServerStoppingError from error
-                    logger.error("batch %s has to wait: %s", batch_id, error)
+                    logger.error("batch %s waits for its storage: %s", batch_id, error)
                 self._refused.add(batch_id)
                 await self.sleep(delay_s)
                 delay_s = min(2 * delay_s, MAX_DELAY_S)

@@ -1,4 +1,4 @@
-"""Operations on the ``files`` and ``idempotency_keys`` tables; each runs inside a transaction of the store."""
+"""Operations on the ``files`` and ``idempotency_keys`` tables, inside a transaction of the store."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -51,12 +51,12 @@ def get_file(conn: sa.Connection, file_id: str, owner: str, now: int) -> FileRec
 
 
 def has_file(conn: sa.Connection, file_id: str) -> bool:
-    """Anybody's, expired or not."""
+    """Whether the file has a record, of any owner and expired or not."""
     return bool(conn.execute(sa.select(sa.exists().where(files.c.id == file_id))).scalar_one())
 
 
 def select_purpose(conn: sa.Connection, file_id: str, owner: str) -> tuple[str | None, str | None]:
-    """A file's purpose, and the model that it names; None for what is not known."""
+    """A file's purpose, and the model that it names; None if unknown."""
     query = sa.select(files.c.purpose, files.c.model).where(files.c.id == file_id, files.c.owner == owner)
     row = conn.execute(query).one_or_none()
     return (None, None) if row is None else (row.purpose, row.model)
@@ -65,9 +65,9 @@ def select_purpose(conn: sa.Connection, file_id: str, owner: str) -> tuple[str |
 def list_files(
     conn: sa.Connection, owner: str, now: int, *, purpose: str | None, limit: int, after: str | None, ascending: bool
 ) -> list[FileRecord] | None:
-    """Up to ``limit`` files after the given one; None when ``after`` is and was no file of this owner.
+    """Up to ``limit`` files after the given one; None if ``after`` is and was no file of this owner.
 
-    One that has been deleted lately still marks its place: a client may delete what it pages through.
+    A recently deleted file still marks its place: a client may delete what it pages through.
     """
     query = sa.select(*_COLUMNS).where(_visible(owner, now)).limit(limit)
     query = query.order_by(files.c.seq.asc() if ascending else files.c.seq.desc())
@@ -87,7 +87,7 @@ def _in_use(file_id: sa.ColumnElement[str] | str) -> sa.Exists:
 
 
 def delete_file(conn: sa.Connection, file_id: str, owner: str, now: int) -> bool:
-    """Forgets a file; False when the owner has no such file.
+    """Deletes a file's record; returns False if the owner has no such file.
 
     Raises:
         FileInUseError: a live batch reads it.
@@ -101,25 +101,25 @@ def delete_file(conn: sa.Connection, file_id: str, owner: str, now: int) -> bool
 
 
 def _delete(conn: sa.Connection, where: sa.ColumnElement[bool], now: int) -> None:
-    """Forgets files, and notes in the same transaction what is left to do for them."""
+    """Deletes records of files, and notes in the same transaction what is left to remove."""
     gone = sa.select(files.c.id, files.c.owner, files.c.seq, sa.literal(now), sa.false(), files.c.blob).where(where)
     conn.execute(deleted_files.insert().from_select([column.name for column in deleted_files.c], gone))
     conn.execute(files.delete().where(where))
 
 
 def forget_lost_file(conn: sa.Connection, file_id: str, now: int) -> None:
-    """Forgets a file whose bytes are lost, whoever uses it. The rows of results that it was made of stay."""
+    """Deletes the record of a file whose bytes are lost, even if it is in use. Results that it was made of stay."""
     _delete(conn, files.c.id == file_id, now)
     mark_swept(conn, file_id)
 
 
 def delete_expired(conn: sa.Connection, now: int) -> None:
-    """Forgets expired files that no live batch reads."""
+    """Deletes expired files that no live batch reads."""
     _delete(conn, sa.and_(files.c.expires_at <= now, ~_in_use(files.c.id)), now)
 
 
 def unswept_files(conn: sa.Connection) -> dict[str, str | None]:
-    """Deleted files of which bytes or results may be left; with each its blob, if it had one."""
+    """Deleted files that may have bytes or results left; with the blob of each, if it had one."""
     t = deleted_files.c
     return {row.id: row.blob for row in conn.execute(sa.select(t.id, t.blob).where(~t.is_swept))}
 
@@ -129,7 +129,7 @@ def mark_swept(conn: sa.Connection, file_id: str) -> None:
 
 
 def forget_deleted(conn: sa.Connection, deleted_before: int) -> None:
-    """Drops deleted files of which nothing is left to do, and which no client pages from any more."""
+    """Drops deleted files with nothing left to remove, once clients no longer page from them."""
     t = deleted_files.c
     conn.execute(deleted_files.delete().where(t.is_swept, t.deleted_at < deleted_before))
 
@@ -139,19 +139,19 @@ def all_file_ids(conn: sa.Connection) -> set[str]:
 
 
 def all_blobs(conn: sa.Connection) -> set[str]:
-    """Keys of the files' bytes on shared storage, those of deleted files included."""
+    """Keys of the files' bytes on shared storage, including those of deleted files."""
     tables = (files, deleted_files)
     keys = sa.union_all(*(sa.select(t.c.blob).where(t.c.blob.is_not(None)) for t in tables))
     return set(conn.execute(keys).scalars())
 
 
 def all_files(conn: sa.Connection) -> list[FileRecord]:
-    """Every owner's, oldest first."""
+    """Files of all owners, oldest first."""
     return [_record(row) for row in conn.execute(sa.select(*_COLUMNS).order_by(files.c.seq))]
 
 
 def claim_key(conn: sa.Connection, key: IdempotencyKey, object_id: str, now: int) -> str:
-    """The id of the object that the key stands for: ``object_id`` if the key is new.
+    """The id of the key's object, which is ``object_id`` if the key is new.
 
     Raises:
         IdempotencyConflictError: the key belongs to another body.
@@ -168,7 +168,7 @@ def claim_key(conn: sa.Connection, key: IdempotencyKey, object_id: str, now: int
 
 
 def move_key(conn: sa.Connection, key: IdempotencyKey, object_id: str) -> None:
-    """Points a key at a new object, when the one it stood for has been deleted."""
+    """Points a key to a new object after its old one has been deleted."""
     t = idempotency_keys
     where = (t.c.owner == key.owner, t.c.kind == key.kind, t.c.key == key.key)
     conn.execute(t.update().where(*where).values(object_id=object_id))
@@ -184,18 +184,17 @@ def insert_output_files(conn: sa.Connection, records: Sequence[FileRecord]) -> N
 
 
 def result_names() -> dict[str, str]:
-    """New ids for the result files of a batch, for its row. They are drawn whenever what will be in the files changes:
-    after an older copy of the database, or of everything, was put back, an id that was shown stands for nothing else.
-    """
+    """New ids for the result files of a batch. They are chosen whenever the files' contents change. So an id that was
+    shown never means other contents, even after an older copy of the database or of everything was restored."""
     return {"planned_output_file_id": new_file_id(), "planned_error_file_id": new_file_id()}
 
 
 def name_results(conn: sa.Connection, batch_id: str) -> None:
-    """Plans the result files of a batch under new ids."""
+    """Chooses new ids for the result files of a batch."""
     conn.execute(batches.update().where(batches.c.id == batch_id).values(**result_names()))
 
 
 def planned_file_ids(conn: sa.Connection) -> set[str]:
-    """Of the files that live batches will end in."""
+    """Planned ids of the result files of live batches."""
     query = sa.select(batches.c.planned_output_file_id, batches.c.planned_error_file_id)
     return {file_id for row in conn.execute(query.where(batches.c.status.in_(LIVE))) for file_id in row}

@@ -1,12 +1,12 @@
-"""Files on disk and their rows: a file exists when its row does, and a row is written last.
+"""Files on disk and their records: a file exists if its record does, which is written last.
 
-    upload   temp file -> fsync -> rename -> fsync directory -> row
-    delete   row -> unlink
+ upload   temp file -> fsync -> rename -> fsync directory -> record
+ delete   record -> unlink
 
-Where servers share storage, the bytes go there before the row, and what lies in the directory is a copy.
+On shared storage, the bytes are stored there before the record, and the directory has copies.
 
-A crash anywhere leaves at most bytes without a row; ``leftovers.tidy`` sees to those at the next start. Where it is not
-known whether a row was written, the bytes stay until it is.
+A crash leaves at most bytes without a record, which ``leftovers.tidy`` handles at the next start. While it is not known
+whether a record was written, the bytes stay.
 """
 
 import asyncio
@@ -50,18 +50,18 @@ DAY_S = 86_400
 DEFAULT_LIFE_S = 30 * DAY_S
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3_600, 30 * DAY_S
 STALE_COPY_S = 3_600
-"""A copy that is younger may be of a file whose row is not there yet."""
+"""A younger copy may be of a file whose record is not written yet."""
 FILES_A_LOOK = 16
-"""Of those that are away, looked for in one go."""
+"""Number of unreadable files that are checked at a time."""
 _FLUSH_BYTES = 1 << 20
 _TEMP_SUFFIX = ".tmp"
 MAX_FIRST_LINE_BYTES = 1 << 20
-"""A longer one is read by the process that checks files."""
+"""The checking process reads longer lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class UploadForm:
-    """What came with the bytes of an upload."""
+    """Fields of an upload other than its bytes."""
 
     filename: str
     purpose: str
@@ -90,8 +90,8 @@ class Upload:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        # Not awaited in a thread: a cancelled request must still leave nothing behind.
-        with suppress(OSError):  # what a storage that fails does not let go of is removed at the next start
+        # Not awaited in a thread, because a cancelled request must also clean up.
+        with suppress(OSError):  # What a failing storage does not delete is removed at the next start.
             if self._file is not None:
                 self._file.close()
             self._path.unlink(missing_ok=True)
@@ -111,7 +111,7 @@ class Upload:
         return self._hash.hexdigest()
 
     def named_model(self) -> str | None:
-        """The model that the first line names, where it is a short line of a batch; after ``finish``."""
+        """The model that the first line of a batch names, if the line is short; after ``finish``."""
         with self._path.open("rb") as f:
             return named_model(f.readline(MAX_FIRST_LINE_BYTES))
 
@@ -138,7 +138,7 @@ class Upload:
 
 
 class FileStore:
-    """The files API without HTTP. Every method raises ``ApiError``s that a route can let through."""
+    """The files API without HTTP. Methods raise ``ApiError``s for the routes."""
 
     def __init__(
         self, store: Store, now: Callable[[], float], max_file_bytes: int, life_s: int = DEFAULT_LIFE_S
@@ -151,9 +151,9 @@ class FileStore:
         self._blobs = store.blobs
         self.health = StorageHealth()
         self._seen: dict[str, tuple[tuple[int, ...], bool]] = {}
-        """Versions of files that have been compared with their hashes, and whether they were right."""
+        """Version of each file that has been compared with its hash, and whether it matched."""
         self._undecided: dict[str, str | None] = {}
-        """Uploads whose row may stand or not, each with its blob."""
+        """Uploads whose records may or may not exist, with their blobs."""
 
     def path(self, file_id: str) -> Path:
         return self.directory / file_id
@@ -167,9 +167,9 @@ class FileStore:
         """Makes an upload a file.
 
         Raises:
-            InvalidRequestError: purpose, name or expiry are not acceptable.
+            InvalidRequestError: purpose, name or expiry are invalid.
             ConflictError: the idempotency key was used for other content.
-            WriteUnknownError: the file is there with its bytes, or not at all.
+            WriteUnknownError: the file is stored completely or not at all.
         """
         check_form(form)
         digest = await upload.finish()
@@ -204,7 +204,7 @@ class FileStore:
             self._undecided[record.id] = record.blob
             raise
         except Exception as error:
-            # Not for a cancelled request, whose row may stand; the next start decides about that one.
+            # Not for a cancelled request, whose record may exist; the next start decides about that one.
             await self.remove(record.id, record.blob if is_put else None)
             if isinstance(error, IdempotencyConflictError):
                 raise ConflictError(
@@ -216,13 +216,13 @@ class FileStore:
         return kept
 
     async def settle(self) -> None:
-        """Removes the bytes of uploads of which it was not known whether they have a row, and which have none.
+        """Removes the bytes of uploads whose write was unknown and turned out not to have happened.
 
         Raises:
-            StoreUnavailableError: not now.
+            StoreUnavailableError: a temporary failure.
         """
         for file_id, blob in list(self._undecided.items()):
-            # Asked in a write: once it has happened, nothing that was cut off before can happen any more.
+            # Asked in a write: once it has happened, no earlier unfinished write can happen any more.
             if await self._store.write(file_rows.has_file, file_id) or await self.remove(file_id, blob):
                 del self._undecided[file_id]
 
@@ -231,7 +231,7 @@ class FileStore:
             await self._blobs.in_thread(self._blobs.put, self.path(record.id), record.blob)
 
     async def get(self, file_id: str, owner: str) -> FileRecord:
-        """Raises NotFoundError for unknown, expired and other owners' files alike."""
+        """The owner's file. Raises NotFoundError for unknown, expired and other owners' files alike."""
         record = await self._store.read(file_rows.get_file, file_id, owner, int(self._now()))
         if record is None:
             raise no_such_file()
@@ -255,7 +255,7 @@ class FileStore:
         return found[:limit], len(found) > limit
 
     async def delete(self, file_id: str, owner: str) -> None:
-        """Raises NotFoundError, or ConflictError while a live batch reads the file."""
+        """Deletes a file. Raises NotFoundError, or ConflictError while a live batch reads the file."""
         record = await self.get(file_id, owner)
         try:
             deleted = await self._store.write(file_rows.delete_file, file_id, owner, int(self._now()))
@@ -266,7 +266,8 @@ class FileStore:
         await self.remove(file_id, record.blob)
 
     async def remove(self, file_id: str, blob: str | None = None) -> bool:
-        """Removes the bytes of a file whose row is gone; False where the disk refuses, and housekeeping tries again."""
+        """Removes the bytes of a file without a record; returns False if the disk refuses, and housekeeping tries
+        again."""
         self._seen.pop(file_id, None)
         self.health.forget(file_id)
         try:
@@ -279,16 +280,16 @@ class FileStore:
         return True
 
     async def verify(self, record: FileRecord) -> None:
-        """``open`` for those who read the file later."""
+        """Checks the file like ``open``, for callers that read it later."""
         (await self.open(record)).close()
 
     async def open(self, record: FileRecord) -> BinaryIO:
-        """The bytes of a file that has a row, compared with their hash once for each version on disk.
+        """The bytes of a file with a record, compared with their hash once for each version on disk.
 
         Raises:
-            NotFoundError: the row is gone meanwhile.
-            FileAwayError: it has one, so that the bytes may be back later.
-            StoreUnavailableError: the database cannot be asked for it.
+            NotFoundError: the record has been deleted.
+            FileAwayError: it has a record, so the bytes may return.
+            StoreUnavailableError: the database cannot be asked.
         """
         try:
             file = await self._open_or_fetch(record)
@@ -306,7 +307,7 @@ class FileStore:
         except OSError:
             if self._blobs is None or record.blob is None:
                 raise
-        # There is no copy of it, or one that is damaged.
+        # There is no copy, or a damaged one.
         await self._blobs.in_thread(self._blobs.fetch, record.blob, self.path(record.id), self.directory)
         return await self._open_in_thread(record)
 
@@ -319,10 +320,10 @@ class FileStore:
             raise
 
     def open_here(self, record: FileRecord) -> BinaryIO:
-        """The bytes that lie in this server's directory, compared with their hash. Blocking.
+        """The bytes in this server's directory, compared with their hash. Blocking.
 
         Raises:
-            FileDamagedError: they are not those that were stored.
+            FileDamagedError: they are damaged.
             OSError: they cannot be read.
         """
         file = self.path(record.id).open("rb")
@@ -343,9 +344,9 @@ class FileStore:
     # ---- the storage's health ----
 
     async def look_again(self) -> None:
-        """Asks again for what the storage has refused: a few of the files that are away, and a write."""
+        """Retries what the storage has refused: a few of the unreadable files, and a write."""
         for record in list(self.health.away.values())[:FILES_A_LOOK]:
-            # The next time it is the turn of others.
+            # The next time, other files are checked first.
             self.health.away[record.id] = self.health.away.pop(record.id)
             with suppress(NotFoundError, FileAwayError, StoreUnavailableError):
                 await self.verify(record)
@@ -362,10 +363,10 @@ class FileStore:
             await self._blobs.in_thread(self._blobs.mark)
 
     def drop_stale_copies(self, known: Collection[str]) -> None:
-        """Removes copies of files that are gone, deleted on other servers too. Blocking."""
+        """Removes copies of files that are deleted, even on other servers. Blocking."""
         if self._blobs is None:
             return
-        # The machine's own clock, as the copies' times are.
+        # The machine's own clock, like the copies' times.
         changed_before_s = time.time() - STALE_COPY_S
         for path in self.directory.iterdir():
             if path.name not in known and path.stat().st_mtime < changed_before_s:
@@ -373,13 +374,13 @@ class FileStore:
 
 
 def _close_unread(opening: "asyncio.Future[BinaryIO]") -> None:
-    """Whoever asked for the file has gone."""
+    """Closes the file if its caller was cancelled."""
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()
 
 
 def check_form(form: UploadForm) -> None:
-    """Raises InvalidRequestError for a purpose, name or expiry that is not acceptable."""
+    """Raises InvalidRequestError for an invalid purpose, name or expiry."""
     if form.purpose not in PURPOSES:
         raise InvalidRequestError(
             f"Invalid value for 'purpose': supported values are {', '.join(PURPOSES)}.",

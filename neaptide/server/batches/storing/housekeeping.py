@@ -1,4 +1,4 @@
-"""What has to go in the course of time: expired files, what deleted ones leave, old idempotency keys."""
+"""Removes expired files, remains of deleted ones, and old idempotency keys."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,13 +9,13 @@ from neaptide.server.batches.storing.store import Store
 
 IDEMPOTENCY_KEY_LIFE_S = 7 * DAY_S
 CURSOR_LIFE_S = 7 * DAY_S
-"""How long a deleted file is remembered as a place in a list: a client may be paging."""
+"""How long a deleted file marks its place in a list, for clients that page."""
 LINES_A_WRITE = 2_000
-"""Results that are dropped in one transaction: a line that ends waits behind it."""
+"""Results dropped per transaction, for which ending lines have to wait."""
 
 
 class Housekeeping:
-    """Done at start, every minute, and by ``neaptide data prune``."""
+    """Runs at start, every minute, and by ``neaptide data prune``."""
 
     def __init__(self, store: Store, files: FileStore, now: Callable[[], float]) -> None:
         self._store = store
@@ -23,10 +23,10 @@ class Housekeeping:
         self._now = now
 
     async def run(self) -> None:
-        """Raises StoreUnavailableError; what was not done is done the next time."""
+        """Removes what is due. Raises StoreUnavailableError; the rest is removed the next time."""
         now = int(self._now())
         await self._store.write(file_rows.delete_expired, now)
-        # In a write: what it saw deleted is then durable, on a standby too, before any bytes go.
+        # In a write: the deletions it sees are then durable, on a standby too, before any bytes are removed.
         for file_id, blob in (await self._store.write(file_rows.unswept_files)).items():
             await self._sweep(file_id, blob)
         await self._store.write(file_rows.forget_deleted, now - CURSOR_LIFE_S)
@@ -36,7 +36,7 @@ class Housekeeping:
             await asyncio.to_thread(self._files.drop_stale_copies, known)
 
     async def _sweep(self, file_id: str, blob: str | None) -> None:
-        """The bytes of a deleted file, and of a result file the results that it was made of."""
+        """Removes the bytes of a deleted file, and the results of a deleted result file."""
         if not await self._files.remove(file_id, blob):
             return
         while await self._store.write(retention_rows.drop_results, file_id, LINES_A_WRITE):

@@ -1,8 +1,8 @@
-"""What a start finds in our directories beside what the database knows.
+"""Cleans our directories at a start by what the database knows.
 
-A crash leaves torn uploads, files whose deletion was committed, and the plans of jobs that have ended: those are ours,
-no reply ever promised them, and they go. Anything else is moved aside and reported, never deleted: it may be what an
-older copy of the database does not know yet, or not be ours at all.
+A crash leaves torn uploads, files whose deletion was committed, and plans of ended jobs. These are ours, no reply has
+promised them, and they are removed. Everything else is moved aside and reported, never deleted: an older copy of the
+database may not know it yet, or it may not be ours.
 """
 
 import logging
@@ -24,33 +24,33 @@ _COPY = re.compile(r"file-[0-9a-f]{24}(\.tmp)?")
 _JOB_FILE = re.compile(r"(batch_[0-9a-f]{24})\.(tokens|offsets|prefixes|replies|plan|sha256)")
 _SHOWN_NAMES = 5
 Verdict = Callable[[str], bool | None]
-"""Of a name: True to keep it, False to remove it, None for what is unknown."""
+"""Decision about a name: True keeps it, False removes it, None means unknown."""
 
 
 def tidy(store: Store, now_s: float) -> None:
-    """Removes what crashes left in the data directory and moves what is unknown aside. Blocking; at start only."""
+    """Removes what crashes left in the data directory and moves unknown entries aside. Blocking; at start only."""
     for folder, verdict in judges(store).items():
         _tidy_folder(store.data_dir / folder, verdict, place_aside(store, now_s) / folder)
 
 
 def place_aside(store: Store, now_s: float) -> Path:
-    """Where what is found now is moved to."""
+    """Target of entries that are moved aside now."""
     return store.data_dir / MOVED_ASIDE / time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime(now_s))
 
 
 def missing_commits(store: Store) -> list[str]:
-    """Whether the database is older than what it was."""
+    """A line about acknowledged commits that the database lacks."""
     count = store.database.num_missing_commits
     if not count:
         return []
     return [
         f"the database {store.database.name} lacks its last {count} commits: an older copy was put back, or its "
-        "write-ahead log was lost or damaged; what it does not know is moved aside"
+        "write-ahead log was lost or damaged; files that it does not know are moved aside"
     ]
 
 
 def judges(store: Store) -> dict[str, Verdict]:
-    """Of each folder that is looked through."""
+    """Decision for the entries of each folder."""
     found = {FILES: judge_files(store), JOBS: judge_jobs(store)}
     if store.blobs is not None:
         found[CACHE] = judge_copies(store)
@@ -58,7 +58,7 @@ def judges(store: Store) -> dict[str, Verdict]:
 
 
 def judge_copies(store: Store) -> Verdict:
-    """A copy of what lies on shared storage tells nothing that is not there."""
+    """Decision for copies of shared storage, which contain nothing else."""
     known = store.read_blocking(file_rows.all_file_ids)
 
     def verdict(name: str) -> bool | None:
@@ -72,7 +72,7 @@ def judge_copies(store: Store) -> Verdict:
 def judge_files(store: Store) -> Verdict:
     known = store.read_blocking(file_rows.all_file_ids)
     deleted = set(store.read_blocking(file_rows.unswept_files))
-    # Finalizing writes them again, whether it had got as far as their names or not, and compares what has such a name.
+    # Finalizing writes them again and compares existing ones, whether it had chosen their names or not.
     planned = store.read_blocking(file_rows.planned_file_ids)
 
     def verdict(name: str) -> bool | None:
@@ -107,7 +107,7 @@ def _tidy_folder(folder: Path, verdict: Verdict, aside: Path) -> None:
             unknown.append(path)
         elif judgement is False:
             path.unlink()
-            logger.info("removed %s: what a crash left", path.name)
+            logger.info("removed %s, which a crash had left", path.name)
     if unknown:
         target = move_aside(folder, sorted(unknown), aside)
         names = ", ".join(sorted(path.name for path in unknown)[:_SHOWN_NAMES])
@@ -119,7 +119,7 @@ def _tidy_folder(folder: Path, verdict: Verdict, aside: Path) -> None:
 
 
 def move_aside(folder: Path, paths: list[Path], aside: Path) -> Path:
-    """Moves entries of a folder, durably, to ``aside``, or beside it if there is one; returns where they are."""
+    """Moves entries of a folder durably to ``aside``, or to a new name if that exists; returns their place."""
     target, number = aside, 1
     while target.exists():
         number += 1

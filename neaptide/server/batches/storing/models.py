@@ -1,4 +1,4 @@
-"""Values of the files and batches plane: what the tables hold, typed."""
+"""Typed values of the tables of files and batches."""
 
 import secrets
 import zlib
@@ -9,7 +9,7 @@ from neaptide.server.openai.stored_replies import BatchError
 
 
 class BatchStatus(StrEnum):
-    """The names that clients poll for; see ``TERMINAL`` and ``LIVE``."""
+    """Statuses that clients poll for; see ``TERMINAL`` and ``LIVE``."""
 
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"
@@ -45,16 +45,16 @@ class FileRecord:
     sha256: str
     created_at: int
     expires_at: int | None
-    """Unix seconds from which on the file counts as gone."""
+    """Unix time from which the file counts as deleted."""
     blob: str | None = None
-    """Key of the bytes on shared storage, if they lie there."""
+    """Key of the bytes on shared storage, if they are there."""
     model: str | None = None
-    """That the first line of a batch file names, if that is known."""
+    """Model that the first line of a batch file names, if it is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """One row of ``batches``; fields as in ``tables.py``."""
+    """One record of ``batches``; fields as in ``tables.py``."""
 
     id: str
     owner: str
@@ -98,7 +98,7 @@ class BatchRecord:
 
 @dataclass(frozen=True, slots=True)
 class NewBatch:
-    """What a create call decides; the rest of the row follows from it."""
+    """Fields that a create call decides; the rest of the record follows from them."""
 
     id: str
     owner: str
@@ -115,7 +115,7 @@ class NewBatch:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one answer, or of many."""
+    """Token counts of one or more answers."""
 
     input_tokens: int = 0
     cached_tokens: int = 0
@@ -124,7 +124,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class LineResult:
-    """How a line ended. ``body`` is JSON text: a response body, of an answer or of an HTTP-type error."""
+    """Result of a line. ``body`` is JSON text: a response body, of an answer or of an HTTP-type error."""
 
     line_no: int
     state: LineState
@@ -139,13 +139,13 @@ class LineResult:
 
 
 def result_checksum(state: LineState, status_code: int | None, request_id: str | None, result: str) -> int:
-    """CRC-32 of what a line's result consists of."""
+    """CRC-32 of the parts of a line's result."""
     return zlib.crc32(f"{state}\0{status_code}\0{request_id}\0{result}".encode())
 
 
 @dataclass(frozen=True, slots=True)
 class NewLine:
-    """A validated line. ``result`` is set when its body was refused: it never reaches the engine."""
+    """A validated line. ``result`` is set if its body was refused: it never reaches the engine."""
 
     line_no: int
     custom_id: str
@@ -170,7 +170,7 @@ class PendingLine:
 
 @dataclass(frozen=True, slots=True)
 class EndedLine:
-    """A line as the output or error file tells it."""
+    """A line of the output or error file."""
 
     line_no: int
     custom_id: str
@@ -180,11 +180,11 @@ class EndedLine:
     result: str | None
     error: str | None
     checksum: int | None
-    """None without a result, and for results of before there were checksums."""
+    """None without a result, or for results from before there were checksums."""
 
     @property
     def is_damaged(self) -> bool:
-        """Whether the result is not what was stored."""
+        """Whether the result differs from the stored one."""
         if self.checksum is None or self.result is None:
             return False
         return self.checksum != result_checksum(self.state, self.status_code, self.request_id, self.result)
@@ -192,11 +192,11 @@ class EndedLine:
 
 @dataclass(frozen=True, slots=True)
 class IdempotencyKey:
-    """A client's promise that two POSTs are the same one; ``body_hash`` checks the promise."""
+    """A client's statement that two POSTs are the same one; ``body_hash`` checks it."""
 
     owner: str
     kind: str
-    """``files`` or ``batches``."""
+    """One of ``files`` and ``batches``."""
     key: str
     body_hash: str
 

@@ -1,4 +1,4 @@
-"""What ``neaptide data`` does to a data directory while no server runs on it. Blocking."""
+"""Operations of ``neaptide data`` on a data directory while no server uses it. Blocking."""
 
 import asyncio
 import hashlib
@@ -30,34 +30,34 @@ from neaptide.server.batches.storing.tables import batch_lines, batches, files
 
 _PAGE_LINES = 1_000
 LEFTOVER_BLOB_S = DAY_S
-"""A blob without a row that is younger may be one whose row a server is about to write."""
+"""Age below which a blob without a record may be one whose record is about to be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What takes the space."""
+    """Sizes of the parts of a data directory."""
 
     bytes_of: dict[str, int]
-    """By part of the directory."""
+    """Bytes of each part of the directory."""
     reusable_bytes: int
-    """Of the database: rows that are gone; new ones take their place, ``prune`` gives them back."""
+    """Bytes of deleted records in the database; new records reuse them, and ``prune`` returns them to the disk."""
     rows_of: dict[str, int]
-    """By table."""
+    """Number of records of each table."""
 
 
 @dataclass(slots=True)
 class Findings:
-    """What ``check`` looked at, and everything that is not as it should be."""
+    """Counts and faults found by ``check``."""
 
     files: int = 0
     results: int = 0
     repairs: list[str] = field(default_factory=list)
-    """What was made again or dropped before."""
+    """Files that were restored or dropped before."""
     problems: list[str] = field(default_factory=list)
 
 
 def sizes(store: Store) -> Sizes:
-    """Of each part of the directory, in bytes; of the tables, in rows."""
+    """Sizes of the directory's parts in bytes, and of the tables in records."""
     found = Counter(dict.fromkeys(("database", FILES, JOBS, CACHE, "logs", PROFILES, MOVED_ASIDE, "other"), 0))
     for path in store.data_dir.iterdir():
         found[_part(path.name)] += sum(_bytes(below) for below in (path, *path.rglob("*")))
@@ -87,7 +87,7 @@ def _rows(conn: sa.Connection) -> dict[str, int]:
 
 
 def check(store: Store) -> Findings:
-    """Reads everything: the database's own consistency, each file's hash, each result's checksum, what is unknown."""
+    """Checks everything: the database's consistency, the files' hashes, the results' checksums, and unknown entries."""
     found = Findings()
     found.problems += missing_commits(store)
     found.problems += [f"database: {text}" for text in store.read_blocking(store.database.problems)]
@@ -100,23 +100,23 @@ def check(store: Store) -> Findings:
     for folder, verdict in judges(store).items():
         for path in sorted((store.data_dir / folder).iterdir()):
             if verdict(path.name) is None:
-                found.problems.append(f"{folder}/{path.name}: the database does not know it; a start moves it aside")
-    found.problems += [f"{key}: no row names this blob; prune moves it aside" for key in leftover_blobs(store)]
+                found.problems.append(f"{folder}/{path.name}: unknown to the database; a start moves it aside")
+    found.problems += [f"{key}: no record has this blob; prune moves it aside" for key in leftover_blobs(store)]
     return found
 
 
 class FileFault(NamedTuple):
-    """What is wrong with a file that the database knows."""
+    """A fault of a file that the database knows."""
 
     name: str
     text: str
     is_final: bool
-    """Its bytes are gone or wrong; otherwise they cannot be read now."""
+    """Whether its bytes are lost or wrong; otherwise they only cannot be read now."""
     is_missing: bool = False
 
 
 def fault_of(store: Store, record: FileRecord) -> FileFault | None:
-    """Reads the whole file."""
+    """The file's fault, or None. Reads the whole file."""
     name = f"{store.files_dir.name}/{record.id}" if record.blob is None else record.blob
     try:
         num_bytes, digest = _read(store, record)
@@ -125,11 +125,11 @@ def fault_of(store: Store, record: FileRecord) -> FileFault | None:
         return FileFault(name, error.strerror or str(error), is_missing, is_missing)
     if (num_bytes, digest) == (record.num_bytes, record.sha256):
         return None
-    return FileFault(name, "its bytes are not those that were stored", True)
+    return FileFault(name, "its bytes differ from the stored ones", True)
 
 
 def _read(store: Store, record: FileRecord) -> tuple[int, str]:
-    """Bytes and SHA-256 of a file; where servers share, of the blob and of no copy."""
+    """Size and SHA-256 of a file; with shared storage, of the blob and not of a copy."""
     path, fetched = store.files_dir / record.id, None
     if store.blobs is not None and record.blob is not None:
         path = fetched = store.files_dir / f"{record.id}.tmp"
@@ -144,14 +144,14 @@ def _read(store: Store, record: FileRecord) -> tuple[int, str]:
 
 
 def leftover_blobs(store: Store) -> list[str]:
-    """Keys that no row names, and that are too old to be of a write that is under way. Blocking.
+    """Keys without a record that are too old to be part of a running write. Blocking.
 
-    What crashes have left, or what an older copy of the database does not know.
+    Crashes have left them, or an older copy of the database does not know them.
     """
     if store.blobs is None:
         return []
     written_before_s = time.time() - LEFTOVER_BLOB_S
-    # Listed first: what is written and named meanwhile is not among them.
+    # Listed first, so that blobs that get their record meanwhile are not included.
     old = [blob.key for blob in store.blobs.find() if blob.written_s < written_before_s]
     files_of, plans_of = store.read_blocking(file_rows.all_blobs), store.read_blocking(batch_rows.live_plan_blobs)
     unknown = (key for key in old if key not in files_of and key.rpartition(".")[0] not in plans_of)
@@ -163,18 +163,18 @@ def _check_results(store: Store, batch_id: str, found: Findings) -> None:
     while page := store.read_blocking(batch_rows.ended_lines, batch_id, after, _PAGE_LINES):
         found.results += sum(line.result is not None for line in page)
         found.problems += [
-            f"{batch_id}, line {line.line_no}: its result is not what was stored" for line in page if line.is_damaged
+            f"{batch_id}, line {line.line_no}: its stored result is damaged" for line in page if line.is_damaged
         ]
         after = page[-1].line_no
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prune:
-    """What may go beside what a server would remove by itself."""
+    """Data to remove in addition to what a server removes itself."""
 
     moved_aside: bool = False
     batches_older_than_days: float | None = None
-    """Ended batches; those with a result file stay."""
+    """Age of ended batches to remove; those with a result file stay."""
 
     def __post_init__(self) -> None:
         days = self.batches_older_than_days
@@ -186,7 +186,7 @@ class Prune:
 
 
 def prune(store: Store, what: Prune) -> int:
-    """Removes what has to go, gives its space back to the disk, and returns how many bytes that was."""
+    """Removes what is due and returns the space to the disk; returns the number of bytes."""
     before = sum(sizes(store).bytes_of.values())
     files_of_store = FileStore(store, time.time, max_file_bytes=0)
     asyncio.run(Housekeeping(store, files_of_store, time.time).run())

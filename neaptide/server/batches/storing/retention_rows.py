@@ -1,6 +1,6 @@
-"""Operations on rows that are kept long enough: results of files that are gone, batches that ended long ago.
+"""Removal of old records: results of deleted files, and batches that ended long ago.
 
-As those of ``batch_rows``, they run within one transaction each.
+Like those of ``batch_rows``, each operation runs within one transaction.
 """
 
 import sqlalchemy as sa
@@ -10,7 +10,7 @@ from neaptide.server.batches.storing.tables import batch_lines, batches, files
 
 
 def drop_results(conn: sa.Connection, file_id: str, limit: int) -> int:
-    """Forgets up to ``limit`` of the lines that a result file was made of; returns how many."""
+    """Deletes up to ``limit`` of the lines that a result file was made of; returns their number."""
     t = batch_lines.c
     dropped = 0
     for column, in_file in (
@@ -25,7 +25,7 @@ def drop_results(conn: sa.Connection, file_id: str, limit: int) -> int:
 
 
 def forget_batches(conn: sa.Connection, ended_before: int) -> None:
-    """Drops batches, with their lines, that ended so long ago and whose result files are gone."""
+    """Deletes batches, with their lines, that ended before ``ended_before`` and whose result files are deleted."""
     ended_at = sa.func.coalesce(*(batches.c[f"{status}_at"] for status in TERMINAL))
     has_files = sa.exists().where(files.c.id.in_((batches.c.output_file_id, batches.c.error_file_id)))
     conn.execute(batches.delete().where(batches.c.status.in_(TERMINAL), ended_at < ended_before, ~has_files))

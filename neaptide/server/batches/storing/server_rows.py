@@ -1,7 +1,7 @@
-"""The servers that use the database, what each serves and can do; and the batches that wait for another one.
+"""Servers that use the database, with their models and abilities, and batches that wait for another server.
 
-A server is there until its lease of this row ends. For a while longer it is known: a restart or a roll takes minutes,
-and lines that only that server can run are left to it.
+A server is present until the lease of its record ends. It stays known for a while longer: a restart takes minutes, and
+lines that only that server can run are left to it.
 """
 
 from collections.abc import Collection
@@ -17,13 +17,13 @@ from neaptide.server.batches.storing.tables import batch_chunks, batches, server
 from neaptide.server.openai.stored_replies import BatchError
 
 KNOWN_MS = 3_600_000
-"""So long after its last word a server is known."""
+"""How long a server is known after its last renewal."""
 _FOR_EVER_MS = 1 << 62
 _OPEN = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
 
 
 def enrol(conn: sa.Connection, name: str, served: Served, lease_ms: int) -> None:
-    """The server is there, for the length of a lease from now on."""
+    """Registers the server as present for the length of a lease."""
     t, now_ms = servers.c, database_now_ms(conn)
     until_ms = conn.execute(sa.select(now_ms + lease_ms)).scalar_one()
     conn.execute(servers.delete().where(sa.or_(t.name == name, t.there_until_ms < now_ms - KNOWN_MS)))
@@ -31,13 +31,13 @@ def enrol(conn: sa.Connection, name: str, served: Served, lease_ms: int) -> None
 
 
 def enrol_alone(conn: sa.Connection, served: Served) -> None:
-    """The server has the database for itself, and there is no other one."""
+    """Registers the only server of the database."""
     conn.execute(servers.delete())
     conn.execute(servers.insert().values(**_row("", served, _FOR_EVER_MS)))
 
 
 def leave(conn: sa.Connection, name: str) -> None:
-    """The server stops. It is known as long as one that has died."""
+    """Notes that the server stops. It stays known, as after a crash."""
     conn.execute(servers.update().where(servers.c.name == name).values(there_until_ms=database_now_ms(conn)))
 
 
@@ -55,7 +55,7 @@ def _row(name: str, served: Served, until_ms: int) -> dict[str, Any]:
 
 
 def known_abilities(conn: sa.Connection, fingerprint: str) -> list[Abilities]:
-    """Of the known servers of one model, each once, the longest context first."""
+    """Abilities of the known servers of one model, without repetitions, longest context first."""
     t = servers.c
     query = sa.select(t.max_model_len, t.follows_grammars, t.max_masked_ends).distinct()
     is_known = t.there_until_ms > database_now_ms(conn) - KNOWN_MS
@@ -67,26 +67,26 @@ def known_abilities(conn: sa.Connection, fingerprint: str) -> list[Abilities]:
 
 
 class Waiting(NamedTuple):
-    """A batch that no server that is there can begin, or run to its end."""
+    """A batch that no present server can begin or complete."""
 
     batch_id: str
     model: str
-    """The name that its lines use."""
+    """Name of the model in its lines."""
     is_stamped: bool
-    """One model of that name has begun with it, and answers it alone."""
+    """Whether one model of that name has begun it, and alone may answer it."""
     needs_tokens: int | None
-    """The context that some of its lines need; None where it is the model that is missing."""
+    """Context that some of its lines need; None if the model is missing."""
     longest_tokens: int
-    """The longest context that there is of its model."""
+    """Longest context of its model."""
 
     @property
     def reason(self) -> str:
-        """What is missing: a value of a metric's label."""
+        """What is missing, as a value of a metric's label."""
         return "model" if self.needs_tokens is None else "context"
 
     @property
     def why(self) -> str:
-        """For the batch's owner."""
+        """Sentence for the batch's owner."""
         if self.needs_tokens is not None:
             return (
                 f"Lines need a context of up to {self.needs_tokens} tokens; the longest here is {self.longest_tokens}."
@@ -97,7 +97,7 @@ class Waiting(NamedTuple):
 
 
 def waiting(conn: sa.Connection, batch_ids: Collection[str] | None = None) -> list[Waiting]:
-    """Of all batches, or of some, oldest first."""
+    """Waiting batches among all or some, oldest first."""
     t, s = batches.c, servers.c
     is_there = s.there_until_ms > database_now_ms(conn)
     there = conn.execute(sa.select(s.fingerprint, s.models).where(is_there)).all()
@@ -121,14 +121,14 @@ def waiting(conn: sa.Connection, batch_ids: Collection[str] | None = None) -> li
 
 
 def leave_to_model(conn: sa.Connection, batch_id: str, model: str) -> None:
-    """The batch's lines name a model that is not this server's: it is left to the servers that have it."""
+    """Leaves the batch to servers of its model, which is not this server's."""
     is_checked = sa.and_(batches.c.id == batch_id, batches.c.status == BatchStatus.VALIDATING)
     conn.execute(batches.update().where(is_checked).values(model=model, model_fingerprint=None))
     batch_rows.discard_lines(conn, batch_id)
 
 
 def fail_unserved(conn: sa.Connection, now: int) -> list[str]:
-    """Fails the batches of which no server has served the model before their windows were over."""
+    """Fails batches whose model no server has served within their windows."""
     t = batches.c
     unserved = (t.status == BatchStatus.VALIDATING, t.outcome.is_(None), t.model_fingerprint.is_(None))
     query = sa.select(t.id, t.model).where(*unserved, t.model.is_not(None), t.expires_at <= now)

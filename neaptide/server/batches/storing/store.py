@@ -1,4 +1,4 @@
-"""The database of files and batches: one writer, read-only readers. SQLite, or the database of a ``Sharing``."""
+"""Store of files and batches: one writer and several readers on SQLite, or on the database of a ``Sharing``."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -23,24 +23,24 @@ T = TypeVar("T")
 
 
 class StoreUnavailableError(Exception):
-    """The store did not do a read or write (disk full, I/O error, database away); the same one may succeed later.
+    """A read or write failed (disk full, I/O error, database unreachable); the same one may succeed later.
 
     A write did not happen, unless the error is a ``WriteUnknownError``.
     """
 
 
 class WriteUnknownError(StoreUnavailableError):
-    """The COMMIT of a write was cut off, and the database did not say in time whether it happened.
+    """A write's COMMIT got no answer in time, so it is not known whether it happened.
 
     It may still happen, but not after a later write of this server has succeeded.
     """
 
 
 class Store:
-    """Opened once by a server; every method is safe on the event loop.
+    """Store of one server, opened once. Every method is safe on the event loop unless it is marked as blocking.
 
-    A finished ``write`` is durable: it survives the death of the process and of the machine. Each read and each write
-    ends within ``limit_s``, done or not.
+    A finished ``write`` is durable: it survives the death of the process and of the machine. Each read and write ends
+    within ``limit_s``, successful or not.
 
     Args:
         sharing: the database and the storage of files; None for SQLite and files in the data directory.
@@ -56,7 +56,7 @@ class Store:
         self._sharing = sharing
         self.blobs: BlobStorage | None = None if sharing is None else sharing.blobs
         self.files_dir = data_dir / (FILES if self.blobs is None else CACHE)
-        """Of the files' bytes, or of copies of them."""
+        """Directory of the files' bytes, or of copies of them."""
         external = None if sharing is None else sharing.database(limit_s)
         self._directory = DataDir(data_dir, has_database=external is None)
         self.limit_s = limit_s
@@ -70,15 +70,15 @@ class Store:
         """Locks the directory, migrates the database and starts the writer. Blocking.
 
         Args:
-            create: whether to make a data directory where there is none.
+            create: make the data directory if it is missing.
 
         Raises:
-            DataDirLockedError: another server holds the directory.
+            DataDirLockedError: another server uses the directory.
             StoreError: the directory or the database cannot be used.
         """
         self._directory.open(create)
         try:
-            # Uploads must not go to what covers the directory of the others.
+            # Uploads must not go to a directory that is mounted over the original one.
             self._directory.note_place(*([self.files_dir] if self.blobs is None else []))
             self.database.open()
             self._settle()
@@ -99,12 +99,11 @@ class Store:
             raise StoreError(f"the database {self.database.name} cannot be used: {error}") from error
 
     def close(self) -> None:
-        """Commits what is queued and releases the directory. Blocking; safe to call twice."""
+        """Commits queued writes and releases the directory. Blocking; safe to call twice."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-        # Also those readers whose caller is gone: a WAL that stays behind would be applied to an older copy of the
-        # database.
+        # Waits for abandoned reads, too: a WAL that stays behind would be applied to an older copy of the database.
         if self._readers is not None:
             readers, self._readers = self._readers, None
             readers.close()
@@ -112,7 +111,7 @@ class Store:
         self._directory.close()
 
     def compact(self) -> None:
-        """Gives the space of deleted rows back to the disk. Blocking; only where nothing else uses the store."""
+        """Returns the space of deleted records to the disk. Blocking; only while nothing else uses the store."""
         self._open_writer().close()
         self.database.compact()
         self._start_writer()
@@ -122,7 +121,7 @@ class Store:
         self._writer.start()
 
     def missing(self) -> str | None:
-        """Why the data directory is not the one that was opened; None where it is. Blocking."""
+        """Why the data directory is not the one that was opened; None if it is. Blocking."""
         return self.database.missing() or self._directory.missing()
 
     @property
@@ -131,12 +130,13 @@ class Store:
 
     @property
     def failing(self) -> bool:
-        """The last read or the last write failed: the disk is full or broken, the database locked, away or silent."""
+        """Whether the last read or write failed: the disk is full or broken, or the database is locked or
+        unreachable."""
         return any(self._failing.values())
 
     @property
     def num_unknown(self) -> int:
-        """Commits of which it never became known whether they happened."""
+        """Number of commits whose outcome stayed unknown."""
         return self._open_writer().num_unknown + self._num_stuck
 
     async def write(
@@ -147,7 +147,7 @@ class Store:
         Raises:
             WriteUnknownError: all of it was written, or nothing.
             StoreUnavailableError: nothing was written.
-            Exception: whatever the operation itself raised; it is undone.
+            Exception: the operation's own error; it is undone.
         """
         return await self._written(self._submit(lambda conn: operation(conn, *args, **kwargs)))
 
@@ -158,7 +158,7 @@ class Store:
     async def write_beside(
         self, operation: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """``write`` for what row locks guard: other servers' writes may run beside it."""
+        """Like ``write``, for data guarded by record locks: other servers' writes may run at the same time."""
         return await self._written(self._submit(lambda conn: operation(conn, *args, **kwargs), is_exclusive=False))
 
     def _submit(
@@ -179,7 +179,7 @@ class Store:
             return deadline.wait_for_answer(submitted, self.limit_s)
 
     async def read(self, operation: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs a query on a read-only connection in a thread of the store's own; sees every finished write.
+        """Runs a query on a read-only connection in one of the store's threads; sees every finished write.
 
         Raises:
             StoreUnavailableError: there was no answer.

@@ -1,4 +1,4 @@
-"""The tables behind files and batches, the same in SQLite and in PostgreSQL.
+"""Tables of files and batches, the same in SQLite and in PostgreSQL.
 
 Times are whole unix seconds. ``migrations/`` creates these tables; a test keeps the two equal.
 """
@@ -10,7 +10,7 @@ metadata = sa.MetaData()
 files = sa.Table(
     "files",
     metadata,
-    # Creation order, the sort key of lists: several objects share one created_at second.
+    # Creation order, the sort key of lists, because several objects may share one created_at second.
     sa.Column("seq", sa.Integer, primary_key=True, autoincrement=True),
     sa.Column("id", sa.String(64), nullable=False, unique=True),
     sa.Column("owner", sa.String(128), nullable=False),
@@ -20,15 +20,15 @@ files = sa.Table(
     sa.Column("sha256", sa.String(64), nullable=False),
     sa.Column("created_at", sa.BigInteger, nullable=False),
     sa.Column("expires_at", sa.BigInteger),
-    # Key of the bytes on shared storage; null where they lie in the data directory.
+    # Key of the bytes on shared storage; null if they are in the data directory.
     sa.Column("blob", sa.String(255)),
-    # The model that the first line of a batch file names; null where that is not known.
+    # Model that the first line of a batch file names; null if unknown.
     sa.Column("model", sa.String(255)),
     sa.Index("files_by_owner", "owner", "seq"),
     sqlite_autoincrement=True,
 )
 
-# What is left to do for a deleted file (its bytes, its results), and for a while its place in lists.
+# Remaining work on deleted files (bytes, results), and for a while their places in lists.
 deleted_files = sa.Table(
     "deleted_files",
     metadata,
@@ -46,7 +46,7 @@ batches = sa.Table(
     sa.Column("seq", sa.Integer, primary_key=True, autoincrement=True),
     sa.Column("id", sa.String(64), nullable=False, unique=True),
     sa.Column("owner", sa.String(128), nullable=False),
-    # The owner's cache salt (hex), kept because the key itself is not and may be withdrawn meanwhile.
+    # The owner's cache salt (hex), stored because the key itself is not, and may be withdrawn.
     sa.Column("salt", sa.String(64), nullable=False),
     sa.Column("endpoint", sa.String(64), nullable=False),
     # No foreign key: the file may be unknown at creation (the batch then fails) and deleted after the end.
@@ -54,16 +54,16 @@ batches = sa.Table(
     sa.Column("completion_window", sa.String(32), nullable=False),
     sa.Column("output_expires_after_s", sa.BigInteger),
     sa.Column("metadata", sa.JSON),
-    # The name that the lines use, from the creation on if the file's row has it.
+    # Name of the model in the lines; known at creation if the file's record has it.
     sa.Column("model", sa.String(255)),
-    # The model and tokenizer that answer the batch, and no others. Stamped by the first server that serves the model of
-    # that name, which may be the one that creates the batch.
+    # Fingerprint of the only model and tokenizer that may answer the batch. Set by the first server that serves the
+    # model, which may be the one that creates the batch.
     sa.Column("model_fingerprint", sa.String(255)),
     sa.Column("status", sa.String(16), nullable=False),
-    # The terminal status that has been decided and not reached yet; decides races once and for all.
+    # Terminal status that has been decided and not reached yet; decides races for good.
     sa.Column("outcome", sa.String(16)),
-    # File ids, chosen anew whenever what will be in the files changes (``file_rows.result_names``), so that finalizing
-    # twice gives the same files; shown only at the end.
+    # Ids of the result files, chosen anew whenever their contents change (``file_rows.result_names``). So finalizing
+    # twice gives the same files. Shown only at the end.
     sa.Column("planned_output_file_id", sa.String(64), nullable=False),
     sa.Column("planned_error_file_id", sa.String(64), nullable=False),
     sa.Column("output_file_id", sa.String(64)),
@@ -78,16 +78,16 @@ batches = sa.Table(
     sa.Column("expired_at", sa.BigInteger),
     sa.Column("cancelling_at", sa.BigInteger),
     sa.Column("cancelled_at", sa.BigInteger),
-    # Moved by the transaction that ends a line, so they can never run ahead of durable results.
+    # Changed by the transaction that ends a line, so they never exceed the durable results.
     sa.Column("num_total", sa.Integer, nullable=False, server_default="0"),
     sa.Column("num_completed", sa.Integer, nullable=False, server_default="0"),
     sa.Column("num_failed", sa.Integer, nullable=False, server_default="0"),
     sa.Column("input_tokens", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("cached_tokens", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("output_tokens", sa.BigInteger, nullable=False, server_default="0"),
-    # Where servers share: key of the plan's files on shared storage, without their suffixes.
+    # Key of the plan's files on shared storage, without their suffixes.
     sa.Column("plan_blob", sa.String(255)),
-    # Who moves the batch itself on (checks its file, writes its results): as for ``batch_chunks``.
+    # Lease on the batch itself (to check its file and write its results), as for ``batch_chunks``.
     sa.Column("lease_epoch", sa.Integer, nullable=False, server_default="0"),
     sa.Column("leased_until_ms", sa.BigInteger, nullable=False, server_default="0"),
     sa.Index("batches_by_owner", "owner", "seq"),
@@ -105,29 +105,29 @@ batch_lines = sa.Table(
     # Physical line of the input file, from 1.
     sa.Column("line_no", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("custom_id", sa.String(512), nullable=False),
-    # Where the line stands in the input file; its body is read again when its output is assembled.
+    # Position of the line in the input file, where its body is read again when its output is assembled.
     sa.Column("byte_offset", sa.BigInteger, nullable=False),
     sa.Column("num_bytes", sa.BigInteger, nullable=False),
-    # Rows of the job's token file, one for each choice; no rows for a line whose body was refused.
+    # Lines of the job's token file, one for each choice; none if the body was refused.
     sa.Column("first_row", sa.Integer, nullable=False),
     sa.Column("num_rows", sa.Integer, nullable=False),
     sa.Column("state", sa.String(16), nullable=False),
-    # Of ``batch_chunks``; null for lines that no server may lease.
+    # Chunk of ``batch_chunks``; null for lines that no server may lease.
     sa.Column("chunk_no", sa.Integer),
     # Engine deaths while the line ran.
     sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
     sa.Column("status_code", sa.Integer),
     sa.Column("request_id", sa.String(64)),
-    # JSON texts, copied byte for byte into the output file: hence Text, which no database reformats.
+    # JSON texts, copied byte for byte to the output file. Text columns are not reformatted by any database.
     sa.Column("result", sa.Text),
     sa.Column("error", sa.Text),
-    # Of state, status code, request id and result: the database itself does not notice a changed byte in a text.
+    # Checksum of state, status code, request id and result, because the database does not notice a changed byte.
     sa.Column("checksum", sa.BigInteger),
     sa.Column("input_tokens", sa.Integer, nullable=False, server_default="0"),
     sa.Column("cached_tokens", sa.Integer, nullable=False, server_default="0"),
     sa.Column("output_tokens", sa.Integer, nullable=False, server_default="0"),
     sa.UniqueConstraint("batch_id", "custom_id", name="batch_lines_custom_id"),
-    # For a server that leases a chunk: without the index it would read all lines of the batch.
+    # For leases of chunks, which would otherwise read all lines of the batch.
     sa.Index(
         "batch_lines_by_chunk",
         "batch_id",
@@ -137,7 +137,7 @@ batch_lines = sa.Table(
     ),
 )
 
-# Lines that servers lease together. The row is deleted when all of them have ended, and every lease with it.
+# Groups of lines that servers lease together; deleted with its leases when all lines have ended.
 batch_chunks = sa.Table(
     "batch_chunks",
     metadata,
@@ -146,35 +146,35 @@ batch_chunks = sa.Table(
     # See ``neaptide/cluster/lease_order.py``.
     sa.Column("deadline_class", sa.BigInteger, nullable=False),
     sa.Column("density", sa.Double, nullable=False),
-    # What it takes of a device with nothing else to do, as expected when the batch was cut; 0 where that is not known.
+    # Expected time on an idle device, from when the batch was cut; 0 if unknown.
     sa.Column("compute_s", sa.Double, nullable=False, server_default="0"),
     sa.Column("memory_s", sa.Double, nullable=False, server_default="0"),
-    # The context that a server must have to run all of it; 0 in rows of earlier versions.
+    # Context that a server needs to run all of it; 0 in records of earlier versions.
     sa.Column("needs_tokens", sa.Integer, nullable=False, server_default="0"),
     # Grows with every lease; results under an older one are refused.
     sa.Column("epoch", sa.Integer, nullable=False, server_default="0"),
     sa.Column("leased_until_ms", sa.BigInteger, nullable=False, server_default="0"),
-    # The server that made the last lease.
+    # The server of the last lease.
     sa.Column("holder", sa.String(64)),
     sa.Index("batch_chunks_in_order", "deadline_class", "density"),
 )
 
-# Servers that have used the database of late; see ``server_rows.py``.
+# Servers that have recently used the database; see ``server_rows.py``.
 servers = sa.Table(
     "servers",
     metadata,
     sa.Column("name", sa.String(64), primary_key=True),
     sa.Column("fingerprint", sa.String(255), nullable=False),
-    # Names of the model, a list.
+    # Names of the model, as a list.
     sa.Column("models", sa.JSON, nullable=False),
     sa.Column("max_model_len", sa.Integer, nullable=False),
     sa.Column("follows_grammars", sa.Boolean, nullable=False),
     sa.Column("max_masked_ends", sa.Integer),
-    # By the database's clock. A server that is not there any more may come back.
+    # By the database's clock. A server that is no longer present may return.
     sa.Column("there_until_ms", sa.BigInteger, nullable=False),
 )
 
-# What holds for the database as a whole; see ``neaptide/cluster/storage/form.py``.
+# Facts about the database as a whole; see ``neaptide/cluster/storage/form.py``.
 facts = sa.Table(
     "facts",
     metadata,
@@ -182,12 +182,12 @@ facts = sa.Table(
     sa.Column("value", sa.String(255), nullable=False),
 )
 
-# One row a server; see ``databases/commit_tokens.py``.
+# One record per server; see ``databases/commit_tokens.py``.
 commit_tokens = sa.Table(
     "commit_tokens",
     metadata,
     sa.Column("server", sa.String(64), primary_key=True),
-    # Of the last transaction that this server has committed.
+    # Token of the last transaction that this server has committed.
     sa.Column("token", sa.String(64), nullable=False),
     sa.Column("changed_at", sa.BigInteger, nullable=False),
 )

@@ -1,4 +1,4 @@
-"""The body of ``POST /v1/responses``, checked at the edge; see ``openai.schemas``."""
+"""Body of ``POST /v1/responses``; see ``openai.schemas``."""
 
 from typing import Annotated, Any, Literal
 
@@ -20,7 +20,7 @@ _INT31 = (1 << 31) - 1
 
 
 class TextPart(Body):
-    """A part of an item's content; only text is served."""
+    """A part of an item's content; only text is supported."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
@@ -30,7 +30,7 @@ TextParts = Annotated[list[TextPart], Field(fail_fast=True)]
 
 
 class InputItem(Body):
-    """An entry of ``input``: a message, a call that the model made, or what came of one."""
+    """An entry of ``input``: a message, a call that the model made, or a call's result."""
 
     type: str = Field(default="message", max_length=64)
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -42,7 +42,7 @@ class InputItem(Body):
 
 
 class TextFormat(Body):
-    """``text.format``"""
+    """Format of the output: ``text.format``."""
 
     type: str = Field(max_length=64)
     name: str | None = None
@@ -52,13 +52,13 @@ class TextFormat(Body):
 
 
 class TextOptions(Body):
-    """``text``"""
+    """Options of the output: ``text``."""
 
     format: TextFormat | None = None
 
 
 class FunctionTool(Body):
-    """An entry of ``tools``; only functions are served."""
+    """An entry of ``tools``; only functions are supported."""
 
     type: str = Field(max_length=64)
     name: str = Field(default="", max_length=64)
@@ -75,7 +75,8 @@ class NamedChoice(Body):
 
 
 class FieldsOfChats(Body):
-    """What chats have and this API has not, or by another name. It would change the output, so it is refused."""
+    """Fields of chats that this API lacks or names differently. Ignoring them would change the output, so they are
+    refused."""
 
     response_format: Unsupported = None
     max_tokens: Unsupported = None
@@ -105,7 +106,7 @@ class FieldsOfChats(Body):
 
 
 class ResponsesBody(FieldsOfChats):
-    """``POST /v1/responses``. Nothing is stored, whatever ``store`` says."""
+    """Body of ``POST /v1/responses``. Nothing is stored, whatever ``store`` says."""
 
     model: str = Field(default="", max_length=512)
     input: str | Annotated[list[InputItem], Field(fail_fast=True, min_length=1, max_length=65_536)]

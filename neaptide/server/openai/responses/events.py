@@ -18,7 +18,7 @@ from neaptide.server.openai.tool_calls import ToolCall
 
 
 class ResponseEvents:
-    """Turns the deltas of one request into events, numbered; puts its items together on the way."""
+    """Converts the deltas of one request to numbered events, and collects the output items."""
 
     def __init__(self, assembler: ResponseAssembler, response_id: str) -> None:
         self._assembler = assembler
@@ -26,15 +26,15 @@ class ResponseEvents:
         self._id = response_id
         self._number = 0
         self._items: list[OutputItem] = []
-        """Those that are done."""
+        """Finished items."""
         self._message_id: str | None = None
-        """Of the message that is being written."""
+        """Id of the unfinished message."""
         self._text: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._has_begun = False
 
     def shape(self, delta: Delta) -> Sequence[ResponseEvent]:
-        """What the delta brings; before the first one, that there is a response."""
+        """Events of a delta; before the first one, those that announce the response."""
         events: list[ResponseEvent] = []
         if not self._has_begun:
             self._has_begun = True
@@ -48,12 +48,12 @@ class ResponseEvents:
             self._add_call(call, events)
         if delta.finish_reason is not None:
             if not self._items and self._message_id is None:
-                self._begin_message(events)  # an answer without a word is one
+                self._begin_message(events)  # An empty answer is an item, too.
             self._end_message(status_of(delta.finish_reason), events)
         return events
 
     def finish(self, metrics: RequestMetrics) -> Sequence[ResponseEvent]:
-        """The whole response, once more."""
+        """The last event, with the whole response."""
         (choice,) = self._assembler.choices
         status = status_of(choice.finish_reason)
         whole = response(self._reply, self._id, status, self._items, self._assembler.usage())
@@ -116,7 +116,7 @@ class ResponseEvents:
         self._add_done(message_item(item_id, status, [text_part(text, self._logprobs)]), events)
 
     def _add_call(self, call: ToolCall, events: list[ResponseEvent]) -> None:
-        """A call is known when it is whole, so its arguments come in one piece."""
+        """Adds the events of a call. Calls are known only when complete, so the arguments come in one piece."""
         item_id = new_id("fc")
         events.append(self._item_event("added", call_item(item_id, call, "in_progress", has_arguments=False)))
         events.append(

@@ -1,4 +1,4 @@
-"""The shapes of replies of the Responses API; see ``openai.replies``."""
+"""Replies of the Responses API; see ``openai.replies``."""
 
 from typing import Any, Literal
 
@@ -66,7 +66,7 @@ class Incomplete(TypedDict):
 
 @exact
 class Asked(TypedDict):
-    """What the reply repeats of the request."""
+    """Fields that the reply repeats from the request."""
 
     instructions: str | None
     max_output_tokens: int | None
@@ -101,7 +101,7 @@ class ResponseObject(Asked):
 
 @exact
 class WholeEvent(TypedDict):
-    """At the beginning and the end of a stream."""
+    """First or last event of a stream."""
 
     type: Literal["response.created", "response.in_progress", "response.completed", "response.incomplete"]
     sequence_number: int

@@ -1,4 +1,4 @@
-"""From a choice that has ended, or is on its way, to the objects of the Responses API."""
+"""Objects of the Responses API, built from a finished or running choice."""
 
 import secrets
 import time
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def asked_of(body: ResponsesBody, temperature: float, top_p: float) -> Asked:
-    """What the reply repeats; ``temperature`` and ``top_p`` as they were settled."""
+    """Fields that the reply repeats; ``temperature`` and ``top_p`` are the values in use."""
     wanted = None if body.text is None else body.text.format
     text_format = {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True, exclude_none=True)
     choice = body.tool_choice
@@ -46,7 +46,6 @@ def asked_of(body: ResponsesBody, temperature: float, top_p: float) -> Asked:
 
 
 def build_response(reply: "Reply", choice: "ChoiceAssembler", used: Usage, response_id: str) -> ResponseObject:
-    """The whole reply."""
     status = status_of(choice.finish_reason)
     items: list[OutputItem] = []
     if choice.text or not choice.calls:
@@ -63,7 +62,6 @@ def status_of(reason: FinishName | None) -> Status:
 def response(
     reply: "Reply", response_id: str, status: Status, items: Sequence[OutputItem], used: Usage | None
 ) -> ResponseObject:
-    """The object itself."""
     form = reply.form
     assert form.asked is not None
     return {
@@ -109,7 +107,7 @@ def call_item(item_id: str, call: ToolCall, status: Status, *, has_arguments: bo
 
 
 def logprobs_of(reply: "Reply", tokens: Sequence[ScoredToken]) -> list[TokenLogprob]:
-    """Empty if the request did not ask."""
+    """Log-probabilities of the tokens; empty if the request did not ask for them."""
     return chat_logprobs(tokens, reply.context.tokenizer)["content"] if reply.form.wants_logprobs else []
 
 

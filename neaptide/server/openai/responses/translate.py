@@ -1,4 +1,4 @@
-"""A request of the Responses API as the conversation that it is, for everything behind to treat alike."""
+"""Translates a request of the Responses API to a chat."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -35,16 +35,16 @@ _ASKS_NOTHING: Mapping[str, Any] = {
     "stop_token_ids": [],
     "logit_bias": {},
 }
-"""Values of fields of chats that leave the output as it is, beside null and false."""
+"""Values of chat fields that do not change the output, in addition to null and false."""
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = frozenset({_LOGPROBS, "reasoning.encrypted_content"})
-"""What ``include`` may name: output has no reasoning of its own, so nothing is left out."""
+"""Accepted values of ``include``. The output has no reasoning of its own, so nothing is missing."""
 _SAME = (
     *("model", "temperature", "top_p", "top_k", "seed", "parallel_tool_calls", "service_tier", "cache_salt"),
     *("ttft_slo_ms", "tpot_slo_ms", "chat_template_kwargs", "stream"),
 )
 _PLACES = (
-    (r"messages.*", "input"),  # messages are not items: a place among them is none among these
+    (r"messages.*", "input"),  # Messages are not items, so indices differ.
     (r"response_format\.json_schema", "text.format"),
     (r"response_format", "text.format"),
     (r"max_completion_tokens", "max_output_tokens"),
@@ -54,10 +54,10 @@ _PLACES = (
 
 
 def as_chat(body: ResponsesBody) -> dict[str, Any]:
-    """The body of a chat that asks for the same.
+    """The chat body with the same meaning.
 
     Raises:
-        InvalidRequestError: something that is not offered, in the words of this API.
+        InvalidRequestError: something is not offered; the error uses this API's field names.
     """
     _check(body)
     chat = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
@@ -76,7 +76,7 @@ def as_chat(body: ResponsesBody) -> dict[str, Any]:
 
 
 def own_name(param: str) -> str:
-    """What a field of a chat is called in this API."""
+    """This API's name of a chat field."""
     for chats, ours in _PLACES:
         if found := re.match(chats, param):
             return found.expand(ours) + param[found.end() :]
@@ -90,12 +90,12 @@ def _check(body: ResponsesBody) -> None:
     for name in FieldsOfChats.model_fields:
         value = getattr(body, name)
         if value is not None and value is not False and value != _ASKS_NOTHING.get(name):
-            other = f"That is '{_NAMED_OTHERWISE[name]}' here." if name in _NAMED_OTHERWISE else "A field of chats."
+            other = f"Use '{_NAMED_OTHERWISE[name]}'." if name in _NAMED_OTHERWISE else "A field of chats."
             raise UnsupportedParameterError(f"'{name}' is not supported. {other}", param=name)
     if body.background:
-        raise UnsupportedParameterError("Work in the background is what batches are for.", param="background")
+        raise UnsupportedParameterError("Background work is not supported; use a batch.", param="background")
     if body.truncation == "auto":
-        raise UnsupportedParameterError("Input is never cut.", param="truncation")
+        raise UnsupportedParameterError("The input is never truncated.", param="truncation")
     if unknown := [name for name in body.include if name not in _INCLUDED]:
         raise UnsupportedParameterError("This cannot be included.", param=f"include.{body.include.index(unknown[0])}")
     if not body.tools and body.tool_choice not in (None, "none", "auto"):
@@ -117,7 +117,7 @@ def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
 
 
 def _add(item: InputItem, place: str, messages: list[dict[str, Any]]) -> None:
-    """Appends the item; calls of one turn belong to one message."""
+    """Appends the item; calls of one turn go into one message."""
     if item.type == "message":
         role = _needed(item.role, f"{place}.role")
         messages.append({"role": role, "content": _text(_needed(item.content, f"{place}.content"))})
@@ -132,7 +132,7 @@ def _add(item: InputItem, place: str, messages: list[dict[str, Any]]) -> None:
         call_id = _needed(item.call_id, f"{place}.call_id")
         content = _text(_needed(item.output, f"{place}.output"))
         messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
-    elif item.type != "reasoning":  # another model's, of which only that model could make something
+    elif item.type != "reasoning":  # Reasoning of another model, which only that model could use.
         raise UnsupportedParameterError("Items of this type are not supported.", param=f"{place}.type")
 
 

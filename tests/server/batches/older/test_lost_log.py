@@ -151,7 +151,8 @@ async def test_a_database_that_stood_wholly_in_a_lost_log_is_not_called_blank(tm
         connection.execute("create table t (x)")
         until_here(lambda: (tmp_path / "all-in-log.db").stat().st_size == 4096)
         shutil.copy(tmp_path / "all-in-log.db", tmp_path / "data" / DATABASE_NAME)
-    with pytest.raises(StoreError, match=f"has lost its write-ahead log {WAL}, or that is damaged.*restore"):
+    lost = f"has lost all its data with its write-ahead log {WAL}, which is missing or damaged.*restore"
+    with pytest.raises(StoreError, match=lost):
         Store(tmp_path / "data").open()
 
 
@@ -186,5 +187,5 @@ async def test_a_database_that_is_away_when_it_is_quiet_ends_no_writing(
             engine = server.service.store.database._write_engine  # type: ignore[attr-defined]
             await server.upload(b"1\n")
             away.setattr(type(engine), "connect", refuse)
-            await until(lambda: "the write-ahead log stays as it is" in caplog.text)
+            await until(lambda: "the write-ahead log could not be checkpointed" in caplog.text)
         await server.upload(b"2\n")

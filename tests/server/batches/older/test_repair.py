@@ -108,7 +108,7 @@ async def test_a_result_is_made_again_with_the_same_bytes(
     assert (path.read_bytes() if path.exists() else None) == harmed
     status, found = check(capsys, tmp_path, "--repair")
     assert (status, found["problems"]) == (0, [])
-    assert found["repairs"][-1] == f"files/{ids[name]}: made again from the rows of its batch"
+    assert found["repairs"][-1] == f"files/{ids[name]}: written again from the results of its batch"
     assert path.read_bytes() == content
     aside = [copy.read_bytes() for copy in moved_aside(tmp_path, ids[name])]
     assert aside == ([] if harmed is None else [harmed])
@@ -143,10 +143,10 @@ async def test_a_batch_whose_input_is_dropped_ends_and_keeps_its_results(
     harm(tmp_path / "files" / ids["input"])
     status, found = check(capsys, tmp_path, "--repair")
     assert (status, found["problems"]) == (0, [])
-    reason = "No such file or directory" if harm is Path.unlink else "its bytes are not those that were stored"
+    reason = "No such file or directory" if harm is Path.unlink else "its bytes differ from the stored ones"
     assert found["repairs"][-2:] == [
         f"files/{ids['input']}: dropped ({reason})",
-        f"{ids['half']}: its input was dropped; what was open of it has failed",
+        f"{ids['half']}: its input was dropped; its open lines have failed",
     ]
     async with Server(tmp_path) as server:
         record = await server.until_terminal(ids["half"])
@@ -256,7 +256,7 @@ async def test_a_result_blob_is_made_again_and_an_input_blob_is_dropped(
     named = [text for text in repairs if "moved" not in text]
     assert len(named) == 2
     assert named[0].startswith(f"files/{record.input_file_id}: dropped (")
-    assert named[1] == f"{record.id}/{output.name}: made again from the rows of its batch"
+    assert named[1] == f"{record.id}/{output.name}: written again from the results of its batch"
     assert output.read_bytes() == content
     assert len(moved_aside(tmp_path, "*.jsonl")) == (harm is not Path.unlink)
 

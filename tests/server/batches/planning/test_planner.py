@@ -129,7 +129,7 @@ def test_a_plan_for_a_job_alone_is_the_planners(tmp_path: Path) -> None:
         ("die", "its process ended"),
         ("torn", "its process ended"),
         ("rubbish", "Expected `object`"),
-        ("long", "a frame of 4294967295 bytes"),
+        ("long", "a frame has 4294967295 bytes"),
         ("other", "the plan is of other batches"),
         ("failed", "its process says: MemoryError"),
     ],
@@ -138,7 +138,7 @@ async def test_a_planner_that_fails_costs_the_plan(
     tmp_path: Path, behaviour: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert await Planner(module=BAD).plan(asked(tmp_path, behaviour)) is None
-    assert "the offline pool is not planned" in caplog.text
+    assert "the offline pool could not be planned" in caplog.text
     assert said in caplog.text
 
 
@@ -175,19 +175,19 @@ WITH_STARTS = msgspec.structs.replace(ENDS, starts=packed([-1, -1, -1, 3, 0, 1])
         ({"batches": packed([0, 0, 0, 1, 1, 2])}, "batches that it was not given"),
         ({"rows": packed([0, 1, 2, 0, 1, 3])}, "rows that its batches do not have"),
         ({"rows": packed([0, 1, -1, 0, 1, 2])}, "rows that its batches do not have"),
-        ({"rows": packed([0, 1, 1, 0, 1, 2])}, "leaves rows out or names some twice"),
+        ({"rows": packed([0, 1, 1, 0, 1, 2])}, "omits or repeats rows"),
         ({"ends": msgspec.structs.replace(ENDS, held_tokens=packed([1]))}, "what its rows hold"),
         ({"ends": msgspec.structs.replace(ENDS, lasting_steps=packed([-1] * 6))}, "how long its rows last"),
-        ({"ends": msgspec.structs.replace(ENDS, turns=packed([0, 1, 2, 3, 4, 4]))}, "which turns"),
+        ({"ends": msgspec.structs.replace(ENDS, turns=packed([0, 1, 2, 3, 4, 4]))}, "does not order its rows"),
         ({"ends": msgspec.structs.replace(ENDS, densities=[1.0])}, "densities of other windows"),
         ({"ends": msgspec.structs.replace(ENDS, starts=packed([0] * 5))}, "timetable of other rows"),
         ({"ends": msgspec.structs.replace(ENDS, starts=packed([0, -1, -1, 0, 1, 2]))}, "timetable of other rows"),
         ({"ends": msgspec.structs.replace(ENDS, kv_tokens=-1)}, "timetable of other rows"),
-        ({"ends": msgspec.structs.replace(ENDS, num_first=7)}, "puts other rows first"),
-        ({"ends": msgspec.structs.replace(ENDS, num_first=-1)}, "puts other rows first"),
-        ({"ends": msgspec.structs.replace(ENDS, tile_tokens=0)}, "steps of no tokens"),
-        ({"ends": msgspec.structs.replace(ENDS, root_density=float("nan"))}, "numbers that are none"),
-        ({"ends": msgspec.structs.replace(ENDS, densities=[1.0] * 5 + [-1.0])}, "numbers that are none"),
+        ({"ends": msgspec.structs.replace(ENDS, num_first=7)}, "puts more rows first"),
+        ({"ends": msgspec.structs.replace(ENDS, num_first=-1)}, "puts more rows first"),
+        ({"ends": msgspec.structs.replace(ENDS, tile_tokens=0)}, "tile size below 1"),
+        ({"ends": msgspec.structs.replace(ENDS, root_density=float("nan"))}, "invalid numbers"),
+        ({"ends": msgspec.structs.replace(ENDS, densities=[1.0] * 5 + [-1.0])}, "invalid numbers"),
     ],
 )
 def test_a_plan_that_is_none_is_refused(tmp_path: Path, changed: dict[str, object], said: str) -> None:

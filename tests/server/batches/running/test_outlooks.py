@@ -59,7 +59,7 @@ def test_only_changes_are_told(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_before_a_rate_is_known_the_whole_device_is_gone_by(caplog: pytest.LogCaptureFixture) -> None:
     Outlooks().hear([outlook(Outlook.INFEASIBLE, expected_s=None)])
-    assert "300.0 s with the whole device, 300.0 s at the rate" in caplog.text
+    assert "300.0 s with the whole device, 300.0 s at the current rate" in caplog.text
 
 
 async def test_a_batch_shows_its_outlook_while_it_runs(tmp_path: Path) -> None:

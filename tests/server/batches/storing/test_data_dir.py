@@ -158,7 +158,7 @@ async def test_a_missing_or_emptied_database_beside_files_is_a_refusal(tmp_path:
         (tmp_path / DATABASE_NAME).touch()
     text = refusal(tmp_path)
     assert ("is blank" if is_emptied else "is missing") in text
-    assert "restore the database, or move files away to begin anew" in text
+    assert "restore the database, or move files away to start empty" in text
     assert (tmp_path / "files" / file_id).read_bytes() == b"kept\n"
 
 
@@ -166,7 +166,7 @@ async def test_a_log_without_its_database_is_a_refusal(tmp_path: Path) -> None:
     open_once(tmp_path)
     (tmp_path / DATABASE_NAME).unlink()
     (tmp_path / f"{DATABASE_NAME}-wal").write_bytes(b"committed")
-    assert "there is still neaptide.db-wal beside it" in refusal(tmp_path)
+    assert "there is still neaptide.db-wal next to it" in refusal(tmp_path)
 
 
 def test_a_marked_directory_without_anything_in_it_begins_anew(tmp_path: Path) -> None:

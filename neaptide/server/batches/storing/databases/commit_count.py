@@ -1,7 +1,7 @@
-"""Counts the commits of an SQLite database twice: in the database, and in a file beside it.
+"""Counts the commits of an SQLite database twice: in the database, and in a file next to it.
 
-The file is written after the commit, so in every crash it says less than the database, or the same. If it says more,
-commits that were acknowledged are missing: the write-ahead log was lost or damaged, or an older copy was put back.
+The file is written after the commit, so after a crash its count is never the higher one. If it is higher, acknowledged
+commits are missing: the write-ahead log was lost or damaged, or an older copy was restored.
 """
 
 import os
@@ -20,7 +20,7 @@ _DIGITS = 20
 
 
 class CommitCount:
-    """From one opening of the database to the next. Not for several threads."""
+    """Counts from one opening of the database to the next. Not thread-safe."""
 
     def __init__(self, database: Path) -> None:
         self._path = database.with_name(COMMITS)
@@ -29,11 +29,11 @@ class CommitCount:
 
     @property
     def num_missing(self) -> int:
-        """Acknowledged commits that the database does not have."""
+        """Number of acknowledged commits that the database lacks."""
         return max(0, self._in_file - self._in_database)
 
     def open(self, conn: sa.Connection) -> None:
-        """Reads both counts. Where there is no file, or an unreadable one, it says nothing."""
+        """Reads both counts. A missing or unreadable file counts as 0."""
         found = conn.execute(sa.select(facts.c.value).where(facts.c.name == _FACT)).scalar_one_or_none()
         conn.rollback()
         self._in_database = _number(found or "")
@@ -41,19 +41,19 @@ class CommitCount:
         self._in_file = _number(os.pread(self._fd, _DIGITS, 0).decode("ascii", "replace"))
 
     def close(self) -> None:
-        """Safe to call twice."""
+        """Closes the file; safe to call twice."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
     def accept(self) -> None:
-        """What is missing has been reported: the next commit counts on from the file."""
+        """Continues counting from the file's number, once missing commits have been reported."""
         self._in_database = max(self._in_database, self._in_file)
 
     def put(self, conn: sa.Connection) -> int:
-        """Counts the transaction in itself; returns its number, for ``note``.
+        """Counts the transaction in the database; returns its number, for ``note``.
 
-        Nothing is counted while commits are missing and that has not been reported: it would hide them.
+        Counts nothing while missing commits have not been reported, because that would hide them.
         """
         if self.num_missing:
             return self._in_database
@@ -63,7 +63,8 @@ class CommitCount:
         return number
 
     def note(self, number: int) -> None:
-        """The transaction is durable. A file that cannot be written says less, which costs a report and no data."""
+        """Writes the number of a durable transaction to the file. If that fails, the file has a lower number, which
+        loses a report but no data."""
         self._in_database = number
         if number > self._in_file and self._fd is not None:
             with suppress(OSError):

@@ -1,9 +1,9 @@
-"""How a server learns whether a COMMIT happened whose answer it never got.
+"""Finds out whether a COMMIT without an answer happened.
 
-Every writing transaction sets its server's row to a fresh token. Whoever has to know asks in another writing
-transaction: it locks the row, which waits for a COMMIT still under way, compares, and writes a token of its own. Once
-that one is durable, so is the answer: a standby that has the second token has the first, and in SQLite's log the
-second transaction has overwritten what was left of the first.
+Every writing transaction sets its server's record to a fresh token. A later writing transaction answers the question.
+It locks the record, which waits for a COMMIT still in progress, compares the token, and writes its own. Once that token
+is durable, so is the answer. A standby that has the second token has the first, and in SQLite's log the second
+transaction has overwritten the rest of the first.
 """
 
 import secrets
@@ -14,17 +14,17 @@ import sqlalchemy as sa
 from neaptide.server.batches.storing.tables import commit_tokens
 
 FORGOTTEN_AFTER_S = 7 * 86_400
-"""Rows of servers that have not written for so long are removed by the next start. One that lives makes a new one."""
+"""Age at which records of servers that no longer write are removed at a start. A live server makes a new one."""
 
 
 class CommitTokens:
-    """The row of one server, from one start to the next."""
+    """The record of one server, from one start to the next."""
 
     def __init__(self) -> None:
         self._server = secrets.token_hex(16)
 
     def put(self, conn: sa.Connection) -> str:
-        """The token by which this transaction will be known; makes the row where there is none."""
+        """Sets the token of this transaction and returns it; makes the record if there is none."""
         t, now, token = commit_tokens, int(time.time()), secrets.token_hex(16)
         values = {"token": token, "changed_at": now}
         if not conn.execute(t.update().where(t.c.server == self._server).values(**values)).rowcount:
@@ -33,22 +33,23 @@ class CommitTokens:
         return token
 
     def locked(self, conn: sa.Connection) -> str | None:
-        """The token of the last transaction that was committed; waits for one that still may be. None: no row."""
+        """The token of the last committed transaction; None without a record. Waits for a COMMIT in progress."""
         query = sa.select(commit_tokens.c.token).where(commit_tokens.c.server == self._server)
         token: str | None = conn.execute(query.with_for_update()).scalar_one_or_none()
         return token
 
 
 class CommitQuestion:
-    """Whether one transaction was committed. It may be asked again, for its own COMMIT may be cut off as well."""
+    """The question whether one transaction was committed. It can be repeated, as its own COMMIT may get no answer
+    either."""
 
     def __init__(self, tokens: CommitTokens, token: str) -> None:
         self._tokens = tokens
         self._answers = {token: True}
-        """What it means to find a token: that of the transaction, or one that an earlier try wrote."""
+        """Answer for each token: that of the transaction, and those of earlier attempts."""
 
     def ask(self, conn: sa.Connection) -> bool | None:
-        """The answer, once this transaction is durable; None where the database has been replaced by an older one."""
+        """The answer, once this transaction is durable; None if the database has been replaced by an older one."""
         found = self._tokens.locked(conn)
         if found is None:
             return None

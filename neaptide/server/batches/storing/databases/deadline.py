@@ -1,4 +1,4 @@
-"""The deadline of a call to the database: set around the call, obeyed by whatever waits inside it."""
+"""Deadline of a database call, set around the call and obeyed by all waits inside."""
 
 import asyncio
 import math
@@ -12,24 +12,24 @@ from typing import TypeVar
 T = TypeVar("T")
 
 CALL_LIMIT_S = 10.0
-"""A read or a write ends within this time, its wait for its turn included."""
+"""Longest time of a read or a write, including its wait in the queue."""
 GRACE_S = 2.0
-"""A thread that is past its deadline gets this long to end; a name server or a disk may hold it."""
+"""Time for a thread to end after its deadline; a name server or a disk may delay it."""
 
 _until_s: ContextVar[float] = ContextVar("until_s", default=math.inf)
 
 
 class DeadlineError(Exception):
-    """The deadline came before the database was asked for anything that lasts: nothing was written."""
+    """The deadline passed before the database got a lasting request: nothing was written."""
 
 
 class StuckError(Exception):
-    """The thread that works on the call does not end; it may still write."""
+    """The thread of the call does not end; it may still write."""
 
 
 @contextmanager
 def until(until_s: float) -> Iterator[None]:
-    """Sets the deadline for what this thread does inside, in seconds of ``time.monotonic``."""
+    """Sets the deadline of this thread's work inside the context, in seconds of ``time.monotonic``."""
     token = _until_s.set(until_s)
     try:
         yield
@@ -38,7 +38,7 @@ def until(until_s: float) -> Iterator[None]:
 
 
 def left_s() -> float:
-    """Until the deadline of the call that this thread works on; infinite where it has none."""
+    """Seconds until the deadline of this thread's call; infinite without one."""
     return _until_s.get() - time.monotonic()
 
 
@@ -47,16 +47,16 @@ def is_over() -> bool:
 
 
 def check() -> None:
-    """Raises DeadlineError."""
+    """Raises DeadlineError after the deadline."""
     if is_over():
         raise DeadlineError("the database did not answer in time")
 
 
 async def answer_of(submitted: "Future[T]", limit_s: float) -> T:
-    """The result of a call that a thread works on, or will.
+    """The result of a call that a thread has queued or runs.
 
     Raises:
-        DeadlineError: the thread has not begun, and will not.
+        DeadlineError: the thread has not started it, and will not.
         StuckError: it does not end.
     """
     try:
@@ -85,7 +85,7 @@ def wait_for_answer(submitted: "Future[T]", limit_s: float) -> T:
 
 def _give_up(submitted: "Future[T]") -> None:
     if submitted.cancel():
-        raise DeadlineError("the call did not get its turn at the database in time")
+        raise DeadlineError("the call to the database waited too long for its turn")
 
 
 def _or_none(limit_s: float) -> float | None:

@@ -1,4 +1,4 @@
-"""What both databases are made of: one connection that writes, a few that only read."""
+"""Common parts of both databases: one connection that writes, several that only read."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ NUM_READERS = 4
 
 
 class TwoEngines:
-    """The half of ``Database`` that is the same for each. ``open`` of a subclass makes both engines."""
+    """Common half of the ``Database`` classes. A subclass's ``open`` makes both engines."""
 
     def __init__(self) -> None:
         self._write_engine: sa.Engine | None = None
@@ -21,8 +21,7 @@ class TwoEngines:
         self._tokens = CommitTokens()
 
     def close(self) -> None:
-        """As in ``Database``."""
-        # Readers first: the last connection to close tidies SQLite's WAL up, and readers may not.
+        # Readers first: the last connection to close tidies SQLite's WAL, which readers may not do.
         for engine in (self._read_engine, self._write_engine):
             if engine is not None:
                 engine.dispose()
@@ -30,13 +29,12 @@ class TwoEngines:
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        """As in ``Database``."""
         assert self._read_engine is not None
         with self._read_engine.connect() as conn:
             yield conn
 
     def _commit(self, conn: sa.Connection, transaction: sa.RootTransaction, patience_s: float) -> None:
-        """Raises OutcomeUnknownError where the database did not say that it has not committed."""
+        """Commits. Raises OutcomeUnknownError unless the database confirms success or failure."""
         token = self._tokens.put(conn)
         try:
             _commit(conn, transaction)
@@ -66,6 +64,6 @@ def _commit(conn: sa.Connection, transaction: sa.RootTransaction) -> None:
         transaction.commit()
     except sa.exc.DBAPIError as error:
         if not error.connection_invalidated:
-            # SQLite may have left it open, and SQLAlchemy takes it for ended: no other could begin.
+            # SQLite may have left it open while SQLAlchemy considers it ended, so that no other could begin.
             conn.connection.rollback()
         raise

@@ -1,4 +1,4 @@
-"""The tables as ``migrations/`` makes them, the same on every database."""
+"""Migration of the tables by ``migrations/``, the same on every database."""
 
 import logging
 from importlib import resources
@@ -15,10 +15,10 @@ logger = logging.getLogger(__name__)
 
 
 def migrate(conn: sa.Connection) -> None:
-    """Brings the tables to the newest schema, in one transaction.
+    """Migrates the tables to the newest schema, in one transaction.
 
     Raises:
-        StoreError: the schema is newer than what this version knows.
+        StoreError: the schema is newer than this version.
     """
     with resources.as_file(resources.files("neaptide.server.batches.storing") / "migrations") as scripts:
         config = Config()

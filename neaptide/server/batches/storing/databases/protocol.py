@@ -1,4 +1,4 @@
-"""What the store needs of a database. ``sqlite.py`` is the one of a single server, ``postgres.py`` the shared one."""
+"""Interface of the store's databases: ``sqlite.py`` for a single server, ``postgres.py`` for several."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -8,10 +8,10 @@ import sqlalchemy as sa
 
 
 class OutcomeUnknownError(Exception):
-    """A COMMIT failed with ``error``, which does not say whether it happened.
+    """A COMMIT failed with ``error``, which does not tell whether it happened.
 
-    ``ask`` says so: True or False for good, None where nobody can know any more. It raises what ``Database.is_fault``
-    knows as long as the database does not answer, and may then be called again. It is worth ``patience_s``.
+    ``ask`` answers: True or False for certain, None if it can no longer be known. While the database does not answer,
+    ``ask`` raises an error for which ``Database.is_fault`` is true, and may be called again, for up to ``patience_s``.
     """
 
     def __init__(self, error: Exception, ask: Callable[[], bool | None], patience_s: float) -> None:
@@ -22,11 +22,11 @@ class OutcomeUnknownError(Exception):
 
 
 class Database(Protocol):
-    """Opened once. Blocking; ``transaction`` for the writer's thread, ``reading`` for any number of threads."""
+    """A database, opened once. Blocking. ``transaction`` is for the writer's thread, ``reading`` for any thread."""
 
     @property
     def name(self) -> str:
-        """For messages; holds no password."""
+        """Name for messages; contains no password."""
         ...
 
     def open(self) -> None:
@@ -38,16 +38,17 @@ class Database(Protocol):
         ...
 
     def close(self) -> None:
-        """Safe to call twice."""
+        """Closes the database; safe to call twice."""
         ...
 
     def transaction(self, is_exclusive: bool) -> AbstractContextManager[sa.Connection]:
-        """A transaction of the writer, durable when the context is left without an exception.
+        """A transaction of the writer, durable when the context ends without an exception.
 
-        ``is_exclusive``: no other server's exclusive transaction runs beside it. Where a single server writes, all are.
+        ``is_exclusive``: no other server's exclusive transaction runs at the same time. With a single server, all are
+        exclusive.
 
         Raises:
-            OutcomeUnknownError: it may have been committed or not.
+            OutcomeUnknownError: it may or may not have been committed.
         """
         ...
 
@@ -56,42 +57,42 @@ class Database(Protocol):
         ...
 
     def checkpoint(self) -> None:
-        """Brings what has been committed from a log to its place. In the writer's thread, outside of transactions."""
+        """Moves committed data from a log to its place. In the writer's thread, outside of transactions."""
         ...
 
     @property
     def num_missing_commits(self) -> int:
-        """How many acknowledged commits it has lost since it was last open, as far as anything tells."""
+        """Number of acknowledged commits lost since it was last open, as far as that is known."""
         ...
 
     def accept_as_it_is(self) -> None:
-        """Those commits have been reported as missing, and are not counted any more."""
+        """Stops counting those commits as missing, once they have been reported."""
         ...
 
     def is_fault(self, error: BaseException) -> bool:
-        """Whether the database did not do what it was asked for reasons of its own; the same may succeed later."""
+        """Whether the database failed for reasons of its own, so that the same call may succeed later."""
         ...
 
     def is_conflict(self, error: BaseException) -> bool:
-        """Whether a transaction was undone only since another one was in its way: it is to be run again at once."""
+        """Whether a transaction was rolled back only because of another one, and should be retried at once."""
         ...
 
     def missing(self) -> str | None:
-        """Why what is written now would not be found again, where that can be seen; None where it would. Cheap."""
+        """Why new data would not be found again, if that is detectable; None otherwise. Cheap."""
         ...
 
     def stored_bytes(self, conn: sa.Connection) -> int:
-        """Of what lies outside the data directory."""
+        """Size of its data outside the data directory."""
         ...
 
     def reusable_bytes(self, conn: sa.Connection) -> int:
-        """Of rows that are gone, as far as that is known."""
+        """Size of the space of deleted records, as far as it is known."""
         ...
 
     def problems(self, conn: sa.Connection) -> list[str]:
-        """What the database finds wrong in itself."""
+        """Faults that the database finds in itself."""
         ...
 
     def compact(self) -> None:
-        """Gives the space of deleted rows back to the disk; only while nothing is written."""
+        """Returns the space of deleted records to the disk; only while nothing is written."""
         ...

@@ -1,4 +1,4 @@
-"""The few threads that read the database, so that reads which hang keep no other thread of the server."""
+"""Threads that read the database, so that hanging reads occupy no other thread of the server."""
 
 import time
 from collections.abc import Callable
@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 
 class Readers:
-    """One thread for each connection that only reads: a read which has a thread never waits for a connection."""
+    """One thread per reading connection, so that a running read never waits for a connection."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._threads = ThreadPoolExecutor(NUM_READERS, "batch-store-reader")
 
     def submit(self, operation: Callable[[sa.Connection], T], limit_s: float) -> "Future[T]":
-        """Queues a query, which has failed if it has not ended by then; thread-safe."""
+        """Queues a query that fails after ``limit_s``; thread-safe."""
         return self._threads.submit(self._read, operation, time.monotonic() + limit_s)
 
     def _read(self, operation: Callable[[sa.Connection], T], until_s: float) -> T:
@@ -32,5 +32,5 @@ class Readers:
                 return operation(conn)
 
     def close(self) -> None:
-        """Ends every read that is under way or queued, and the threads. Blocking."""
+        """Waits for all running and queued reads, and ends the threads. Blocking."""
         self._threads.shutdown()

@@ -1,4 +1,4 @@
-"""SQLite in the data directory: the database of a single server. One connection writes, the others only read."""
+"""SQLite in the data directory, the database of a single server. One connection writes, the others only read."""
 
 import logging
 import math
@@ -21,21 +21,21 @@ from neaptide.server.batches.storing.databases.protocol import OutcomeUnknownErr
 logger = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_S = 30.0
-"""For a lock of another process, where no deadline comes first."""
+"""Longest wait for a lock of another process, if no deadline comes first."""
 MAX_WAL_BYTES = 64 << 20
-"""What stays of the write-ahead log after a checkpoint, once a long read has let it grow."""
+"""Size of the write-ahead log that is kept after a checkpoint; a long read lets it grow."""
 STEPS_BETWEEN_LOOKS = 10_000
-"""Of a statement, between two looks at the deadline: less than a millisecond."""
+"""Steps of a statement between two checks of the deadline; less than a millisecond."""
 ASK_PATIENCE_S = 1.0
-"""For a disk that failed a COMMIT: its frames may lie in the log, where a crash would bring them back."""
+"""Time for a disk that failed a COMMIT: its frames may be in the log, where a crash would restore them."""
 CHECK_TIME_S = 3.0
-"""At start, for looking for damage; about 1 GB of database is looked through in it."""
+"""Longest integrity check at start, enough for about 1 GB."""
 
 
 class SqliteDatabase(TwoEngines):
-    """One file. The data directory's lock keeps other servers away from it.
+    """One database file. The data directory's lock keeps other servers away.
 
-    ``directory`` is where it lies, if somebody has opened that.
+    ``directory`` is the opened data directory of the file, if there is one.
     """
 
     def __init__(self, path: Path, directory: DataDir | None = None) -> None:
@@ -43,7 +43,7 @@ class SqliteDatabase(TwoEngines):
         self._path = path
         self._directory = directory
         self._log_files: dict[Path, tuple[int, int]] = {}
-        """Those beside the database which the writer has open."""
+        """Log files next to the database that the writer has open."""
         self._count = CommitCount(path)
 
     @property
@@ -51,7 +51,8 @@ class SqliteDatabase(TwoEngines):
         return str(self._path)
 
     def open(self) -> None:
-        """Raises StoreError: the file is no database, damaged, or a newer version's."""
+        """Opens the database. Raises StoreError: the file is not a database, is damaged, or was written by a newer
+        version."""
         try:
             self._write_engine = _write_engine(self._path)
             sa.event.listen(self._write_engine, "connect", self._forget_log_files)
@@ -67,7 +68,7 @@ class SqliteDatabase(TwoEngines):
 
     @contextmanager
     def transaction(self, is_exclusive: bool) -> Iterator[sa.Connection]:
-        """As in ``Database``. Only one connection writes, so that nothing can run beside it."""
+        """A transaction of the writer. Only one connection writes, so all are exclusive."""
         with self._writing().connect() as conn, conn.begin() as transaction:
             if not self._log_files:
                 self._log_files = {path: identity_of(path) for path in self._log_paths if path.exists()}
@@ -79,7 +80,7 @@ class SqliteDatabase(TwoEngines):
         try:
             self._require_place()
         except sa.exc.OperationalError as error:
-            # It stands in files that may come back, or not.
+            # It is in files that may or may not return.
             raise OutcomeUnknownError(error, _say_nothing, ASK_PATIENCE_S) from error
         self._count.note(number)
 
@@ -88,7 +89,7 @@ class SqliteDatabase(TwoEngines):
         return [self._path.with_name(f"{self._path.name}{suffix}") for suffix in ("-wal", "-shm")]
 
     def missing(self) -> str | None:
-        """As in ``Database``. SQLite goes on with files that have been deleted, and what it commits there is lost."""
+        """Why new data would not be found again. SQLite goes on with deleted files, and loses what it commits there."""
         missing = None if self._directory is None else self._directory.missing()
         return missing or first_missing(self._log_files)
 
@@ -98,58 +99,54 @@ class SqliteDatabase(TwoEngines):
             raise sa.exc.OperationalError("", {}, RuntimeError(missing))
 
     def _forget_log_files(self, *_: object) -> None:
-        """A new connection may have new ones: the last one that is closed removes them."""
+        """Forgets the log files, because the last connection removes them and a new one makes others."""
         self._log_files = {}
 
     def checkpoint(self) -> None:
-        """As in ``Database``. It waits for no reader: what one still needs is left to the next time."""
+        """Moves committed data to its place. Does not wait for readers: what they need is left to the next
+        checkpoint."""
         try:
             with self._writing().connect() as conn:
                 dbapi_connection: Any = conn.connection.driver_connection
                 dbapi_connection.execute("PRAGMA wal_checkpoint(PASSIVE)").close()
         except (sa.exc.DBAPIError, sqlite3.DatabaseError) as error:
-            # The database may be away: the thread that asks for this is the only one that writes.
-            logger.warning("the write-ahead log stays as it is: %s", error)
+            # The database may be missing; this thread is the only writer and must go on.
+            logger.warning("the write-ahead log could not be checkpointed: %s", error)
 
     def close(self) -> None:
-        """As in ``Database``."""
         super().close()
         self._count.close()
 
     @property
     def num_missing_commits(self) -> int:
-        """As in ``Database``."""
         return self._count.num_missing
 
     def accept_as_it_is(self) -> None:
-        """As in ``Database``."""
         self._count.accept()
 
     def is_fault(self, error: BaseException) -> bool:
-        """A full or failing disk, or a lock."""
+        """Whether the disk is full or failing, or the database is locked."""
         return isinstance(error, sa.exc.OperationalError | sqlite3.OperationalError)
 
     def is_conflict(self, error: BaseException) -> bool:
-        """There is nothing beside a transaction that could be in its way."""
+        """Always False: no other transaction runs."""
         return False
 
     def stored_bytes(self, conn: sa.Connection) -> int:
-        """None outside the data directory."""
+        """Always 0: all data is in the data directory."""
         return 0
 
     def reusable_bytes(self, conn: sa.Connection) -> int:
-        """Of free pages."""
+        """Size of the free pages."""
         names = ("freelist_count", "page_size")
         pages, page_bytes = (conn.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in names)
         return int(pages) * int(page_bytes)
 
     def problems(self, conn: sa.Connection) -> list[str]:
-        """As in ``Database``."""
         found = [str(text) for text in conn.exec_driver_sql("PRAGMA integrity_check(10)").scalars()]
         return [text for text in found if text != "ok"]
 
     def compact(self) -> None:
-        """As in ``Database``."""
         with self._writing().connect() as conn:
             dbapi_connection: Any = conn.connection.driver_connection
             for statement in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
@@ -157,14 +154,14 @@ class SqliteDatabase(TwoEngines):
 
 
 def _say_nothing() -> None:
-    """Whether a write happened whose files have vanished since: nobody knows."""
+    """Answer for a write whose files have vanished: it is not known whether it happened."""
 
 
 def _on_begin(statement: str) -> Callable[[sa.Connection], None]:
     def begin(conn: sa.Connection) -> None:
         dbapi_connection: Any = conn.connection.driver_connection
         wait_s = min(max(deadline.left_s(), 0.0), BUSY_TIMEOUT_S)
-        # In whole tenths: the text is nearly always the same, and need not be parsed again.
+        # In tenths of a second: the text is then nearly always the same and need not be parsed again.
         dbapi_connection.execute(f"PRAGMA busy_timeout = {math.ceil(wait_s * 10) * 100}").close()
         conn.exec_driver_sql(statement)
 
@@ -172,13 +169,13 @@ def _on_begin(statement: str) -> Callable[[sa.Connection], None]:
 
 
 def _end_at_deadline(dbapi_connection: sqlite3.Connection, _: object) -> None:
-    """A statement that is past it is undone, and its transaction. What waits for the disk itself is not reached."""
+    """Rolls back a statement past the deadline with its transaction. Does not reach waits for the disk itself."""
     dbapi_connection.set_progress_handler(deadline.is_over, STEPS_BETWEEN_LOOKS)
 
 
 def _write_engine(path: Path) -> sa.Engine:
     def set_up(dbapi_connection: sqlite3.Connection, _: object) -> None:
-        # The driver's own transaction handling breaks savepoints; BEGIN is ours (see _on_begin).
+        # The driver's own transaction handling breaks savepoints; ``_on_begin`` sends BEGIN.
         dbapi_connection.isolation_level = None
         for pragma in (
             "journal_mode=WAL",
@@ -189,7 +186,7 @@ def _write_engine(path: Path) -> sa.Engine:
             dbapi_connection.execute(f"PRAGMA {pragma}").close()
 
     engine = sa.create_engine(
-        # Never made: a connection that is opened anew must not begin a blank database where ours is away.
+        # Never creates the file: a new connection must not start an empty database where ours is missing.
         sa.URL.create("sqlite", database=path.absolute().as_uri(), query={"mode": "rw", "uri": "true"}),
         pool_size=1,
         max_overflow=0,
@@ -214,8 +211,8 @@ def _read_engine(path: Path) -> sa.Engine:
 
 
 def _check(conn: sa.Connection, path: Path) -> None:
-    """Refuses a damaged database at start rather than serve wrong results from it later."""
-    # Before the time begins to run: another process may hold the lock for a while.
+    """Refuses a damaged database at start, rather than serve wrong results from it later."""
+    # Before the deadline starts, as another process may hold the lock for a while.
     conn.begin()
     try:
         with deadline.until(time.monotonic() + CHECK_TIME_S):
@@ -223,7 +220,7 @@ def _check(conn: sa.Connection, path: Path) -> None:
     except sa.exc.OperationalError as error:
         if getattr(error.orig, "sqlite_errorcode", None) != sqlite3.SQLITE_INTERRUPT:
             raise
-        logger.warning("the database is too large to be checked whole in %.0f s", CHECK_TIME_S)
+        logger.warning("the database is too large to be checked completely in %.0f s", CHECK_TIME_S)
         found = "ok"
     finally:
         conn.rollback()
@@ -232,7 +229,8 @@ def _check(conn: sa.Connection, path: Path) -> None:
 
 
 def _require_transaction(conn: sa.Connection) -> None:
-    """A transaction that SQLite has dropped on an error would "commit" without a word, and nothing of it be there."""
+    """Refuses to commit a transaction that SQLite has dropped on an error: the COMMIT would succeed without its
+    data."""
     dbapi_connection: Any = conn.connection.driver_connection
     if not dbapi_connection.in_transaction:
         raise sa.exc.OperationalError("COMMIT", {}, RuntimeError("the transaction was rolled back"))

@@ -1,8 +1,8 @@
-"""The one thread and one connection of a server that write to the database, many small writes to a commit.
+"""The one thread and connection of a server that write to the database, with several writes per commit.
 
-SQLite before 3.51.3 can corrupt a WAL database when two connections write or checkpoint at once; with a
-single writer that also does every checkpoint the case cannot arise. One ``fsync`` per commit is the price
-of durability, so writes that arrive close together share one.
+SQLite before 3.51.3 can corrupt a WAL database when two connections write or checkpoint at once. With a single writer
+that also makes every checkpoint, this cannot happen. Durability takes an ``fsync`` per commit, so writes that arrive
+close together share one.
 """
 
 import itertools
@@ -26,9 +26,9 @@ Operation = Callable[[sa.Connection], Any]
 MAX_GROUP_ROWS = 64
 MAX_GROUP_DELAY_S = 0.05
 QUIET_S = 1.0
-"""After which the database is asked to bring what its log holds to its place."""
+"""Idle time after which the database makes a checkpoint."""
 MAX_CONFLICTS = 5
-"""After which a group that other servers' transactions are in the way of has failed."""
+"""Conflicts with other servers' transactions after which a group fails."""
 ASK_INTERVAL_S = 0.2
 
 
@@ -45,11 +45,10 @@ class _Write:
 class Writer:
     """Runs operations one after another, each in a savepoint of a shared transaction.
 
-    A future resolves after its transaction is durable. An operation that raises undoes itself alone, unless the
-    database is to blame (disk full, I/O error, connection lost): that fails every operation of the group, and none of
-    them happened. With OutcomeUnknownError nobody knows whether all of them happened or none. By the time that a later
-    operation succeeds, what was unknown has been decided: it will not happen afterwards. An operation may run more than
-    once until it happens.
+    A future resolves after its transaction is durable. An operation that raises is undone alone. If the database is at
+    fault (disk full, I/O error, connection lost), every operation of the group fails and none has happened. With
+    OutcomeUnknownError, either all of them happened or none. Once a later operation succeeds, the unknown ones will not
+    happen any more. An operation may run more than once until it happens.
     """
 
     def __init__(self, database: Database) -> None:
@@ -58,11 +57,11 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="batch-store-writer", daemon=True)
         self._closed = False
         self._is_settled = True
-        """Nothing has been committed since the last checkpoint."""
+        """Whether nothing has been committed since the last checkpoint."""
         self._lock = threading.Lock()
         self.num_commits = 0
         self.num_unknown = 0
-        """Groups of which it never became known whether they were committed."""
+        """Number of groups whose outcome stayed unknown."""
 
     def start(self) -> None:
         self._thread.start()
@@ -77,9 +76,11 @@ class Writer:
     ) -> "Future[T]":
         """Queues an operation; thread-safe.
 
-        ``urgent`` commits without waiting for company; otherwise the commit comes within 50 ms or with
-        the 64th row. ``is_exclusive``: as for ``Database.transaction``. ``limit_s``: what is not durable by then has
-        failed; what has not begun by then is left to its caller, who gives it up, and never runs.
+        Args:
+            urgent: commit without waiting for other writes; otherwise within 50 ms or with the 64th record.
+            is_exclusive: as for ``Database.transaction``.
+            limit_s: time after which an operation that is not durable fails. One that has not begun by then never runs,
+                and its caller is expected to cancel it.
 
         Raises:
             RuntimeError: the writer is closed.
@@ -93,7 +94,7 @@ class Writer:
         return future
 
     def close(self) -> None:
-        """Finishes everything queued, then ends the thread."""
+        """Completes all queued operations, then ends the thread."""
         with self._lock:
             self._closed = True
             self._queue.put(None)
@@ -113,7 +114,7 @@ class Writer:
         group, rows = [first], first.rows
         deadline_s = time.monotonic() + MAX_GROUP_DELAY_S
         while rows < MAX_GROUP_ROWS:
-            # After an urgent write only what is already waiting comes along.
+            # An urgent write is joined only by writes that are already queued.
             wait_s = 0.0 if any(w.urgent for w in group) else deadline_s - time.monotonic()
             try:
                 write = self._queue.get(timeout=wait_s) if wait_s > 0 else self._queue.get_nowait()
@@ -160,7 +161,7 @@ class Writer:
             try:
                 with self._database.transaction(is_exclusive) as conn:
                     outcomes = [self._attempt(conn, write.operation) for write in writes]
-                    # A COMMIT that cannot be waited for is better not sent.
+                    # A COMMIT that cannot be awaited is not sent.
                     deadline.check()
                 break
             except OutcomeUnknownError as unknown:
@@ -175,11 +176,11 @@ class Writer:
     def _learn_outcome(self, unknown: OutcomeUnknownError) -> bool:
         """Whether the transaction was committed; no answer is better than a wrong one.
 
-        Waits until the database can be asked. What is to be written meanwhile fails at once, so that its callers can be
-        told.
+        Waits until the database can answer. Writes that arrive meanwhile fail at once, so that their callers learn of
+        it.
 
         Raises:
-            OutcomeUnknownError: patience is over, the writer is to end, or the database cannot say.
+            OutcomeUnknownError: the patience is over, the writer is to end, or the database cannot tell.
         """
         patience_s = min(unknown.patience_s, deadline.left_s())
         with deadline.until(time.monotonic() + patience_s):
@@ -199,7 +200,7 @@ class Writer:
             return outcome
 
     def _fail_queued(self, error: Exception) -> bool:
-        """For a moment; False when the writer is to end."""
+        """Fails queued writes for a moment; returns False if the writer is to end."""
         deadline_s = time.monotonic() + ASK_INTERVAL_S
         while (wait_s := deadline_s - time.monotonic()) > 0:
             try:
@@ -214,7 +215,7 @@ class Writer:
         return True
 
     def _attempt(self, conn: sa.Connection, operation: Operation) -> Any:
-        """The operation's result, or why it failed alone. Raises what concerns the whole transaction."""
+        """The operation's result, or its own failure. Raises errors that concern the whole transaction."""
         try:
             with conn.begin_nested():
                 return operation(conn)

@@ -1,4 +1,4 @@
-"""Alembic environment: runs on the connection that the store hands over, never opens its own."""
+"""Alembic environment; uses the connection of the store and opens none."""
 
 from alembic import context
 

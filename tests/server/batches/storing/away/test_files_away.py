@@ -304,7 +304,7 @@ async def test_a_directory_that_is_removed_is_noticed_and_nothing_is_acknowledge
         assert (await client.post("/v1/batches", json=body)).status_code == 503
         assert list(data_dir.iterdir()) == []
         assert server.service.health.missing
-    assert caplog.text.count("nothing is stored until it is back") == 1
+    assert caplog.text.count("nothing is stored until it returns") == 1
 
 
 @pytest.mark.parametrize("name", ["neaptide.db", "neaptide.db-wal", "neaptide.db-shm"])

@@ -260,6 +260,6 @@ async def test_a_client_is_not_told_that_nothing_was_stored(tmp_path: Path, monk
         disk.mend()
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_unavailable")
         assert reply.json()["error"]["message"] == (
-            "The database did not say whether this was stored. Look, or send it again with the same Idempotency-Key."
+            "It is not known whether this was stored. Check, or send it again with the same Idempotency-Key."
         )
         assert reply.headers["retry-after"]

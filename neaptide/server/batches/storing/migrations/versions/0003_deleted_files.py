@@ -1,6 +1,6 @@
-"""Deleted files are remembered until their bytes and results are gone, and a while longer as places in lists.
+"""Deleted files, kept until their bytes and results are removed, and a while longer as places in lists.
 
-Result files that were deleted before left their results behind; they are entered here, to be swept.
+Result files that were deleted before left their results; they are added here, so that those are removed.
 """
 
 import sqlalchemy as sa

@@ -1,4 +1,4 @@
-"""Chunks of batches that servers claim, and the chunk of each line; null for lines that nobody may claim."""
+"""Chunks of batches that servers lease, and the chunk of each line; null for lines that are not leased."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""What servers that share a database need: keys of bytes on shared storage, leases of batches, whose a chunk is."""
+"""Servers that share a database: keys of bytes on shared storage, leases of batches, holders of chunks."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""The lines of a chunk without reading the batch's others; lines that nobody may claim are not in the index."""
+"""Index of the lines of each chunk; lines that are not leased are not in it."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""What each chunk takes of a device, for who decides how many replicas there should be."""
+"""Device time of each chunk, for autoscaling."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""What each server's last commit wrote: by it a server learns whether a COMMIT that was cut off happened."""
+"""Token of each server's last commit, which tells whether an interrupted COMMIT happened."""
 
 import sqlalchemy as sa
 from alembic import op

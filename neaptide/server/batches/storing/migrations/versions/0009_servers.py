@@ -1,4 +1,4 @@
-"""Servers with what they serve and can do, and what batches, files and chunks need of one."""
+"""Servers with their models and abilities, and the needs of batches, files and chunks."""
 
 import sqlalchemy as sa
 from alembic import op
