@@ -34,7 +34,7 @@ def test_a_single_server_loads_no_module_of_the_cluster_the_laboratory_or_the_si
     flags = ["--dtype", "float32", "--profile", "cpu-neaptide-tiny", "--max-model-len", "2048"]
     with RunningServer(tmp_path, *flags, env=env) as server:
         with openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0) as client:
-            use(client)
+            use(server, client)
     loaded: dict[str, set[str]] = {}
     for line in noted.read_text().splitlines():
         process, name = line.split()
@@ -48,15 +48,16 @@ def test_a_single_server_loads_no_module_of_the_cluster_the_laboratory_or_the_si
     assert {name for name in found - counted if not name.startswith(COMMAND_LINE)} == set()
 
 
-def use(client: openai.OpenAI) -> None:
-    """Something of everything, so that every process has begun."""
+def use(server: RunningServer, client: openai.OpenAI) -> None:
+    """Asks for something of everything, so that every process has begun."""
     messages = [{"role": "user", "content": "What is 2+2?"}]
     asked = {"model": "neaptide-tiny", "messages": messages, "max_tokens": 2}
     client.chat.completions.create(**asked, response_format=SCHEMA)  # type: ignore[call-overload]
     line = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "neaptide-tiny", '
     line += b'"prompt": "2+2=", "max_tokens": 2}}\n'
     file = client.files.create(file=("lines.jsonl", line), purpose="batch")
-    client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    server.wait_for(lambda: client.batches.retrieve(batch.id).status == "completed")
 
 
 def test_the_child_that_replays_traffic_loads_no_module_of_the_cluster_or_the_laboratory() -> None:
