@@ -32,7 +32,7 @@ import psutil
 from benchmarks.common import EMBEDDED, print_table
 from neaptide.commands.server_process import ServerProcess
 from neaptide.loadgen.client.client import StreamClient, open_loop
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 from neaptide.loadgen.percentiles import percentile
 
 MODEL = "m"
@@ -66,7 +66,7 @@ class Measured:
     steps: float
     """Steps of the engine for a line."""
     seconds: float
-    chats: Sequence[Record]
+    chats: Sequence[ChatRecord]
     """Those that ended meanwhile."""
 
 
@@ -136,7 +136,7 @@ async def until_status(http: httpx.AsyncClient, batch_id: str, status: str) -> d
 
 
 async def run_batch(
-    http: httpx.AsyncClient, server: psutil.Process, chats: Sequence[Record], line_bytes: int, seed: int
+    http: httpx.AsyncClient, server: psutil.Process, chats: Sequence[ChatRecord], line_bytes: int, seed: int
 ) -> Measured:
     content = batch_file(line_bytes, seed)
     now = asyncio.get_running_loop().time
@@ -162,9 +162,9 @@ async def run_batch(
 
 
 @asynccontextmanager
-async def steady_chats(client: StreamClient, rate_rps: float) -> AsyncIterator[list[Record]]:
+async def steady_chats(client: StreamClient, rate_rps: float) -> AsyncIterator[list[ChatRecord]]:
     """Records of chats as they end; none arrive at a rate of 0."""
-    records: list[Record] = []
+    records: list[ChatRecord] = []
     message = [{"role": "user", "content": "What is 21 + 34?"}]
     arrivals = [i / rate_rps for i in range(MOST_CHATS)] if rate_rps else []
     load = asyncio.create_task(
@@ -239,7 +239,7 @@ def figures_of(runs: Sequence[Measured]) -> dict[str, Any]:
     }
 
 
-def tpot_ms(records: Sequence[Record]) -> dict[str, float] | None:
+def tpot_ms(records: Sequence[ChatRecord]) -> dict[str, float] | None:
     """None without chats."""
     times = [record.tpot_s * 1e3 for record in records if record.tpot_s is not None]
     return {"chats": len(times), "p50": percentile(times, 0.5), "p99": percentile(times, 0.99)} if times else None

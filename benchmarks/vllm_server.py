@@ -19,7 +19,7 @@ from benchmarks.live.run import give_time, scrape, with_unfinished
 from benchmarks.other_server import server_process
 from neaptide.commands.server_process import free_port
 from neaptide.loadgen.client.client import StreamClient, open_loop
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 
 ONLINE_PRIORITY, OFFLINE_PRIORITY = 0, 10
 CPU_KV_GIB = 4.0
@@ -102,7 +102,7 @@ async def run_rival(plan: Plan, machine: Machine, rival: Rival, *, offline: bool
     """Runs one server once, as ``live.run.run`` does for ours."""
     arrivals = plan.arrivals_s()
     prompts = random_prompts(len(arrivals), ONLINE_IN, vocab_size(plan.model), seed=plan.seed)
-    records: list[Record] = []
+    records: list[ChatRecord] = []
     by_priority = "priority" in rival.flags
     with tempfile.TemporaryDirectory() as directory:
         limits = httpx.Limits(max_connections=None)

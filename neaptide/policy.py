@@ -1,7 +1,7 @@
 """Public interface for scheduling policies and orders of the offline pool, see write-a-policy.md.
 
 A policy is a class derived from ``Scheduler``. Its ``pack`` fills a ``Draft`` of the next step. An order is a function
-of a ``Pool`` and the rows to put in order.
+of a ``PromptPool`` and the rows to put in order.
 """
 
 from neaptide.engine.arrays import BoolArray, FloatArray, IntArray
@@ -11,7 +11,7 @@ from neaptide.engine.kv.draft import NO_HIT, PrefixHit
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.offline.delivery import RowKey
 from neaptide.engine.offline.planning.blend import Ranked
-from neaptide.engine.offline.planning.plan import Order, Pool, dual_scanned
+from neaptide.engine.offline.planning.plan import Order, PromptPool, dual_scanned
 from neaptide.engine.offline.prefix_tree import NO_NODE, PrefixTree
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.offline.turns import ByAge, Turns
@@ -51,7 +51,7 @@ __all__ = [
     "OneQueueScheduler",
     "OnlineOrder",
     "Order",
-    "Pool",
+    "PromptPool",
     "Prediction",
     "PrefixHit",
     "PrefixTree",

@@ -22,7 +22,7 @@ import torch
 from benchmarks.gpu.kernels import DRY_STEPS, STEPS, step_seconds
 from benchmarks.gpu.random_llama import LLAMA_8B, LlamaShape
 from neaptide.kernels.launching import why_not
-from neaptide.kernels.prefix_attention.tiles import FILE, Entry, Tiles, load_tiles
+from neaptide.kernels.prefix_attention.tiles import FILE, TileEntry, Tiles, load_tiles
 
 REGISTERS = 200
 
@@ -65,7 +65,7 @@ def tune(shape: LlamaShape, device: torch.device, *, dry: bool) -> tuple[Tiles, 
     return best
 
 
-def write(path: Path, found: Entry) -> None:
+def write(path: Path, found: TileEntry) -> None:
     """Writes the entry in place of the file's entry for the same device and heads, or else at the end."""
     same = ("element_bytes", "head_dim", "group", "device")
     kept = [entry for entry in load_tiles() if any(getattr(entry, name) != getattr(found, name) for name in same)]
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tiles, mean_s = tune(shape, device, dry=args.dry)
     name = "cpu" if args.dry else torch.cuda.get_device_name()
     source = f"timed on {name}: {mean_s * 1e6:.1f} us, geometric mean of the steps"
-    found = Entry(
+    found = TileEntry(
         element_bytes=2,
         head_dim=args.head_dim,
         group=args.heads // args.kv_heads,

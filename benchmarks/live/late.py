@@ -36,7 +36,7 @@ from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.steps.plan import BatchShape, StepPlan
 from neaptide.engine.steps.step import Step
 from neaptide.executors.simulated.trace_executor import StepTally
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 from neaptide.simulation.measures import Copied, Measures, OnlineRecord
 from neaptide.simulation.replay import replay
 
@@ -58,18 +58,18 @@ class SeenChat(msgspec.Struct, frozen=True):
     is_in_time: bool
 
     @classmethod
-    def of(cls, record: Record, targets: Targets) -> "SeenChat":
+    def of(cls, record: ChatRecord, targets: Targets) -> "SeenChat":
         times_s = record.token_times_s or [None]
         count = max(record.num_output_tokens, len(record.token_times_s))
         is_in_time = record.met(targets.ttft_s, targets.tpot_s)
         return cls(record.arrival_s, record.start_s, record.sent_s, times_s[0], times_s[-1], count, is_in_time)
 
     @property
-    def record(self) -> Record:
+    def record(self) -> ChatRecord:
         """The client's record, as far as it is known here."""
         times_s = [at_s for at_s in (self.first_s, self.last_s)[: self.num_tokens] if at_s is not None]
         error = None if self.is_in_time else "late"
-        record = Record(self.sent_s, self.arrival_s, self.due_s, times_s, error=error)
+        record = ChatRecord(self.sent_s, self.arrival_s, self.due_s, times_s, error=error)
         record.num_output_tokens = self.num_tokens
         return record
 

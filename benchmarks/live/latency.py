@@ -3,14 +3,14 @@
 import math
 from collections.abc import Sequence
 
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 
 
-def ttfts_s(records: Sequence[Record]) -> list[float]:
+def ttfts_s(records: Sequence[ChatRecord]) -> list[float]:
     return [math.inf if r.error is not None or r.ttft_s is None else r.ttft_s for r in records]
 
 
-def tpots_s(records: Sequence[Record]) -> list[float]:
+def tpots_s(records: Sequence[ChatRecord]) -> list[float]:
     """TPOT of each request; every answer has at least two tokens."""
     return [math.inf if r.error is not None or r.tpot_s is None else r.tpot_s for r in records]
 
@@ -25,7 +25,7 @@ def percentile_of_all(values: Sequence[float], q: float) -> float:
     return high if math.isinf(high) else low + (at - math.floor(at)) * (high - low)
 
 
-def ttft_p99_ratio(records: Sequence[Record], others: Sequence[Record]) -> float | None:
+def ttft_p99_ratio(records: Sequence[ChatRecord], others: Sequence[ChatRecord]) -> float | None:
     """TTFT p99 of these requests over the others'; None if one is infinite or there are no requests."""
     p99_s, others_s = (percentile_of_all(ttfts_s(each), 0.99) for each in (records, others))
     return round(p99_s / others_s, 4) if math.isfinite(p99_s) and math.isfinite(others_s) else None

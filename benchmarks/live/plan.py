@@ -7,7 +7,7 @@ import numpy as np
 
 from neaptide.engine.scheduler.slack import IDLE_SHARE
 from neaptide.loadgen.client.client import poisson_arrivals
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 from neaptide.loadgen.workloads.made_load import Arrivals
 
 TPOT_OVER_ALONE = 2.4
@@ -53,9 +53,9 @@ class Window:
     prediction_error: float = 0.0
     clock_s: tuple[float, float] = (0.0, 0.0)
     """Begin and end, on the clock of this machine, which is also the engine's."""
-    records: list[Record] = field(default_factory=list)
+    records: list[ChatRecord] = field(default_factory=list)
     """Records of the requests that arrived in the window."""
-    early: list[Record] = field(default_factory=list)
+    early: list[ChatRecord] = field(default_factory=list)
     """Records of the requests that arrived before it."""
 
 

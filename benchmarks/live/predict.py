@@ -45,9 +45,9 @@ from neaptide.estimator.cost.iteration_time import regime_of
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.recipes import build_cost_model, build_headroom
 from neaptide.executors.simulated.trace_executor import Layers, StepTally, TraceExecutor
-from neaptide.loadgen.client.recorder import Record, attainment
+from neaptide.loadgen.client.recorder import ChatRecord, attainment
 from neaptide.loadgen.percentiles import percentiles
-from neaptide.simulation.driven_runs import DRAWS, ERRORS, NEVER, Load, MachineModel, Outcome, Shapes, Step, drive
+from neaptide.simulation.driven_runs import DRAWS, ERRORS, NEVER, DrivenLoad, MachineModel, Outcome, Shapes, DrivenStep, drive
 from neaptide.simulation.measures import Copied, Measures, OnlineRecord
 from neaptide.simulation.replay import replay
 
@@ -110,7 +110,7 @@ class Recorded:
     """Arrival and first token of online requests that got one, on the engine's clock, in the order of arrival."""
     rows: int = 0
     row_tokens: int = 0
-    steps: list[Step] = field(default_factory=list)
+    steps: list[DrivenStep] = field(default_factory=list)
     difference: str | None = None
     """First difference found by the replay."""
     planned_early_s: list[float] = field(default_factory=list)
@@ -122,7 +122,7 @@ class Recorded:
         """Host time of planning and submitting during a step in flight; the engine reserves both twice."""
         return median(self.planned_early_s) / 2 if self.planned_early_s else 0.0
 
-    def learnt(self, until_s: float) -> tuple[OnlineCostModel, list[Step]]:
+    def learnt(self, until_s: float) -> tuple[OnlineCostModel, list[DrivenStep]]:
         """The engine's cost model after the steps that had ended by ``until_s``, and these steps."""
         model = build_cost_model(self.header.recipe["cost_model"])
         assert isinstance(model, OnlineCostModel)
@@ -131,7 +131,7 @@ class Recorded:
             model.observe(shape, seconds)
         return model, known
 
-    def way(self, records: Sequence[Record]) -> Way:
+    def way(self, records: Sequence[ChatRecord]) -> Way:
         """The way of these requests; zero if none got a first token."""
         arrivals_s, ways = [arrival_s for arrival_s, _ in self.served], []
         for record in records:
@@ -173,7 +173,7 @@ def read(log: Path) -> Recorded:
             begun_s, host_s = max(begun_s, ended_s), 0.0
             earliest_end_s = begun_s + line.predicted[0] - line.predicted[1]
         if not line.given_up:
-            found.steps.append(Step(start_s, end_s - begun_s, host_s, shapes.last))
+            found.steps.append(DrivenStep(start_s, end_s - begun_s, host_s, shapes.last))
         ended_s = end_s
         measures.step(outputs, StepTally(), Copied(), line.t[-1])
 
@@ -224,10 +224,10 @@ def simulated(recorded: Recorded, until_s: float, window_s: Sequence[float], tar
     }
 
 
-def by_kind(machine: CostModel, steps: Sequence[Step]) -> dict[str, float]:
+def by_kind(machine: CostModel, steps: Sequence[DrivenStep]) -> dict[str, float]:
     """Time of each kind of step, with planning and committing, over its prediction. If a single kind is off, the model
     is wrong; if all are, the machine's speed changed. Kinds without steps are left out."""
-    kinds: dict[str, list[Step]] = {}
+    kinds: dict[str, list[DrivenStep]] = {}
     for before, step in zip((None, *steps), steps, strict=False):
         kinds.setdefault(regime_of(step.shape).value, []).append(step)
         if before is not None and step.start_s - before.end_s > MAX_HOST_S:
@@ -240,14 +240,14 @@ def by_kind(machine: CostModel, steps: Sequence[Step]) -> dict[str, float]:
     }
 
 
-def load_of(recorded: Recorded, end_s: float, targets: Targets, directory: Path) -> Load:
+def load_of(recorded: Recorded, end_s: float, targets: Targets, directory: Path) -> DrivenLoad:
     """A load with the recorded arrivals, and texts of the same lengths that share no prefix."""
     stem = str(directory / "offline")
     with TokenFileWriter(stem) as writer:
         for prompt in random_prompts(recorded.rows, recorded.row_tokens, FIRST_TOKEN_ID + VOCABULARY, seed=1):
             writer.append(prompt)
     prompts = random_prompts(len(recorded.arrivals_s), ONLINE_IN, FIRST_TOKEN_ID + VOCABULARY, seed=2)
-    return Load(recorded.arrivals_s, prompts, stem, recorded.rows, end_s, targets.ttft_s, targets.tpot_s)
+    return DrivenLoad(recorded.arrivals_s, prompts, stem, recorded.rows, end_s, targets.ttft_s, targets.tpot_s)
 
 
 def capped_tokens_per_s(recorded: Recorded, window_s: Sequence[float], targets: Targets) -> float:
@@ -265,7 +265,7 @@ def capped_tokens_per_s(recorded: Recorded, window_s: Sequence[float], targets: 
 
 
 def draw(
-    recorded: Recorded, load: Load, machine: MachineModel, seed: int, scheduler: SchedulerConfig | None = None
+    recorded: Recorded, load: DrivenLoad, machine: MachineModel, seed: int, scheduler: SchedulerConfig | None = None
 ) -> Outcome:
     """Simulates one draw of the load.
 

@@ -22,10 +22,10 @@ from benchmarks.live.plan import (
     Window,
 )
 from neaptide.commands.server_process import ServerProcess
-from neaptide.loadgen.client.batches import BatchError, submit_batch, wait_until_it_runs
+from neaptide.loadgen.client.batches import BatchClientError, submit_batch, wait_until_it_runs
 from neaptide.loadgen.client.client import StreamClient, open_loop
 from neaptide.loadgen.client.prometheus import Samples
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 
 MEASURED = tuple(f"neaptide_{name}" for name in ("step_", "recomputed_", "preemptions_", "requests_waiting"))
 """Prefixes of the metrics that are read while clients wait."""
@@ -70,7 +70,7 @@ async def submit_offline(http: httpx.AsyncClient, plan: Plan) -> None:
     batch = await submit_batch(http, "w5.jsonl", "\n".join(lines).encode())
     try:
         await wait_until_it_runs(http, batch)
-    except BatchError as error:
+    except BatchClientError as error:
         raise SystemExit(str(error)) from None
 
 
@@ -82,7 +82,7 @@ async def run(plan: Plan, flags: list[str], *, online: bool, offline: bool, step
     """
     arrivals = plan.arrivals_s() if online else []
     prompts = random_prompts(len(arrivals), ONLINE_IN, vocab_size(plan.model), seed=plan.seed)
-    records: list[Record] = []
+    records: list[ChatRecord] = []
     with tempfile.TemporaryDirectory() as directory:
         flags = [str(plan.model), "--served-model-name", "m", *flags]
         flags += [] if step_log is None else ["--step-log", str(step_log)]
@@ -108,7 +108,7 @@ async def run(plan: Plan, flags: list[str], *, online: bool, offline: bool, step
 
 
 def online_load(
-    client: StreamClient, arrivals_s: Sequence[float], prompts: Sequence[list[int]], records: list[Record]
+    client: StreamClient, arrivals_s: Sequence[float], prompts: Sequence[list[int]], records: list[ChatRecord]
 ) -> asyncio.Task[None]:
     """Starts sending each prompt when it is due, and collects ended requests in ``records``. The caller cancels the
     task."""
@@ -151,10 +151,10 @@ async def give_time(
         task.result()  # raises the client's errors
 
 
-def with_unfinished(records: Sequence[Record], arrivals_s: Sequence[float]) -> list[Record]:
+def with_unfinished(records: Sequence[ChatRecord], arrivals_s: Sequence[float]) -> list[ChatRecord]:
     """The records, with a failed one for every request without a record."""
     ended = {record.arrival_s for record in records}
-    return [*records, *(Record(0.0, arrival_s=at_s, error="unfinished") for at_s in arrivals_s if at_s not in ended)]
+    return [*records, *(ChatRecord(0.0, arrival_s=at_s, error="unfinished") for at_s in arrivals_s if at_s not in ended)]
 
 
 async def check(plan: Plan, more_flags: Sequence[str] = ()) -> int:

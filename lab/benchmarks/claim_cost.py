@@ -30,7 +30,7 @@ from lab.benchmarks.shared_batches import new_database, own_s, postmaster_of, tr
 from neaptide.cluster.batches import chunk_rows
 from neaptide.cluster.batches.chunk_rows import LeasedLines, LeasingServer
 from neaptide.cluster.batches.leased_chunks import RENEWALS_A_LEASE
-from neaptide.cluster.lease_order import LEASE_S, Chunk, ChunkKey, ChunkLease, Side, chunk_sizes
+from neaptide.cluster.lease_order import LEASE_S, LeaseChunk, ChunkKey, ChunkLease, Side, chunk_sizes
 from neaptide.cluster.sharing import sharing_of
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.database_clock import database_now_ms
@@ -73,7 +73,7 @@ def offer(store: Store, num_lines: int, leased: bool) -> None:
     if leased:
         chunks, first = {}, 1
         for number, size in enumerate(chunk_sizes(num_lines)):
-            chunk = Chunk(ChunkKey(BATCH.id, number), BATCH.expires_at, float(number), size)
+            chunk = LeaseChunk(ChunkKey(BATCH.id, number), BATCH.expires_at, float(number), size)
             chunks[chunk] = list(range(first, first + size))
             first += size
         store.write_blocking(chunk_rows.add_chunks, chunks)

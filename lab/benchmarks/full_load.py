@@ -22,7 +22,7 @@ import psutil
 from benchmarks.common import print_table
 from neaptide.commands.server_process import ServerProcess
 from neaptide.loadgen.client.client import StreamClient, open_loop
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 from neaptide.loadgen.percentiles import percentile
 
 WORDS = """
@@ -125,7 +125,7 @@ async def measure(plan: Plan, directory: Path) -> dict[str, Any]:
         f.writelines(file_lines(plan))
     os.environ |= {"NEAPTIDE_EXECUTOR": "sim", "NEAPTIDE_SIM_STEP_MS": str(STEP_MS)}
     now = asyncio.get_running_loop().time
-    records: list[Record] = []
+    records: list[ChatRecord] = []
     edges_s: list[float] = []
     server = ServerProcess(["--log-level", "warning"], directory / "data")
     async with (
@@ -189,7 +189,7 @@ def _server_process() -> psutil.Process:
     return server
 
 
-def _phase(records: list[Record], begin_s: float, end_s: float) -> dict[str, Any]:
+def _phase(records: list[ChatRecord], begin_s: float, end_s: float) -> dict[str, Any]:
     """Figures of the chats that began and ended inside the phase."""
     inside = [r for r in records if begin_s <= r.sent_s and r.end_s <= end_s]
     tpot_ms = [1e3 * r.tpot_s for r in inside if r.tpot_s is not None]

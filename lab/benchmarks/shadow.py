@@ -34,9 +34,9 @@ from benchmarks.live.run import give_time, run, scrape, submit_offline
 from neaptide.commands.server_process import ServerProcess
 from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
 from neaptide.loadgen.client.prometheus import Samples
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 from neaptide.loadgen.percentiles import percentiles
-from neaptide.server.shadow.gauge import CHILD, Pace
+from neaptide.server.shadow.gauge import CHILD, ReplayPace
 
 LOAD = 0.20
 PROBE_S = 60.0
@@ -52,7 +52,7 @@ MODELS = ("111m", EMBEDDED.name)
 class Outcome:
     samples: Samples
     """At the end of the load."""
-    records: list[Record]
+    records: list[ChatRecord]
     duration_s: float
     rounds_s: list[tuple[float, float]] = field(default_factory=list)
     """When the gauge's process was at work, on the clock of the records."""
@@ -66,10 +66,10 @@ class Outcome:
         """p50 and p99."""
         return tpots_ms(self.records)
 
-    def beside_rounds(self) -> tuple[list[Record], list[Record]]:
+    def beside_rounds(self) -> tuple[list[ChatRecord], list[ChatRecord]]:
         """The chats that streamed while the gauge was at work, and the others."""
-        beside: list[Record] = []
-        others: list[Record] = []
+        beside: list[ChatRecord] = []
+        others: list[ChatRecord] = []
         for record in self.records:
             if times_s := record.token_times_s:
                 met = any(begin < times_s[-1] and times_s[0] < end for begin, end in self.rounds_s)
@@ -88,7 +88,7 @@ class Outcome:
         }
 
 
-def tpots_ms(records: list[Record]) -> tuple[float, float]:
+def tpots_ms(records: list[ChatRecord]) -> tuple[float, float]:
     """p50 and p99."""
     found = percentiles(r.tpot_s for r in records)
     return round(1e3 * found.p50, 1), round(1e3 * found.p99, 1)
@@ -123,7 +123,7 @@ def child_of(server_pid: int) -> psutil.Process | None:
 async def served(plan: Plan, flags: list[str], *, has_gauge: bool = True) -> Outcome:
     arrivals = poisson_arrivals(plan.rate_rps, plan.duration_s, plan.seed)
     prompts = random_prompts(len(arrivals), ONLINE_IN, vocab_size(plan.model), seed=plan.seed)
-    records: list[Record] = []
+    records: list[ChatRecord] = []
     rounds_s: list[tuple[float, float]] = []
     flags = [*flags, "--shadow", "on" if has_gauge else "off"]
     with tempfile.TemporaryDirectory() as directory:
@@ -223,7 +223,7 @@ async def measure_cost(plan: Plan, targets: Targets) -> dict[str, Any]:
     cpu_s, rounds, pace = (
         gauge.value("cpu_seconds_total") or 0.0,
         gauge.value("rounds_total", outcome="compared"),
-        Pace(),
+        ReplayPace(),
     )
     each_s = cpu_s / rounds if rounds else 0.0
     beside, others = gauge.beside_rounds()

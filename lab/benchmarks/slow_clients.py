@@ -24,7 +24,7 @@ import httpx
 
 from neaptide.commands.server_process import ServerProcess
 from neaptide.loadgen.client.client import poisson_arrivals
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 from neaptide.loadgen.percentiles import percentile
 from tests.e2e.slow_sockets import CHAT, KINDS, RATE_RPS, Ending, healthy, one_slow_socket
 
@@ -61,7 +61,7 @@ async def attack_main(port: int, sockets: int, kinds: Sequence[str]) -> None:
 
 @dataclass(slots=True)
 class Attacked:
-    records: list[Record]
+    records: list[ChatRecord]
     endings: list[Ending]
 
 
@@ -115,7 +115,7 @@ async def load_step(directory: Path, duration_s: float) -> dict[str, float]:
 # ---- the whole -------------------------------------------------------------------------------------------
 
 
-def ttfts_ms(records: Sequence[Record]) -> list[float]:
+def ttfts_ms(records: Sequence[ChatRecord]) -> list[float]:
     return [1e3 * r.ttft_s for r in records if r.ttft_s is not None]
 
 
@@ -138,8 +138,8 @@ async def run(sockets: int, kinds: Sequence[str], phase_s: float, repeats: int) 
     from benchmarks.common import print_table
 
     os.environ |= {"NEAPTIDE_EXECUTOR": "sim", "NEAPTIDE_SIM_STEP_MS": str(STEP_MS), "NEAPTIDE_LOG_LEVEL": "warning"}
-    alone: list[Record] = []
-    beside: list[Record] = []
+    alone: list[ChatRecord] = []
+    beside: list[ChatRecord] = []
     endings: list[Ending] = []
     with tempfile.TemporaryDirectory() as directory:
         async with ServerProcess([], Path(directory) / "slow") as server:

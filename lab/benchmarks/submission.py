@@ -42,7 +42,7 @@ from neaptide.engine.record.step_log import BatchLine, Line, OrderLine, StepLine
 from neaptide.engine.scheduler.policies import find_policy
 from neaptide.loadgen.client.batches import TERMINAL, get_batch, submit_batch, wait_until_it_runs
 from neaptide.loadgen.client.client import StreamClient, open_loop
-from neaptide.loadgen.client.recorder import Record, attainment
+from neaptide.loadgen.client.recorder import ChatRecord, attainment
 from neaptide.loadgen.percentiles import percentile
 
 STEP_BAR, LOST_BAR = 1.10, 0.01
@@ -87,7 +87,7 @@ class Measured:
 
     targets: Targets
     pairs: Sequence[Pair]
-    records: Sequence[Record]
+    records: Sequence[ChatRecord]
     """``due_s`` says when."""
     log: Sequence[Line]
 
@@ -128,7 +128,7 @@ async def measure(plan: Plan, model: Path, flags: Sequence[str]) -> Measured:
     arrivals = repeated_arrivals(plan.rate_rps, PERIOD_S, LONGEST_S, seed=0)
     prompts = random_prompts(len(arrivals), ONLINE_IN, vocab_size(model), seed=0)
     content = content_of(plan.lines)
-    records: list[Record] = []
+    records: list[ChatRecord] = []
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory, "steps.jsonl")
         flags = [str(model), "--served-model-name", "m", "--shadow", "off", "--step-log", str(log), *flags]
@@ -165,8 +165,8 @@ async def measure(plan: Plan, model: Path, flags: Sequence[str]) -> Measured:
 
 
 async def _probe(
-    plan: Plan, records: Sequence[Record], arrivals_s: Sequence[float], began_s: float
-) -> Sequence[Record]:
+    plan: Plan, records: Sequence[ChatRecord], arrivals_s: Sequence[float], began_s: float
+) -> Sequence[ChatRecord]:
     """Returns the chats that were due in ``probe_s`` from now, once all have ended. Raises SystemExit if not."""
     now = asyncio.get_running_loop().time
     begin_s = now() - began_s
@@ -180,7 +180,7 @@ async def _probe(
     return found
 
 
-def targets_of(probe: Sequence[Record]) -> Targets:
+def targets_of(probe: Sequence[ChatRecord]) -> Targets:
     """What chats must hold that take as long as these at the most, with something to spare.
 
     Raises SystemExit where one failed, or none has a time per token.
@@ -291,20 +291,20 @@ def _steps_ms(log: Sequence[Line], windows: Sequence[Window]) -> list[list[float
     return [[1e3 * (end - begin) for begin, end in spans if w.begin_s <= begin and end < w.end_s] for w in windows]
 
 
-def _chats(records: Sequence[Record], window: Window) -> list[Record]:
+def _chats(records: Sequence[ChatRecord], window: Window) -> list[ChatRecord]:
     """Those that were due in it."""
     return [record for record in records if _is_in(window, record.start_s)]
 
 
-def _ttfts_ms(turn: Sequence[Record]) -> list[float]:
+def _ttfts_ms(turn: Sequence[ChatRecord]) -> list[float]:
     return [1e3 * record.ttft_s for record in turn if record.ttft_s is not None]
 
 
-def _tpots_ms(turn: Sequence[Record]) -> list[float]:
+def _tpots_ms(turn: Sequence[ChatRecord]) -> list[float]:
     return [1e3 * record.tpot_s for record in turn if record.tpot_s is not None]
 
 
-def _longest_gap_ms(turns: Sequence[Sequence[Record]]) -> float:
+def _longest_gap_ms(turns: Sequence[Sequence[ChatRecord]]) -> float:
     times = [record.token_times_s for record in chain(*turns)]
     return max((1e3 * (b - a) for one in times for a, b in pairwise(one)), default=0.0)
 

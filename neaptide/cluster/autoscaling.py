@@ -81,14 +81,14 @@ class Serving(NamedTuple):
     """When it began to take requests."""
 
 
-class Change(NamedTuple):
+class ScalingChange(NamedTuple):
     """Replicas to start, and names of replicas to drain."""
 
     num_to_start: int
     to_drain: list[str]
 
 
-def change_to(desired: int, serving: Sequence[Serving], num_starting: int) -> Change:
+def change_to(desired: int, serving: Sequence[Serving], num_starting: int) -> ScalingChange:
     """What to change for a fleet of the desired size.
 
     Replicas with the least online load go first; among equals, the youngest. One serving replica always stays.
@@ -97,7 +97,7 @@ def change_to(desired: int, serving: Sequence[Serving], num_starting: int) -> Ch
     surplus = len(serving) + num_starting - desired
     by_load = sorted(serving, key=lambda one: (one.online_load, -one.since_s))
     going = by_load[: max(min(surplus, len(serving) - 1), 0)]
-    return Change(max(-surplus, 0), [one.name for one in going])
+    return ScalingChange(max(-surplus, 0), [one.name for one in going])
 
 
 class Autoscaler:

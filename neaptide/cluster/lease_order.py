@@ -42,7 +42,7 @@ class ChunkKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class LeaseChunk:
     """Lines that are leased together."""
 
     key: ChunkKey

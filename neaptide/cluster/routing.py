@@ -37,7 +37,7 @@ class Prompt:
 
 
 @dataclass(slots=True, frozen=True)
-class Figures:
+class RoutingFigures:
     """A replica's report."""
 
     free_slack_ms: float
@@ -54,7 +54,7 @@ class Figures:
 class _Known:
     """A replica's last report, and the requests that were sent there since."""
 
-    figures: Figures
+    figures: RoutingFigures
     digest: frozenset[bytes] = frozenset()
     sent_ms: float = 0.0
     in_flight: int = 0
@@ -79,7 +79,7 @@ class _Known:
         """Slack that the prompt would take."""
         return (prompt.tokens - self.cached_tokens(prompt)) * self.figures.prompt_token_ms
 
-    def take_report(self, figures: Figures) -> None:
+    def take_report(self, figures: RoutingFigures) -> None:
         self.figures = figures
         self.sent_ms = 0.0
         if figures.digest is not None:
@@ -101,7 +101,7 @@ class Router(ABC):
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
 
-    def report(self, replica: str, figures: Figures) -> None:
+    def report(self, replica: str, figures: RoutingFigures) -> None:
         """Takes a replica's report. From the first one on, the replica gets requests."""
         if replica in self._known:
             self._known[replica].take_report(figures)

@@ -6,12 +6,12 @@ from neaptide.cluster.batches.machine import SharedMachine
 from neaptide.cluster.lease_order import LEASE_S
 from neaptide.cluster.storage.blobs import Blobs
 from neaptide.cluster.storage.form import settle_form
-from neaptide.server.batches.sharing import Sharing
+from neaptide.server.batches.sharing import BatchSharing
 from neaptide.server.batches.storing.databases.protocol import Database
 from neaptide.server.batches.wiring import BatchPlane
 
 
-def sharing_of(store_url: str | None, blobs_url: str | None = None, lease_s: float = LEASE_S) -> Sharing | None:
+def sharing_of(store_url: str | None, blobs_url: str | None = None, lease_s: float = LEASE_S) -> BatchSharing | None:
     """Storage at these addresses; None without addresses, for a server with all data in its data directory.
 
     Raises:
@@ -21,7 +21,7 @@ def sharing_of(store_url: str | None, blobs_url: str | None = None, lease_s: flo
 
 
 class SharedStorage:
-    """Shared storage. Implements ``Sharing``.
+    """Shared storage. Implements ``BatchSharing``.
 
     Args:
         store_url: address of a PostgreSQL database; None for SQLite in the data directory, for tests.
@@ -38,7 +38,7 @@ class SharedStorage:
         self._lease_s = lease_s
 
     def database(self, limit_s: float) -> Database | None:
-        """As in ``Sharing``. Raises StoreError for an invalid address."""
+        """As in ``BatchSharing``. Raises StoreError for an invalid address."""
         if self._store_url is None:
             return None
         # Imported here: the driver takes as long to load as the rest of the store.
@@ -47,9 +47,9 @@ class SharedStorage:
         return PostgresDatabase(postgres_url(self._store_url), self.blobs is not None, limit_s)
 
     def settle(self, conn: sa.Connection) -> None:
-        """As in ``Sharing``."""
+        """As in ``BatchSharing``."""
         settle_form(conn, self.blobs)
 
     def machine(self, plane: BatchPlane) -> SharedMachine | None:
-        """As in ``Sharing``."""
+        """As in ``BatchSharing``."""
         return None if self.blobs is None else SharedMachine(plane, self.blobs, self._lease_s)

@@ -13,8 +13,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from neaptide.commands.outputs import check_writable
-from neaptide.estimator.calibration.calibrate import FULL, QUICK, Pace
-from neaptide.estimator.calibration.report import LABELS, OURS, Evaluation, Report
+from neaptide.estimator.calibration.calibrate import FULL, QUICK, CalibrationPace
+from neaptide.estimator.calibration.report import LABELS, OURS, Evaluation, CalibrationReport
 from neaptide.estimator.calibration.times import save_times, times_path
 from neaptide.estimator.cost.iteration_time import Regime
 from neaptide.estimator.device_profile import save_profile
@@ -34,7 +34,7 @@ def calibrate_to_file(args: argparse.Namespace) -> None:
     """
     pace = QUICK if args.quick else FULL
     if args.budget_s is not None:
-        pace = Pace(args.budget_s, pace.max_step_s, pace.max_rounds)
+        pace = CalibrationPace(args.budget_s, pace.max_step_s, pace.max_rounds)
     out: Path = args.out
     times = times_path(out)
     check_writable(out)
@@ -83,7 +83,7 @@ def _commit() -> str:
     return done.stdout.strip()
 
 
-def _show(found: Report, subject: Subject) -> None:
+def _show(found: CalibrationReport, subject: Subject) -> None:
     console, measured = Console(), found.measurements
     console.print(
         f"{subject.model} in {subject.dtype} on {subject.device}, {subject.num_threads} threads: {len(measured.runs)} "
@@ -105,7 +105,7 @@ def _show(found: Report, subject: Subject) -> None:
         console.print(warning, highlight=False)
 
 
-def busy_warning(found: Report) -> str:
+def busy_warning(found: CalibrationReport) -> str:
     """A warning against using this calibration; empty if there is none."""
     chosen, drift = found.chosen, found.measurements.drift
     above = [regime.value for regime in chosen.mape[OURS] if not chosen.is_within_bound(regime)]

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from neaptide.cluster.simulation.cluster import simulate_cluster
-from neaptide.cluster.simulation.fleet import Fleet
+from neaptide.cluster.simulation.fleet import SimulatedFleet
 from neaptide.commands.outputs import JSON_HELP, check_writable, print_json, write_json
 from neaptide.commands.simulate_tables import show_comparison, show_replicas, show_run
 from neaptide.commands.simulation_flags import (
@@ -120,7 +120,7 @@ def _run_one(scenario: Scenario, args: argparse.Namespace) -> int:
     return 0
 
 
-def _run_cluster(scenario: Scenario, fleet: Fleet, args: argparse.Namespace) -> int:
+def _run_cluster(scenario: Scenario, fleet: SimulatedFleet, args: argparse.Namespace) -> int:
     with progress("simulating") as on_progress:
         run = simulate_cluster(scenario, fleet, on_progress=on_progress)
     line = run.result.to_json().decode()
@@ -132,7 +132,7 @@ def _run_cluster(scenario: Scenario, fleet: Fleet, args: argparse.Namespace) -> 
     return 0
 
 
-def _run_several(scenarios: dict[str, Scenario], fleet: Fleet | None, args: argparse.Namespace) -> int:
+def _run_several(scenarios: dict[str, Scenario], fleet: SimulatedFleet | None, args: argparse.Namespace) -> int:
     """Runs the scenarios one by one, under their names in the table."""
     runs: list[tuple[str, Run]] = []
     for number, (name, scenario) in enumerate(scenarios.items(), 1):

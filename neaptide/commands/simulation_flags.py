@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from neaptide.cluster.autoscaling import Scale
 from neaptide.cluster.routing import ROUTERS
-from neaptide.cluster.simulation.fleet import PLACEMENTS, Fleet
+from neaptide.cluster.simulation.fleet import PLACEMENTS, SimulatedFleet
 from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.estimator.recipes import DEFAULT_HEADROOM, HEADROOM_KINDS, check_headroom
 from neaptide.loadgen.workloads.offline_sets import OfflineSet, arriving, load_offline
@@ -126,7 +126,7 @@ def add_fleet(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def fleet_of(args: argparse.Namespace) -> Fleet | None:
+def fleet_of(args: argparse.Namespace) -> SimulatedFleet | None:
     """The fleet; None if one engine is simulated. Raises ValueError, with one line, for an invalid fleet."""
     given = {
         "router": args.router,
@@ -146,7 +146,7 @@ def fleet_of(args: argparse.Namespace) -> Fleet | None:
         if match is None:
             raise ValueError(f"--autoscale must be MIN:MAX replicas, such as 1:8, not {args.autoscale!r}")
         fields["scale"] = Scale(int(match[1]), int(match[2]))
-    return Fleet(replicas=args.replicas, **fields)
+    return SimulatedFleet(replicas=args.replicas, **fields)
 
 
 def check_flags(args: argparse.Namespace) -> None:

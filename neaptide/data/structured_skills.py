@@ -16,7 +16,7 @@ from neaptide.data.skills import Example, Messages, is_held_out, make_number, ma
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class SkillTool:
     """A function, and questions that only it can answer."""
 
     name: str
@@ -39,14 +39,14 @@ class Tool:
         return {name: make_word(rng) if kind == "string" else make_number(rng) for name, kind in self.types.items()}
 
 
-TOOLS: dict[str, Tool] = {
+TOOLS: dict[str, SkillTool] = {
     tool.name: tool
     for tool in (
-        Tool("get_weather", {"city": "string"}, ("What is the weather in {city}?", "How is the weather in {city}?")),
-        Tool("get_time", {"city": "string"}, ("What time is it in {city}?", "What is the time in {city}?")),
-        Tool("multiply", {"a": "integer", "b": "integer"}, ("What is {a} * {b}?", "Multiply {a} by {b}.")),
-        Tool("set_timer", {"minutes": "integer"}, ("Set a timer for {minutes} minutes.",)),
-        Tool("send_message", {"to": "string", "text": "string"}, ("Send {to} the message {text}.",)),
+        SkillTool("get_weather", {"city": "string"}, ("What is the weather in {city}?", "How is the weather in {city}?")),
+        SkillTool("get_time", {"city": "string"}, ("What time is it in {city}?", "What is the time in {city}?")),
+        SkillTool("multiply", {"a": "integer", "b": "integer"}, ("What is {a} * {b}?", "Multiply {a} by {b}.")),
+        SkillTool("set_timer", {"minutes": "integer"}, ("Set a timer for {minutes} minutes.",)),
+        SkillTool("send_message", {"to": "string", "text": "string"}, ("Send {to} the message {text}.",)),
     )
 }
 TOOL_SKILLS: tuple[str, ...] = ("call", "result")
@@ -69,12 +69,12 @@ def call_text(name: str, arguments: Mapping[str, Any]) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def offered(messages: Messages) -> list[Tool]:
+def offered(messages: Messages) -> list[SkillTool]:
     """Functions that the first turn offers; other people's have no questions, and texts as arguments."""
     first = messages[0]["content"] if messages and messages[0]["role"] == "system" else ""
     found = re.findall(r"^(\w+)\((.*)\)$", first, re.MULTILINE)
     return [
-        TOOLS.get(name) or Tool(name, dict.fromkeys(filter(None, names.split(", ")), "string"), ())
+        TOOLS.get(name) or SkillTool(name, dict.fromkeys(filter(None, names.split(", ")), "string"), ())
         for name, names in found
     ]
 
@@ -94,7 +94,7 @@ def offer(rng: random.Random) -> Messages:
     return [{"role": "system", "content": offer_text({name: functions[name] for name in order})}]
 
 
-def _question(skill: str, tools: Sequence[Tool], rng: random.Random, held_out: bool) -> tuple[str, str]:
+def _question(skill: str, tools: Sequence[SkillTool], rng: random.Random, held_out: bool) -> tuple[str, str]:
     """A question for one of the functions, and the call that answers it."""
     while True:
         tool = rng.choice([tool for tool in tools if tool.questions])

@@ -17,7 +17,7 @@ from neaptide.engine.messages import (
     AbortRequest,
     AddBatch,
     AddRequest,
-    BatchOutlook,
+    BatchDeadlineStatus,
     CancelBatch,
     PlanReady,
     RequestOutput,
@@ -27,7 +27,7 @@ from neaptide.engine.messages import (
     ToEngine,
 )
 from neaptide.engine.observer import EngineObserver, Observers
-from neaptide.engine.offline.outlook import Outlooks
+from neaptide.engine.offline.outlook import DeadlineJudge
 from neaptide.engine.offline.planned import PlannedOrder
 from neaptide.engine.offline.work import WholeDevice
 from neaptide.engine.params import INTERNAL_ERROR, FinishReason
@@ -88,7 +88,7 @@ class EngineCore:
         self.scheduler = set_up(policy, config.scheduler, self.kv, cost_model, headroom)
         kv_tokens = int(config.scheduler.offline_max_kv_ratio * executor.num_blocks) * block_size
         whole = WholeDevice(cost_model, self.scheduler.max_step_tokens, config.scheduler.max_num_seqs, kv_tokens)
-        self._outlooks = Outlooks(whole)
+        self._outlooks = DeadlineJudge(whole)
         self._executor = IsolatingExecutor(executor)
         self._cost_model = cost_model
         self._clock = clock
@@ -353,7 +353,7 @@ class EngineCore:
 
     # ---- inspection ----
 
-    def report_outlooks(self) -> list[BatchOutlook] | None:
+    def report_outlooks(self) -> list[BatchDeadlineStatus] | None:
         """Deadline status of each batch; None if it was reported a moment ago."""
         queues = self.scheduler.queues
         rate = queues.pool.turns.rate_tokens_per_s

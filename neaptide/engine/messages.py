@@ -236,7 +236,7 @@ class StepStats(msgspec.Struct, array_like=True, gc=False):
     with the next step."""
 
 
-class Outlook(StrEnum):
+class DeadlineStatus(StrEnum):
     """Deadline status of a batch; also the values of the metric label ``outlook``."""
 
     ON_TIME = "on_time"
@@ -246,11 +246,11 @@ class Outlook(StrEnum):
     """Not met even with the whole device."""
 
 
-class BatchOutlook(msgspec.Struct, array_like=True, gc=False, frozen=True):
+class BatchDeadlineStatus(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Expected end of one batch. Assumes that answers are as long as those that have ended."""
 
     batch_id: str
-    outlook: Outlook
+    outlook: DeadlineStatus
     needed_s: float
     """Seconds with the whole device, including the batches before it."""
     expected_s: float | None
@@ -328,7 +328,7 @@ class StepOutputs(_Message):
 
     outputs: list[RequestOutput]
     stats: list[StepStats]
-    outlooks: list[BatchOutlook] | None = None
+    outlooks: list[BatchDeadlineStatus] | None = None
     """Deadline status of all batches, sent now and then; None if unchanged."""
     traffic: list[Traffic] | None = None
     """Traffic record, sent now and then; None if there is no piece."""

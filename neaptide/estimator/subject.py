@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from neaptide import __version__
 from neaptide.estimator.calibration.micro_runs import Parts
-from neaptide.estimator.calibration.steps import Limits
+from neaptide.estimator.calibration.steps import CalibrationLimits
 from neaptide.estimator.cost.iteration_time import Regime
 from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.estimator.device_profile import SLOW_CORE, DeviceProfile
@@ -43,7 +43,7 @@ class Subject:
             executor.build,
         )
 
-    def file_name(self, limits: Limits, steps: Sequence[Parts]) -> str:
+    def file_name(self, limits: CalibrationLimits, steps: Sequence[Parts]) -> str:
         """File name of the saved profile. It differs wherever step times, or the start-up steps, may differ.
 
         The number of blocks counts only as far as it decides which steps there are.

@@ -28,8 +28,8 @@ from neaptide.executors.grammar_places import (
     MASK_BYTES_PER_S,
     Bits,
     Follower,
-    Place,
-    Places,
+    GrammarPlace,
+    GrammarPlaces,
 )
 from neaptide.executors.grammar_pool import MatcherPool
 from neaptide.executors.step_mask import Constrained, Patience, StepMask
@@ -66,7 +66,7 @@ class StepFill:
     def __init__(self, masks: "GrammarMasks", request_ids: list[str]) -> None:
         self._masks = masks
         self.request_ids = request_ids
-        self.places: list[Place | None] | None = None
+        self.places: list[GrammarPlace | None] | None = None
         """Place of each request, None for a failed one; None before the places are known."""
         self.error: Exception | None = None
         self._mask: StepMask | None = None
@@ -82,12 +82,12 @@ class StepFill:
 PATIENT = Patience(math.inf, False, 0.0)
 
 
-class _Job(NamedTuple):
+class _MaskJob(NamedTuple):
     due_s: float
     number: int
     cost_s: float = 0.0
     """Expected processor time."""
-    place: Place | None = None
+    place: GrammarPlace | None = None
     """None ends the thread."""
 
 
@@ -107,11 +107,11 @@ class GrammarMasks:
         self._num_threads = num_threads or max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // 2))
         self._quick = ThreadPoolExecutor(1, "masks")
         self._threads: list[threading.Thread] = []
-        self._queue: PriorityQueue[_Job] = PriorityQueue()
+        self._queue: PriorityQueue[_MaskJob] = PriorityQueue()
         self._num_jobs = 0
         self._queued_s = 0.0
         """Expected total time of the queued jobs."""
-        self._places = Places()
+        self._places = GrammarPlaces()
         self._changed = threading.Condition()
         self._grammars: Grammars | None = None
         self._loading = threading.Lock()
@@ -152,7 +152,7 @@ class GrammarMasks:
     def close(self) -> None:
         self._quick.shutdown(wait=False, cancel_futures=True)
         for number, _ in enumerate(self._threads):
-            self._queue.put(_Job(-math.inf, -number))
+            self._queue.put(_MaskJob(-math.inf, -number))
         for thread in self._threads:
             thread.join(CLOSE_S)  # native code that returns into an interpreter during shutdown crashes it
         self._threads.clear()
@@ -163,7 +163,7 @@ class GrammarMasks:
                 self._grammars = Grammars(self._directory, self._vocab_size, self._eos_token_ids)
             return self._grammars
 
-    def _wait(self, places: list[Place | None], patience: Patience) -> None:
+    def _wait(self, places: list[GrammarPlace | None], patience: Patience) -> None:
         if math.isinf(patience.most_s):
             self._changed.wait_for(lambda: all(place is None or place.is_done for place in places))
         # Queued masks are slow by definition; a bounded wait does not wait for them.
@@ -212,7 +212,7 @@ class GrammarMasks:
             fill.places = places
             self._changed.notify_all()
 
-    def _find(self, constrained: list[Constrained]) -> tuple[list[Place], list[Place | None]]:
+    def _find(self, constrained: list[Constrained]) -> tuple[list[GrammarPlace], list[GrammarPlace | None]]:
         """The places of the requests, and those to compute in this thread. The others are queued."""
         outputs: list[TokenArray | None] = []
         for request in constrained:
@@ -220,8 +220,8 @@ class GrammarMasks:
                 outputs.append(request.tokens())
             except Exception:  # the step that samples it has failed
                 outputs.append(None)
-        quick: list[Place] = []
-        places: list[Place | None] = []
+        quick: list[GrammarPlace] = []
+        places: list[GrammarPlace | None] = []
         with self._changed:
             for request, output in zip(constrained, outputs, strict=True):
                 place = None if output is None else self._places.move(request.follower, output)
@@ -235,7 +235,7 @@ class GrammarMasks:
                     self._request(place)
         return quick, places
 
-    def _compute_quick(self, quick: list[Place]) -> None:
+    def _compute_quick(self, quick: list[GrammarPlace]) -> None:
         """Computes all quick masks together. If the average is too slow, each mask is timed alone next time."""
         matchers = [place.matcher for place in quick if place.matcher is not None]
         start_s = time.perf_counter()
@@ -257,7 +257,7 @@ class GrammarMasks:
 
     # ---- the others ----
 
-    def _request(self, place: Place) -> None:
+    def _request(self, place: GrammarPlace) -> None:
         """Queues a place if its mask is neither computed nor in progress."""
         if place.is_done or place.is_busy:
             return
@@ -272,11 +272,11 @@ class GrammarMasks:
             self._threads.append(threading.Thread(target=self._work, name="grammars", daemon=True))
             self._threads[-1].start()
 
-    def _put(self, place: Place, cost_s: float) -> None:
+    def _put(self, place: GrammarPlace, cost_s: float) -> None:
         place.is_busy = place.is_queued = True
         self._queued_s += cost_s
         self._num_jobs += 1
-        self._queue.put(_Job(time.monotonic() + WAITED_PER_S * cost_s, self._num_jobs, cost_s, place))
+        self._queue.put(_MaskJob(time.monotonic() + WAITED_PER_S * cost_s, self._num_jobs, cost_s, place))
 
     def _work(self) -> None:
         pool: MatcherPool | None = None
@@ -292,7 +292,7 @@ class GrammarMasks:
                 return
             time.sleep(REST * self._compute(job, job.place, pool))
 
-    def _compute(self, job: _Job, place: Place, pool: MatcherPool | None) -> float:
+    def _compute(self, job: _MaskJob, place: GrammarPlace, pool: MatcherPool | None) -> float:
         """Computes a place's mask, or part of the way to it. Returns the compilation's processor time, which held the
         interpreter's lock."""
         with self._changed:
@@ -325,7 +325,7 @@ class GrammarMasks:
         return compile_s
 
     def _finish(
-        self, place: Place, matcher: LLMatcher | None, bits: Bits, cost_s: float | None, grown_bytes: int
+        self, place: GrammarPlace, matcher: LLMatcher | None, bits: Bits, cost_s: float | None, grown_bytes: int
     ) -> None:
         """Records the result of a mask. Library messages are not logged: they quote the caller's grammar.
 
@@ -350,7 +350,7 @@ class GrammarMasks:
             trim(0)
 
 
-def _is_quick(place: Place) -> bool:
+def _is_quick(place: GrammarPlace) -> bool:
     """Whether the matcher lacks only the last token, and the grammar's masks are quick."""
     cost_s = place.grammar.cost_s
     is_known = cost_s is not None and cost_s <= QUICK_S

@@ -29,7 +29,7 @@ _NO_TOKENS: TokenArray = np.zeros(0, np.int32)
 Bits = npt.NDArray[np.int32]
 
 
-class Place:
+class GrammarPlace:
     """One output of one grammar, shared by all requests that have it.
 
     The code that sets ``is_busy`` owns the matcher until it clears the flag.
@@ -81,9 +81,9 @@ class Grammar:
         self.text = text
         self.cost_s: float | None = None
         """Processor time of a mask in seconds, decaying from the slowest of the recent ones; None before the first."""
-        self.root = Place(self, _NO_TOKENS)
+        self.root = GrammarPlace(self, _NO_TOKENS)
         """Its matcher is the compiled grammar. It lives as long as the grammar, and is copied, never moved."""
-        self.places: dict[bytes, Place] = {b"": self.root}
+        self.places: dict[bytes, GrammarPlace] = {b"": self.root}
 
     def took(self, seconds: float | None) -> None:
         """Records the processor time of a mask, in seconds; None if only a lower bound is known."""
@@ -101,24 +101,24 @@ class Follower:
 
     def __init__(self, grammar: str) -> None:
         self.grammar = grammar
-        self.place: Place | None = None
+        self.place: GrammarPlace | None = None
 
 
-class Places:
+class GrammarPlaces:
     """All places and the memory of their matchers."""
 
     def __init__(self, most_bytes: int = MOST_BYTES, most_unused_bytes: int = MOST_UNUSED_BYTES) -> None:
         self._most_bytes, self._most_unused_bytes = most_bytes, most_unused_bytes
         self._grammars: OrderedDict[str, Grammar] = OrderedDict()
         """Least recently requested first."""
-        self._held: OrderedDict[Place, None] = OrderedDict()
+        self._held: OrderedDict[GrammarPlace, None] = OrderedDict()
         """Places with a matcher of their own, least recently used first."""
         self.num_bytes = 0
         """An estimate that errs on the large side."""
         self.dropped_bytes = 0
         """Memory of the matchers dropped since this was set to 0."""
 
-    def move(self, follower: Follower, output: TokenArray) -> Place:
+    def move(self, follower: Follower, output: TokenArray) -> GrammarPlace:
         """Moves a follower to the place of this output. A matcher that no other request needs moves along."""
         left = follower.place
         key = output.tobytes()
@@ -127,7 +127,7 @@ class Places:
         grammar = self._grammar(follower.grammar) if left is None else left.grammar
         place = grammar.places.get(key)
         if place is None:
-            place = grammar.places[key] = Place(grammar, output)
+            place = grammar.places[key] = GrammarPlace(grammar, output)
             self._begin(place, left)
         place.users += 1
         follower.place = place
@@ -140,17 +140,17 @@ class Places:
         follower.place = None
         self._trim()
 
-    def prepare(self, place: Place) -> None:
+    def prepare(self, place: GrammarPlace) -> None:
         """Gives a place whose matcher was dropped a copy of the compiled grammar, if there is one."""
         if place.matcher is None:
             self._begin(place, None)
 
-    def is_wanted(self, place: Place) -> bool:
+    def is_wanted(self, place: GrammarPlace) -> bool:
         """Whether a request is at the place, or new ones will start there."""
         return bool(place.users) or place is place.grammar.root
 
     def give_back(
-        self, place: Place, matcher: LLMatcher | None = None, followed: int = 0, grown_bytes: int = 0
+        self, place: GrammarPlace, matcher: LLMatcher | None = None, followed: int = 0, grown_bytes: int = 0
     ) -> None:
         """Clears the busy flag and stores the matcher, which has consumed ``followed`` tokens; None drops it."""
         place.is_busy = False
@@ -168,7 +168,7 @@ class Places:
         self._grammars.move_to_end(text)
         return grammar
 
-    def _begin(self, place: Place, left: Place | None) -> None:
+    def _begin(self, place: GrammarPlace, left: GrammarPlace | None) -> None:
         """Gives a new place the previous place's matcher or a copy of it; failing that, a copy of the root's."""
         root = place.grammar.root
         if left is None or left.matcher is None or left.is_busy or not _goes_on(place.output, left.output):
@@ -185,7 +185,7 @@ class Places:
             left.matcher = None
             self._account(left, 0)
 
-    def _forsake(self, place: Place | None) -> None:
+    def _forsake(self, place: GrammarPlace | None) -> None:
         if place is None:
             return
         place.users -= 1
@@ -194,13 +194,13 @@ class Places:
             if not place.is_busy:
                 self._drop(place)
 
-    def _drop(self, place: Place) -> None:
+    def _drop(self, place: GrammarPlace) -> None:
         """Drops the place's matcher."""
         self.dropped_bytes += place.num_bytes
         place.matcher, place.followed = None, 0
         self._account(place, 0)
 
-    def _account(self, place: Place, num_bytes: int) -> None:
+    def _account(self, place: GrammarPlace, num_bytes: int) -> None:
         """Records the matcher's size and its use."""
         self.num_bytes += num_bytes - place.num_bytes
         place.num_bytes = num_bytes

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
-from neaptide.estimator.calibration.calibrate import Calibration, Pace
+from neaptide.estimator.calibration.calibrate import Calibration, CalibrationPace
 from neaptide.estimator.calibration.micro_runs import MicroRunner
-from neaptide.estimator.calibration.report import Report, report
-from neaptide.estimator.calibration.steps import Limits
+from neaptide.estimator.calibration.report import CalibrationReport, report
+from neaptide.estimator.calibration.steps import CalibrationLimits
 from neaptide.estimator.subject import Subject
 from neaptide.executors.registry import start_executor
 from neaptide.launch.serve import embedded_model_path
@@ -19,7 +19,7 @@ from neaptide.server.settings import EMBEDDED_MODEL
 
 def calibrate_model(
     model: str,
-    pace: Pace,
+    pace: CalibrationPace,
     *,
     device: str = "auto",
     dtype: str = "auto",
@@ -28,7 +28,7 @@ def calibrate_model(
     arguments: Mapping[str, str] | None = None,
     seed: int = 0,
     progress: Callable[[float], None] = lambda share: None,
-) -> tuple[Report, Subject]:
+) -> tuple[CalibrationReport, Subject]:
     """Loads the model as a server would, and calibrates it.
 
     Raises:
@@ -55,7 +55,7 @@ def calibrate_model(
         raise ValueError(f"executor = {executor!r} has no step times to measure")
     try:
         profiled.touch_blocks(profiled.num_blocks)
-        limits = Limits.of(config.scheduler, profiled.num_blocks * started.block_size)
+        limits = CalibrationLimits.of(config.scheduler, profiled.num_blocks * started.block_size)
         runner = MicroRunner(profiled, clock, started.block_size)
         measurements = Calibration(runner, clock, limits, pace, seed, progress).measure()
         if not measurements.samples(held_out=False):

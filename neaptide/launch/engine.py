@@ -24,8 +24,8 @@ from neaptide.engine.scheduler.policies import policy_of
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.calibration.micro_runs import MicroRunner
 from neaptide.estimator.calibration.start_up import StartUp
-from neaptide.estimator.calibration.steps import Limits, start_steps
-from neaptide.estimator.cost.iteration_time import Sample
+from neaptide.estimator.calibration.steps import CalibrationLimits, start_steps
+from neaptide.estimator.cost.iteration_time import StepSample
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.density import marginal_seconds
@@ -133,7 +133,7 @@ def _as_started(config: EngineConfig, started: StartedExecutor) -> EngineConfig:
     )
 
 
-def _cost_model(config: EngineConfig, started: StartedExecutor, clock: Clock) -> tuple[OnlineCostModel, list[Sample]]:
+def _cost_model(config: EngineConfig, started: StartedExecutor, clock: Clock) -> tuple[OnlineCostModel, list[StepSample]]:
     """The cost model and the steps that it observed, from a profile or from micro-runs on a real device. The executor
     is warm afterwards."""
     profile, executor = config.profile, started.profiled
@@ -141,7 +141,7 @@ def _cost_model(config: EngineConfig, started: StartedExecutor, clock: Clock) ->
         base = RooflineModel() if profile.name is None else RooflineModel.from_profile(load_profile(profile.name))
         return OnlineCostModel(base), []
     block_size = config.cache.block_size
-    limits = Limits.of(config.scheduler, executor.num_blocks * block_size)
+    limits = CalibrationLimits.of(config.scheduler, executor.num_blocks * block_size)
     runner = MicroRunner(executor, clock, block_size)
     executor.touch_blocks(runner.blocks_of(start_steps(limits)))
     kept_in = None if profile.kept_in is None else Path(profile.kept_in)
@@ -151,7 +151,7 @@ def _cost_model(config: EngineConfig, started: StartedExecutor, clock: Clock) ->
 
 
 def _observers(
-    config: EngineConfig, num_blocks: int, clock: Clock, cost_model: OnlineCostModel, observed: list[Sample]
+    config: EngineConfig, num_blocks: int, clock: Clock, cost_model: OnlineCostModel, observed: list[StepSample]
 ) -> list[EngineObserver]:
     observers: list[EngineObserver] = []
     if config.request_log_path:
@@ -165,7 +165,7 @@ def _observers(
 
 
 def _recorder(
-    config: EngineConfig, num_blocks: int, cost_model: OnlineCostModel, observed: list[Sample]
+    config: EngineConfig, num_blocks: int, cost_model: OnlineCostModel, observed: list[StepSample]
 ) -> StepRecorder:
     assert config.step_log_path is not None
     if os.path.exists(config.step_log_path):

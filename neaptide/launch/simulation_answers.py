@@ -19,8 +19,8 @@ from neaptide.server.shadow.frames import (
     encoder,
     task_decoder,
 )
-from neaptide.simulation.recorded.recording import Recording
-from neaptide.simulation.recorded.shadow import Figures, compare
+from neaptide.simulation.recorded.recording import TrafficRecording
+from neaptide.simulation.recorded.shadow import ReplayFigures, compare
 
 WHAT_IF_CPU_S = 60
 """Processor time limit of an answer to an operator's question."""
@@ -57,7 +57,7 @@ def _what_if(task: WhatIfTask) -> WhatIfAnswer:
         attainment=task.attainment,
     )
     try:
-        found = capacity.what_if(Recording.decode(task.pieces), change)
+        found = capacity.what_if(TrafficRecording.decode(task.pieces), change)
     except ValueError as error:
         return WhatIfAnswer(refusal=str(error))
     finally:
@@ -67,7 +67,7 @@ def _what_if(task: WhatIfTask) -> WhatIfAnswer:
 
 def _shadow(task: ShadowTask) -> ShadowAnswer:
     try:
-        recording = Recording.decode(task.pieces)
+        recording = TrafficRecording.decode(task.pieces)
         with in_bursts():
             found = compare(recording, task.policies, task.warm_s, task.window_s, task.since_s)
     except Exception as error:
@@ -80,5 +80,5 @@ def _shadow(task: ShadowTask) -> ShadowAnswer:
     return ShadowAnswer(0.0, start_s, end_s, found.requests, _figures(found.real), shadows)
 
 
-def _figures(figures: Figures) -> ShadowFigures:
+def _figures(figures: ReplayFigures) -> ShadowFigures:
     return ShadowFigures(figures.met, figures.offline_tokens_per_s)

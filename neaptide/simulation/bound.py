@@ -39,7 +39,7 @@ ONE_DEVICE = Devices(1.0, 1)
 
 
 @dataclass(slots=True, frozen=True)
-class Work:
+class BoundWork:
     """Device seconds: compute and memory may overlap, the rest does not."""
 
     compute_s: float
@@ -57,8 +57,8 @@ class Work:
 class OfflineMix:
     """All work to be done once for the offline sets."""
 
-    prefill: Work
-    decode: Work
+    prefill: BoundWork
+    decode: BoundWork
     prompt_tokens: int
     output_tokens: int
     caches: float
@@ -68,7 +68,7 @@ class OfflineMix:
     """Whether prompts share text."""
 
 
-def most_tokens(window_s: float, online: Work, offline: OfflineMix, overlap_kappa: float) -> float:
+def most_tokens(window_s: float, online: BoundWork, offline: OfflineMix, overlap_kappa: float) -> float:
     """Offline tokens that fit into the window together with ``online``."""
     lines = (work.lines_s(overlap_kappa) for work in (online, offline.prefill, offline.decode))
     return max(min(_on_line(window_s, offline, *line) for line in zip(*lines, strict=True)), 0.0)
@@ -108,12 +108,12 @@ class UnitCosts:
             prefill_request_s=min(cost.prefill_request_s for cost in costs),
         )
 
-    def work(self, shape: BatchShape) -> Work:
+    def work(self, shape: BatchShape) -> BoundWork:
         """The work of everything added to the shape, for any split into steps."""
         rows = shape.prefill_requests + shape.decode_requests
         compute_s = self.token_s * shape.num_tokens + self.row_s * rows + self.pair_s * shape.prefill_attention_pairs
         requests_s = self.decode_request_s * shape.decode_requests + self.prefill_request_s * shape.prefill_requests
-        return Work(
+        return BoundWork(
             compute_s, self.kv_token_s * read_kv_tokens(shape), self.link_token_s * shape.num_tokens + requests_s
         )
 

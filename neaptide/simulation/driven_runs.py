@@ -17,7 +17,7 @@ from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.steps.plan import BatchShape, StepResult
-from neaptide.engine.steps.step import Step as EngineStep
+from neaptide.engine.steps.step import DrivenStep as EngineStep
 from neaptide.executors.simulated.trace_executor import StepTally, TraceExecutor
 from neaptide.loadgen.client.client import poisson_arrivals
 from neaptide.loadgen.percentiles import percentiles
@@ -43,7 +43,7 @@ NEVER = 1 << 30
 
 
 @dataclass(slots=True, frozen=True)
-class Load:
+class DrivenLoad:
     """The requests of a run. Times are in seconds from its start."""
 
     arrivals_s: Sequence[float]
@@ -58,7 +58,7 @@ class Load:
     @classmethod
     def make(
         cls, rate_rps: float, duration_s: float, num_rows: int, slos_s: tuple[float, float], vocab: int, directory: Path
-    ) -> "Load":
+    ) -> "DrivenLoad":
         """Poisson arrivals over the whole duration, and more offline rows than it can do; seeded."""
         rng = random.Random(0)
 
@@ -93,7 +93,7 @@ class Load:
 
 
 @dataclass(slots=True)
-class Step:
+class DrivenStep:
     """A step of a run. Times are in seconds from the run's start."""
 
     start_s: float
@@ -113,7 +113,7 @@ class Outcome:
     """The result of one run."""
 
     measures: Measures = field(default_factory=Measures)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[DrivenStep] = field(default_factory=list)
     start_s: float = 0.0
     """Start on the run's clock."""
     duration_s: float = 0.0
@@ -125,11 +125,11 @@ class Outcome:
     def warm_up_s(self) -> float:
         return WARM_UP_SHARE * self.duration_s
 
-    def steps_before_window(self) -> list[Step]:
+    def steps_before_window(self) -> list[DrivenStep]:
         """The steps that ended before the measurement window."""
         return [step for step in self.steps if step.end_s <= self.warm_up_s]
 
-    def steps_in_window(self) -> list[Step]:
+    def steps_in_window(self) -> list[DrivenStep]:
         return [step for step in self.steps if self.warm_up_s < step.end_s <= self.duration_s]
 
     def tokens_per_s(self, *, online: bool) -> float:
@@ -170,7 +170,7 @@ class Shapes(EngineObserver):
         self.last = step.plan.shape
 
 
-def drive(core: EngineCore, clock: Clock, load: Load, executor: TraceExecutor | None = None) -> Outcome:
+def drive(core: EngineCore, clock: Clock, load: DrivenLoad, executor: TraceExecutor | None = None) -> Outcome:
     """Runs the load: hands requests in between steps when they are due. Returns when every online request has ended.
 
     Args:
@@ -205,7 +205,7 @@ def drive(core: EngineCore, clock: Clock, load: Load, executor: TraceExecutor | 
         for stats in outputs.stats:
             host_s = stats.schedule_s + stats.commit_s
             if not stats.is_given_up:
-                outcome.steps.append(Step(now_s - outcome.start_s, stats.duration_s, host_s, shapes.last))
+                outcome.steps.append(DrivenStep(now_s - outcome.start_s, stats.duration_s, host_s, shapes.last))
         if not outputs.stats:
             clock.sleep_until(now_s + 0.005)
 
@@ -221,7 +221,7 @@ class MachineModel:
         drift: False uses the base unchanged.
     """
 
-    def __init__(self, base: CostModel, known: Sequence[Step], *, drift: bool = True) -> None:
+    def __init__(self, base: CostModel, known: Sequence[DrivenStep], *, drift: bool = True) -> None:
         self._base = base
         self._host_s = float(np.mean([step.host_s for step in known]))
         measured_s = np.array([step.seconds for step in known])
@@ -257,7 +257,7 @@ class MachineModel:
             for stretch in stretches:
                 yield from stretch.tolist()
 
-    def error(self, steps: Sequence[Step]) -> float:
+    def error(self, steps: Sequence[DrivenStep]) -> float:
         """Mean relative error of these steps' times."""
         errors = [abs(self._base.predict(step.shape).seconds * self.drift / step.seconds - 1.0) for step in steps]
         return sum(errors) / len(errors)

@@ -87,7 +87,7 @@ def replay(
     return Replay(driver.num_steps, None)
 
 
-class _Watch(EngineObserver):
+class _ReplayWatch(EngineObserver):
     """Remembers the last planned and the last committed step."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class _Driver:
         self._running: set[int] = set()
         self._one_token: set[int] = set()
         self._clock = ReplayClock()
-        self._watch = _Watch()
+        self._watch = _ReplayWatch()
         messages = self._messages
         self._executor = ReplayExecutor(header.num_blocks, messages.requests, messages.answers, messages.handles)
         self._cost_model = cost_model or build_cost_model(header.recipe["cost_model"])

@@ -85,7 +85,7 @@ class _Watch(EngineObserver):
     result on every machine.
     """
 
-    def __init__(self, replica: "Replica") -> None:
+    def __init__(self, replica: "SimulatedReplica") -> None:
         self._replica = replica
         self._began_s = 0.0
 
@@ -110,7 +110,7 @@ class _Watch(EngineObserver):
         self._replica.num_given_up += 1
 
 
-class Replica:
+class SimulatedReplica:
     """
     Args:
         dry_from_s: from this time on, an empty pool counts as dry.

@@ -57,7 +57,7 @@ class PreemptionResult(msgspec.Struct, kw_only=True):
     checkpointed_slots: int
 
 
-class Settings(msgspec.Struct, kw_only=True):
+class SimSettings(msgspec.Struct, kw_only=True):
     """Settings that the numbers depend on, other than policy, load and device."""
 
     max_num_seqs: int
@@ -82,7 +82,7 @@ class SimResult(msgspec.Struct, kw_only=True):
     policy: str
     profile: str
     seed: int
-    settings: Settings
+    settings: SimSettings
     steps: int
     online: OnlineResult
     offline: OfflineResult

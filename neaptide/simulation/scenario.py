@@ -14,7 +14,7 @@ from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation.measures import Window
 from neaptide.simulation.offline_feed import NO_DEADLINE_S
-from neaptide.simulation.result import Settings
+from neaptide.simulation.result import SimSettings
 
 
 @dataclass(slots=True, frozen=True)
@@ -152,9 +152,9 @@ class Scenario:
         cost_model = self.cost_model or roofline_recipe(self.device, self.overlap_kappa)
         return {"cost_model": cost_model, "headroom": self.headroom, "profile": self.profile.name, "seed": self.seed}
 
-    def settings(self) -> Settings:
+    def settings(self) -> SimSettings:
         """The settings for the result."""
-        return Settings(
+        return SimSettings(
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.max_tokens,

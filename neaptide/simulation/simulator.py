@@ -20,7 +20,7 @@ from neaptide.simulation import result as sim_result
 from neaptide.simulation.bound import ONE_DEVICE, Devices, bound_tokens_per_s
 from neaptide.simulation.measures import Measures, Window
 from neaptide.simulation.offline_feed import OfflineFeed
-from neaptide.simulation.replica import ONLINE_PREFIX, Replica
+from neaptide.simulation.replica import ONLINE_PREFIX, SimulatedReplica
 from neaptide.simulation.result import SimResult
 from neaptide.simulation.scenario import Scenario
 
@@ -105,7 +105,7 @@ class _Simulation:
             config, recipe = scenario.engine_config(), scenario.recipe()
             self._recorder = StepRecorder(create_log(step_log), config, scenario.num_blocks, recipe)
         watching = [*([self._recorder] if self._recorder else []), *observers]
-        self._replica = Replica(scenario, self._feed, watching, dry_from_s=dry_from_s(scenario, self._online))
+        self._replica = SimulatedReplica(scenario, self._feed, watching, dry_from_s=dry_from_s(scenario, self._online))
 
     def run(self) -> Run:
         try:
@@ -162,7 +162,7 @@ class _Simulation:
             scenario,
             replica.measures,
             window_s,
-            Ends(
+            RunEnds(
                 end_s=replica.now_s,
                 makespan_s=replica.makespan_s,
                 longest_wait_s=longest_wait_s(replica, replica.now_s),
@@ -183,7 +183,7 @@ class _Simulation:
 
 
 @dataclass(slots=True, frozen=True)
-class Ends:
+class RunEnds:
     """How a run ended, apart from the measurements of its steps and online requests."""
 
     end_s: float
@@ -235,7 +235,7 @@ def measured_window_s(scenario: Scenario, online: Sequence[TraceRequest], end_s:
     return CUT_SHARE * end_s, (1.0 - CUT_SHARE) * end_s
 
 
-def longest_wait_s(replica: Replica, end_s: float) -> float | None:
+def longest_wait_s(replica: SimulatedReplica, end_s: float) -> float | None:
     """Longest wait of a row; rows that never started have waited until the end of the run."""
     if not replica.ledger.has_jobs:
         return None
@@ -246,7 +246,7 @@ def reduced(
     scenario: Scenario,
     measures: Measures,
     window_s: Window,
-    ends: Ends,
+    ends: RunEnds,
     plan_s: Sequence[float],
     wall_s: float,
     devices: Devices = ONE_DEVICE,

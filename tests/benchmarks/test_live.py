@@ -33,7 +33,7 @@ from benchmarks.live.plot import RIVAL_COLOURS, draw
 from benchmarks.live.run import with_unfinished
 from benchmarks.live.tables import summary
 from benchmarks.live_coserving import BURSTY, experiment_of, main, parsed, plan_of
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 
 INF = math.inf
 
@@ -46,10 +46,10 @@ ALONE = point(10.0, 0.0, "online alone")
 OURS = [point(20.0, 100.0), point(40.0, 300.0)]
 
 
-def record(arrival_s: float, ttft_s: float | None, tpot_s: float = 0.01) -> Record:
+def record(arrival_s: float, ttft_s: float | None, tpot_s: float = 0.01) -> ChatRecord:
     if ttft_s is None:
-        return Record(0.0, arrival_s=arrival_s, error="unfinished")
-    return Record(0.0, arrival_s=arrival_s, token_times_s=[ttft_s, ttft_s + tpot_s], num_output_tokens=2)
+        return ChatRecord(0.0, arrival_s=arrival_s, error="unfinished")
+    return ChatRecord(0.0, arrival_s=arrival_s, token_times_s=[ttft_s, ttft_s + tpot_s], num_output_tokens=2)
 
 
 # ---- the curve -------------------------------------------------------------------------------------------

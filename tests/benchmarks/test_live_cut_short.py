@@ -16,7 +16,7 @@ from benchmarks import live_coserving
 from benchmarks.live import engines, late, measure
 from benchmarks.live.plan import Plan, Window
 from neaptide.commands.server_process import ServerDiedError
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 
 RUNS = ("ceiling", "probe", "online alone", "capped", "both", "1.2", "4.8", "priority", "fcfs", "as slow")
 """Of the medium form, in this order."""
@@ -57,7 +57,7 @@ class Servers:
         name = RUNS[number]
         assert (online, offline) == (name not in ("ceiling", "capped"), name not in ("probe", "online alone"))
         tpot_s = 0.02 + OFFLINE.get(name, 0.0) / 1e5
-        record = Record(0.0, token_times_s=[0.1, 0.1 + tpot_s], num_output_tokens=2)
+        record = ChatRecord(0.0, token_times_s=[0.1, 0.1 + tpot_s], num_output_tokens=2)
         records = [record] if online else []
         window = Window(online_tokens_per_s=200.0 if online else 0.0, records=records, mean_step_ms=40.0)
         window.offline_tokens_per_s = OFFLINE.get(name, 0.0)

@@ -22,8 +22,8 @@ from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.estimator.recipes import build_headroom, recipe_of
 from neaptide.executors.simulated.trace_executor import TraceExecutor
-from neaptide.loadgen.client.recorder import Record
-from neaptide.simulation.driven_runs import Load, drive
+from neaptide.loadgen.client.recorder import ChatRecord
+from neaptide.simulation.driven_runs import DrivenLoad, drive
 
 TARGETS = Targets(0.25, 0.06)
 AT_S, SLOW_S, END_S = 1000.0, 1001.5, 4.0
@@ -51,7 +51,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run as ``same_kernels --keep`` leaves it."""
     path = tmp_path_factory.mktemp("kept") / "beside"
     clock, model, num_blocks = VirtualClock(AT_S), OnlineCostModel(BASE), 1024
-    load = Load.make(1.5, END_S, 500, (TARGETS.ttft_s, TARGETS.tpot_s), 1000, path.parent)
+    load = DrivenLoad.make(1.5, END_S, 500, (TARGETS.ttft_s, TARGETS.tpot_s), 1000, path.parent)
     scheduler = SchedulerConfig(max_model_len=1024, ttft_slo_s=TARGETS.ttft_s, tpot_slo_s=TARGETS.tpot_s)
     config = EngineConfig(cache=CacheConfig(), scheduler=scheduler)
     recipe = {"cost_model": recipe_of(model), "headroom": "fixed"}
@@ -63,7 +63,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     outcome = drive(core, clock, load)
     recorder.close()
     records = [
-        Record(
+        ChatRecord(
             one.arrival_s - TO_ENGINE_S,
             arrival_s=one.arrival_s - AT_S,
             token_times_s=[one.first_s + TO_CLIENT_S, one.last_s + TO_CLIENT_S],
@@ -126,19 +126,19 @@ def test_late_in_both_halves_is_one_chat() -> None:
 
 
 def test_a_chat_without_a_token_is_late() -> None:
-    assert not SeenChat.of(Record(0.0, error="unfinished"), TARGETS).is_in_time
+    assert not SeenChat.of(ChatRecord(0.0, error="unfinished"), TARGETS).is_in_time
 
 
 def test_what_was_kept_is_what_the_clients_saw(tmp_path: Path) -> None:
-    good = Record(5.0, arrival_s=4.0, due_s=4.9, token_times_s=[5.1, 5.11, 5.2], num_output_tokens=3)
-    slow = Record(6.0, arrival_s=5.0, token_times_s=[6.2, 6.5], num_output_tokens=2)
-    failed = Record(7.0, arrival_s=6.0, token_times_s=[7.1], num_output_tokens=1, error="gone")
+    good = ChatRecord(5.0, arrival_s=4.0, due_s=4.9, token_times_s=[5.1, 5.11, 5.2], num_output_tokens=3)
+    slow = ChatRecord(6.0, arrival_s=5.0, token_times_s=[6.2, 6.5], num_output_tokens=2)
+    failed = ChatRecord(7.0, arrival_s=6.0, token_times_s=[7.1], num_output_tokens=1, error="gone")
     window = Window(
         online_tokens_per_s=7.0,
         offline_tokens_per_s=9.0,
         clock_s=(5.0, 8.0),
         records=[good, slow, failed],
-        early=[Record(1.0, token_times_s=[1.2], num_output_tokens=1), Record(2.0, error="unfinished")],
+        early=[ChatRecord(1.0, token_times_s=[1.2], num_output_tokens=1), ChatRecord(2.0, error="unfinished")],
     )
     keep(tmp_path / "run", window, TARGETS)
     seen = late.seen_of(tmp_path / "run")

@@ -25,8 +25,8 @@ from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.estimator.recipes import build_headroom, recipe_of
 from neaptide.executors.simulated.trace_executor import TraceExecutor
-from neaptide.loadgen.client.recorder import Record
-from neaptide.simulation.driven_runs import Load, Outcome, Step, drive
+from neaptide.loadgen.client.recorder import ChatRecord
+from neaptide.simulation.driven_runs import DrivenLoad, Outcome, DrivenStep, drive
 
 NUM_BLOCKS = 1024
 TARGETS = Targets(0.5, 0.06)
@@ -64,7 +64,7 @@ class Planning(EngineObserver):
 def recorded(directory: Path, log: Path, then_s: float, factor: float, *, overlap_depth: int = 0) -> Window:
     """A run on that machine, as ``benchmarks.live.run`` would have measured it; one step ahead, planning takes time."""
     clock = VirtualClock(AT_S)
-    load = Load.make(2.0, END_S, 1500, (TARGETS.ttft_s, TARGETS.tpot_s), 1000, directory)
+    load = DrivenLoad.make(2.0, END_S, 1500, (TARGETS.ttft_s, TARGETS.tpot_s), 1000, directory)
     scheduler = SchedulerConfig(
         max_model_len=1024, ttft_slo_s=TARGETS.ttft_s, tpot_slo_s=TARGETS.tpot_s, overlap_depth=overlap_depth
     )
@@ -83,7 +83,7 @@ def recorded(directory: Path, log: Path, then_s: float, factor: float, *, overla
 def window_of(outcome: Outcome) -> Window:
     window_s = AT_S + BEGIN_S, AT_S + END_S
     records = [
-        Record(one.arrival_s, token_times_s=[one.first_s, one.last_s], end_s=one.last_s, num_output_tokens=one.tokens)
+        ChatRecord(one.arrival_s, token_times_s=[one.first_s, one.last_s], end_s=one.last_s, num_output_tokens=one.tokens)
         for one in outcome.measures.online.values()
     ]
     offline = float(outcome.measures.steps(window_s)["computed_tokens"].sum())
@@ -213,6 +213,6 @@ def test_a_kind_that_is_off_is_told_from_the_others() -> None:
     decode, prompt = BatchShape(), BatchShape()
     decode.add(1, 9)
     prompt.add(16, 0)
-    steps = [Step(0.0, 0.028, 0.002, decode), Step(0.03, 0.038, 0.002, prompt), Step(0.2, 0.028, 0.002, decode)]
+    steps = [DrivenStep(0.0, 0.028, 0.002, decode), DrivenStep(0.03, 0.038, 0.002, prompt), DrivenStep(0.2, 0.028, 0.002, decode)]
     model = ConstantCostModel(0.03)
     assert by_kind(model, steps) == pytest.approx({"after_idle": 1.0, "decode": 1.0, "prefill": 4 / 3}, abs=1e-4)

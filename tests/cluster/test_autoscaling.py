@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from neaptide.cluster.autoscaling import (
     Autoscaler,
     Backlog,
-    Change,
+    ScalingChange,
     Scale,
     Serving,
     change_to,
@@ -79,14 +79,14 @@ def test_limits_that_cannot_be_are_refused(limits: tuple[int, int]) -> None:
 
 def test_the_least_loaded_go_and_of_equals_the_youngest() -> None:
     fleet = [Serving("old", 0.1, 0.0), Serving("young", 0.1, 5.0), Serving("busy", 0.9, 9.0)]
-    assert change_to(2, fleet, 0) == Change(0, ["young"])
-    assert change_to(1, fleet, 0) == Change(0, ["young", "old"])
-    assert change_to(1, fleet, 1) == Change(0, ["young", "old"])  # the one that serves stays
-    assert change_to(3, fleet, 0) == Change(0, [])
+    assert change_to(2, fleet, 0) == ScalingChange(0, ["young"])
+    assert change_to(1, fleet, 0) == ScalingChange(0, ["young", "old"])
+    assert change_to(1, fleet, 1) == ScalingChange(0, ["young", "old"])  # the one that serves stays
+    assert change_to(3, fleet, 0) == ScalingChange(0, [])
 
 
 def test_those_that_start_count() -> None:
     fleet = [Serving("a", 0.1, 0.0)]
-    assert change_to(4, fleet, 1) == Change(2, [])
-    assert change_to(2, fleet, 1) == Change(0, [])
-    assert change_to(3, [], 0) == Change(3, [])
+    assert change_to(4, fleet, 1) == ScalingChange(2, [])
+    assert change_to(2, fleet, 1) == ScalingChange(0, [])
+    assert change_to(3, [], 0) == ScalingChange(3, [])

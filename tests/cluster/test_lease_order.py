@@ -7,7 +7,7 @@ from hypothesis import given
 from neaptide.cluster.lease_order import (
     DEADLINE_GRAIN_S,
     MAX_CHUNK_LINES,
-    Chunk,
+    LeaseChunk,
     ChunkKey,
     Free,
     Side,
@@ -20,11 +20,11 @@ from neaptide.cluster.lease_order import (
 DENSE, SPARSE = Side.COMPUTE_BOUND, Side.MEMORY_BOUND
 
 
-def chunk(name: str, density: float, expires_at_s: int = 0) -> Chunk:
-    return Chunk(ChunkKey(name, 0), expires_at_s, density, 1)
+def chunk(name: str, density: float, expires_at_s: int = 0) -> LeaseChunk:
+    return LeaseChunk(ChunkKey(name, 0), expires_at_s, density, 1)
 
 
-def in_order(chunks: list[Chunk], side: Side) -> list[str]:
+def in_order(chunks: list[LeaseChunk], side: Side) -> list[str]:
     chunks = sorted(chunks, key=lambda one: sort_key(one.deadline_class, one.density, one.key, side))
     return [one.key.batch_id for one in chunks]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from neaptide.cluster.routing import (
     ROUTERS,
-    Figures,
+    RoutingFigures,
     LeastLoadRouter,
     Prompt,
     RandomRouter,
@@ -31,9 +31,9 @@ def prompt(seed: int = 0, blocks: int = 8) -> Prompt:
     return Prompt.of(blocks * BLOCK + 1, hashes(seed, blocks), BLOCK)
 
 
-def figures(slack_ms: float, digest: list[bytes] | None = None) -> Figures:
+def figures(slack_ms: float, digest: list[bytes] | None = None) -> RoutingFigures:
     """A token takes 1 ms of it."""
-    return Figures(slack_ms, 1000.0, 1.0, None if digest is None else digest_of(digest))
+    return RoutingFigures(slack_ms, 1000.0, 1.0, None if digest is None else digest_of(digest))
 
 
 def test_the_longest_cached_prefix_wins_among_replicas_with_next_to_the_most_slack() -> None:

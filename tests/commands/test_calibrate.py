@@ -9,21 +9,21 @@ import pytest
 from neaptide.cli import main
 from neaptide.commands import calibration
 from neaptide.engine.clock import VirtualClock
-from neaptide.estimator.calibration.calibrate import QUICK, Calibration, Measurements, Pace
+from neaptide.estimator.calibration.calibrate import QUICK, Calibration, Measurements, CalibrationPace
 from neaptide.estimator.calibration.micro_runs import MicroRunner
-from neaptide.estimator.calibration.report import OURS, Report, report
-from neaptide.estimator.calibration.steps import Limits
+from neaptide.estimator.calibration.report import OURS, CalibrationReport, report
+from neaptide.estimator.calibration.steps import CalibrationLimits
 from neaptide.estimator.calibration.times import load_times
 from neaptide.estimator.cost.iteration_time import Regime
 from neaptide.estimator.subject import Subject
 from neaptide.launch.calibrating import calibrate_model
 from tests.estimator.machine_executor import MachineExecutor
 
-LIMITS = Limits(max_batched_tokens=256, max_seqs=8, max_model_len=1024, kv_tokens=2048 * 16)
+LIMITS = CalibrationLimits(max_batched_tokens=256, max_seqs=8, max_model_len=1024, kv_tokens=2048 * 16)
 
 
 @pytest.fixture(scope="module")
-def found() -> Report:
+def found() -> CalibrationReport:
     executor = MachineExecutor(VirtualClock())
     runner = MicroRunner(executor, executor.clock, 16)
     return report(Calibration(runner, executor.clock, LIMITS, replace(QUICK, max_rounds=1)).measure())
@@ -63,7 +63,7 @@ def test_where_no_profile_can_be_written_nothing_is_measured(
 
 
 def test_the_times_are_kept_beside_the_profile(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, found: Report
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, found: CalibrationReport
 ) -> None:
     subject = Subject.of(MachineExecutor(VirtualClock()), "tiny", 16)
     monkeypatch.setattr(calibration, "calibrate_model", lambda *_, **__: (found, subject))
@@ -84,14 +84,14 @@ def test_a_model_that_is_not_there_is_unusable_input(capsys: pytest.CaptureFixtu
 def test_too_little_time_to_fit_anything_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Calibration, "measure", lambda _self: Measurements(held_out=frozenset(), grid=frozenset()))
     with pytest.raises(ValueError, match=r"1 s are too short for a calibration: .*no step for fitting was measured"):
-        calibrate_model("neaptide-tiny", Pace(1.0, 0.5, 1), num_threads=1)
+        calibrate_model("neaptide-tiny", CalibrationPace(1.0, 0.5, 1), num_threads=1)
 
 
-def test_nothing_is_said_of_a_quiet_machine(found: Report) -> None:
+def test_nothing_is_said_of_a_quiet_machine(found: CalibrationReport) -> None:
     assert calibration.busy_warning(found) == ""
 
 
-def test_a_machine_whose_speed_wandered_is_named_busy(found: Report) -> None:
+def test_a_machine_whose_speed_wandered_is_named_busy(found: CalibrationReport) -> None:
     reference_s = [1.0] * 20 + [2.0] * 20
     busy = replace(found, measurements=replace(found.measurements, reference_s=reference_s))
     assert calibration.busy_warning(busy) == (
@@ -99,7 +99,7 @@ def test_a_machine_whose_speed_wandered_is_named_busy(found: Report) -> None:
     )
 
 
-def test_an_error_above_the_bound_asks_for_a_quiet_machine(found: Report) -> None:
+def test_an_error_above_the_bound_asks_for_a_quiet_machine(found: CalibrationReport) -> None:
     mape = {**found.raw.mape, OURS: {**found.raw.mape[OURS], Regime.DECODE: 0.3}}
     above = replace(found.raw, mape=mape)
     shown = calibration.busy_warning(replace(found, raw=above, normalised=above))

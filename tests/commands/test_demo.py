@@ -16,18 +16,18 @@ from neaptide.commands.demo import command
 from neaptide.commands.demo.chart import ASCII, bin_s, binned_rates, latency_chart, latency_row, rate_chart, tops
 from neaptide.commands.demo.lines import batch_jsonl, computed_texts, line_tokens, make_batch, right_answers
 from neaptide.commands.demo.state import DemoState, Moment
-from neaptide.commands.demo.verdict import LEAST_LINES, MOST_LINES, Measured, lines_for, sentence, unfinished
+from neaptide.commands.demo.verdict import LEAST_LINES, MOST_LINES, DemoFigures, lines_for, sentence, unfinished
 from neaptide.data import skills
 from neaptide.loadgen.client.prometheus import Samples
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 from tests.patience import PATIENCE_S
 
-MEASURED = Measured(20.0, 10_000.0, 1_000.0, met_alone=10, chats_alone=10, met_beside=60, chats_beside=60)
+MEASURED = DemoFigures(20.0, 10_000.0, 1_000.0, met_alone=10, chats_alone=10, met_beside=60, chats_beside=60)
 
 
-def chat(arrival_s: float, ttft_s: float, tpot_s: float, tokens: int = 11) -> tuple[skills.Example, Record]:
+def chat(arrival_s: float, ttft_s: float, tpot_s: float, tokens: int = 11) -> tuple[skills.Example, ChatRecord]:
     times = [100.0 + ttft_s + tpot_s * i for i in range(tokens)]
-    record = Record(100.0, arrival_s=arrival_s, due_s=100.0, token_times_s=times, end_s=times[-1])
+    record = ChatRecord(100.0, arrival_s=arrival_s, due_s=100.0, token_times_s=times, end_s=times[-1])
     return skills.Example("add", [], "4"), record
 
 

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from neaptide.cluster.gateway.metrics import GatewayMetrics, ReplicaLives
 from neaptide.server.batches.metrics import BatchMetrics
-from neaptide.server.batches.running.outlooks import Outlooks
+from neaptide.server.batches.running.outlooks import BatchStatuses
 from neaptide.server.batches.storing.store import Store
 from neaptide.server.edge.hosts import HostFilter
 from neaptide.server.link.engine_client import EngineClient
@@ -33,7 +33,7 @@ def all_series() -> CollectorRegistry:
     registry = CollectorRegistry()
     ServerMetrics(registry)
     EngineMetrics(registry, EngineState(EngineClient(), lambda: 0.0))
-    BatchMetrics(registry, Store(Path()), lambda: 0.0, Outlooks())
+    BatchMetrics(registry, Store(Path()), lambda: 0.0, BatchStatuses())
     ShadowMetrics(registry)
     GatewayMetrics(registry)
     ReplicaLives(registry, {})

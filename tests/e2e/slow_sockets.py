@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 
 CHAT = "/v1/chat/completions"
 RATE_RPS = 10.0
@@ -117,12 +117,12 @@ async def _until_cut(peer: socket.socket) -> str:
             return "cut"
 
 
-async def healthy(base_url: str, duration_s: float, seed: int) -> list[Record]:
-    records: list[Record] = []
+async def healthy(base_url: str, duration_s: float, seed: int) -> list[ChatRecord]:
+    records: list[ChatRecord] = []
     async with StreamClient(base_url, "neaptide-tiny", timeout_s=60.0) as client:
         arrivals = poisson_arrivals(RATE_RPS, duration_s, seed)
 
-        def send(index: int) -> Coroutine[Any, Any, Record]:
+        def send(index: int) -> Coroutine[Any, Any, ChatRecord]:
             return client.chat([{"role": "user", "content": f"What is {index} + {seed}?"}], 16, ignore_eos=True)
 
         await open_loop(arrivals, send, lambda index, record: records.append(record))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from neaptide.loadgen.client.prometheus import Samples
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 from tests.e2e.server import RunningServer
 from tests.e2e.slow_sockets import KINDS, Ending, healthy, one_slow_socket
 from tests.patience import Stopwatch
@@ -30,7 +30,7 @@ def many_descriptors() -> Iterator[None]:
 
 async def besiege(
     server: RunningServer, sockets: int, opening_s: float, healthy_s: float
-) -> tuple[list[Ending], list[Record]]:
+) -> tuple[list[Ending], list[ChatRecord]]:
     """All slow sockets open at once, each until the server ends it."""
 
     async def one(kind: str, number: int) -> Ending:

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 
 from neaptide.engine.steps.plan import BatchShape
-from neaptide.estimator.cost.iteration_time import Regime, Sample
+from neaptide.estimator.cost.iteration_time import Regime, StepSample
 
 Machine = Callable[[BatchShape], float]
 
@@ -43,8 +43,8 @@ def linear_machine(shape: BatchShape, mixed: float = 1.0) -> float:
     return seconds * (mixed if shape.prefill_requests and shape.decode_requests else 1.0)
 
 
-def measure(machine: Machine, seed: int, count: int, noise: float = 0.0, regime: Regime | None = None) -> list[Sample]:
+def measure(machine: Machine, seed: int, count: int, noise: float = 0.0, regime: Regime | None = None) -> list[StepSample]:
     """Random steps, timed with log-normal noise."""
     rng = random.Random(seed)
     shapes = [random_shape(rng, regime) for _ in range(count)]
-    return [Sample(shape, machine(shape) * rng.lognormvariate(0.0, noise)) for shape in shapes]
+    return [StepSample(shape, machine(shape) * rng.lognormvariate(0.0, noise)) for shape in shapes]

@@ -15,7 +15,7 @@ from neaptide.kernels.layer_ops import TorchLayerOps
 from neaptide.kernels.paged_attention import write_kv
 from neaptide.kernels.paged_attention.work_list import WorkList, build_work_list, split_items
 from neaptide.kernels.prefix_attention.reference import attend, slots_of
-from neaptide.kernels.prefix_attention.tiles import Entry, Tiles, load_tiles, pick_tiles
+from neaptide.kernels.prefix_attention.tiles import TileEntry, Tiles, load_tiles, pick_tiles
 from tests.kernels.cases import CPU, Case, tree_with_chunks
 
 BLOCK, GROUP, ROWS = 16, 3, 64
@@ -122,9 +122,9 @@ def test_the_reference_against_float64(most_keys: int, reversed_share: float) ->
     torch.testing.assert_close(out.double(), case.expected(), atol=1e-5, rtol=1e-5)
 
 
-def entry(head_dim: int, group: int | None = None, device: str | None = None) -> Entry:
+def entry(head_dim: int, group: int | None = None, device: str | None = None) -> TileEntry:
     tiles = Tiles(wide_rows=64, wide_keys=64, narrow_rows=16, narrow_keys=head_dim, stages=3, warps=4, registers=200)
-    return Entry(element_bytes=2, head_dim=head_dim, group=group, device=device, source="a test", tiles=tiles)
+    return TileEntry(element_bytes=2, head_dim=head_dim, group=group, device=device, source="a test", tiles=tiles)
 
 
 def test_tiles_of_the_smallest_head_that_fits_and_of_this_device_and_group_before_others() -> None:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from neaptide.loadgen.client.client import StreamClient
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 from tests.loadgen.scripted import HEAD, Answer, chunked, plain, scripted, stream
 from tests.patience import PATIENCE_S, until
 
@@ -30,7 +30,7 @@ ONE, TWO, DONE = event("oné\u2028"), event("two", "stop"), b"data: [DONE]\n\n"
 WHOLE = ONE + TWO + DONE
 
 
-async def asked(answer: Answer, cancel_after_s: float | None = None, timeout_s: float = PATIENCE_S) -> Record:
+async def asked(answer: Answer, cancel_after_s: float | None = None, timeout_s: float = PATIENCE_S) -> ChatRecord:
     async with scripted(answer) as server, StreamClient(server.url, "m", timeout_s=timeout_s) as client:
         return await client.chat(MESSAGES, 8, cancel_after_s=cancel_after_s)
 
@@ -89,9 +89,9 @@ async def test_an_answer_that_ends_with_its_connection_is_whole() -> None:
 async def test_a_chunk_has_the_time_at_which_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
     now = asyncio.get_running_loop().time
     seen, told_s = asyncio.Event(), []
-    add_chunk = Record.add_chunk
+    add_chunk = ChatRecord.add_chunk
 
-    def noted(record: Record, chunk: dict[str, Any], now_s: float) -> None:
+    def noted(record: ChatRecord, chunk: dict[str, Any], now_s: float) -> None:
         add_chunk(record, chunk, now_s)
         seen.set()
 
@@ -105,7 +105,7 @@ async def test_a_chunk_has_the_time_at_which_it_came(monkeypatch: pytest.MonkeyP
         told_s.append(now())
         writer.write(chunked(DONE) + b"0\r\n\r\n")
 
-    monkeypatch.setattr(Record, "add_chunk", noted)
+    monkeypatch.setattr(ChatRecord, "add_chunk", noted)
     record = await asked(answer)
     first_s, second_s = record.token_times_s
     times_s = [record.sent_s, told_s[0], first_s, told_s[1], second_s, record.end_s]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from neaptide.loadgen.workloads.made_load import SHAPES, Arrivals, Lengths, Sharing, made_load
+from neaptide.loadgen.workloads.made_load import SHAPES, Arrivals, Lengths, PrefixSharing, made_load
 
 ONE = Lengths.parse("10")
 
@@ -48,7 +48,7 @@ def test_another_seed_or_setting_has_other_prompts_and_other_prefixes() -> None:
     """Else the second run on a server would find its prompts in the cache."""
 
     def contents(rate_rps: float = 3.0, seed: int = 0, tokens: str = "10", prefix_tokens: int = 4) -> set[int]:
-        load = made_load(Arrivals(rate_rps, 20.0), Lengths.parse(tokens), ONE, seed, Sharing(2, prefix_tokens))
+        load = made_load(Arrivals(rate_rps, 20.0), Lengths.parse(tokens), ONE, seed, PrefixSharing(2, prefix_tokens))
         return {content for request in load for content, _ in request.segments}
 
     runs = [contents(), contents(rate_rps=2.0), contents(seed=1), contents(tokens="12"), contents(prefix_tokens=5)]
@@ -57,7 +57,7 @@ def test_another_seed_or_setting_has_other_prompts_and_other_prefixes() -> None:
 
 
 def test_prompts_begin_with_one_of_the_prefixes() -> None:
-    load = made_load(Arrivals(5.0, 40.0), Lengths.parse("100"), ONE, 1, Sharing(3, 64))
+    load = made_load(Arrivals(5.0, 40.0), Lengths.parse("100"), ONE, 1, PrefixSharing(3, 64))
     assert {len(request.segments) for request in load} == {2}
     assert len({request.segments[0] for request in load}) == 3
     assert len({request.segments[1] for request in load}) == len(load)
@@ -65,7 +65,7 @@ def test_prompts_begin_with_one_of_the_prefixes() -> None:
 
 
 def test_a_prefix_leaves_a_token_of_its_own() -> None:
-    load = made_load(Arrivals(5.0, 20.0), Lengths.parse("8"), ONE, 1, Sharing(1, 64))
+    load = made_load(Arrivals(5.0, 20.0), Lengths.parse("8"), ONE, 1, PrefixSharing(1, 64))
     assert {tuple(n for _, n in request.segments) for request in load} == {(7, 1)}
 
 

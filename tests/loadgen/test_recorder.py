@@ -7,12 +7,12 @@ import pytest
 
 from neaptide.loadgen.client.client import poisson_arrivals
 from neaptide.loadgen.client.prometheus import Samples
-from neaptide.loadgen.client.recorder import Record, attainment
+from neaptide.loadgen.client.recorder import ChatRecord, attainment
 from neaptide.loadgen.percentiles import percentile, percentiles
 
 
-def record(*token_times_s: float, error: str | None = None) -> Record:
-    return Record(sent_s=1.0, token_times_s=list(token_times_s), num_output_tokens=len(token_times_s), error=error)
+def record(*token_times_s: float, error: str | None = None) -> ChatRecord:
+    return ChatRecord(sent_s=1.0, token_times_s=list(token_times_s), num_output_tokens=len(token_times_s), error=error)
 
 
 def test_ttft_and_tpot() -> None:
@@ -47,7 +47,7 @@ def test_percentiles_interpolate_and_leave_out_what_is_missing() -> None:
 
 
 def test_chunks_of_both_endpoints() -> None:
-    r = Record(sent_s=0.0)
+    r = ChatRecord(sent_s=0.0)
     r.add_chunk({"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}, 1.0)
     r.add_chunk({"choices": [{"delta": {"content": "a"}, "finish_reason": None}]}, 2.0)
     r.add_chunk({"choices": [{"text": "b", "finish_reason": "length"}]}, 3.0)
@@ -59,7 +59,7 @@ def test_chunks_of_both_endpoints() -> None:
 
 def test_reasoning_and_calls_of_tools_are_tokens_that_came() -> None:
     """To the end of thinking nothing of the answer comes, and the server counts those tokens."""
-    r = Record(sent_s=0.0)
+    r = ChatRecord(sent_s=0.0)
     call = {"index": 0, "id": "c", "function": {"name": "look", "arguments": ""}}
     deltas: list[dict[str, Any]] = [
         {"role": "assistant", "content": ""},

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from neaptide.loadgen.client.client import closed_loop, open_loop
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 from neaptide.loadgen.client.wording import Counting, Wording
 from neaptide.loadgen.report.summary import ratios, summary
 from neaptide.loadgen.run.load import Cancelling, Shot, Target, make_shots
@@ -166,11 +166,11 @@ async def test_a_server_that_refuses_says_why(server: FakeServer) -> None:
 
 async def test_times_count_from_when_a_request_was_due() -> None:
     now = asyncio.get_running_loop().time
-    records: list[Record] = []
+    records: list[ChatRecord] = []
 
-    async def late(index: int) -> Record:
+    async def late(index: int) -> ChatRecord:
         start_s = now()
-        return Record(sent_s=start_s + 2.0, token_times_s=[start_s + 3.0])
+        return ChatRecord(sent_s=start_s + 2.0, token_times_s=[start_s + 3.0])
 
     await open_loop([0.0], late, lambda index, record: records.append(record))
     (record,) = records
@@ -182,9 +182,9 @@ async def test_times_count_from_when_a_request_was_due() -> None:
 async def test_the_heap_is_left_alone_while_requests_are_sent(loop: str) -> None:
     frozen: list[int] = []
 
-    async def send(index: int) -> Record:
+    async def send(index: int) -> ChatRecord:
         frozen.append(gc.get_freeze_count())
-        return Record(sent_s=0.0)
+        return ChatRecord(sent_s=0.0)
 
     before = gc.get_freeze_count()
     if loop == "open":
@@ -199,14 +199,14 @@ async def test_users_wait_for_their_answers() -> None:
     in_flight = most = 0
     order: list[int] = []
 
-    async def send(index: int) -> Record:
+    async def send(index: int) -> ChatRecord:
         nonlocal in_flight, most
         order.append(index)
         in_flight += 1
         most = max(most, in_flight)
         await asyncio.sleep(0)
         in_flight -= 1
-        return Record(sent_s=0.0)
+        return ChatRecord(sent_s=0.0)
 
     ended: list[int] = []
     await closed_loop(7, 2, 0.0, send, lambda index, record: ended.append(index))
@@ -239,17 +239,17 @@ def test_targets_that_are_none_are_refused(text: str) -> None:
         Target.parse(text)
 
 
-def given(*records: tuple[Target, Record]) -> Progress:
+def given(*records: tuple[Target, ChatRecord]) -> Progress:
     """A run that is over."""
     pairs = [(dataclasses.replace(shots(1)[0], target=target), record) for target, record in records]
     watch: Any = type("Watch", (), {"samples": [], "batch": None, "failures": 0, "batch_progress": []})()
     return Progress([shot for shot, _ in pairs], watch, Wording(("a",)), pairs)
 
 
-def answered(first_s: float, *, arrival_s: float = 0.0) -> Record:
+def answered(first_s: float, *, arrival_s: float = 0.0) -> ChatRecord:
     """Three tokens, 0.1 s apart."""
     times = [arrival_s + first_s, arrival_s + first_s + 0.1, arrival_s + first_s + 0.2]
-    return Record(arrival_s, arrival_s, None, times, times[-1], "aaa", 3, 20, "length")
+    return ChatRecord(arrival_s, arrival_s, None, times, times[-1], "aaa", 3, 20, "length")
 
 
 def test_the_figures_by_hand() -> None:

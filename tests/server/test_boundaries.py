@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from neaptide.server.batches.checking.validate import Check, Limits, Report, Validator
+from neaptide.server.batches.checking.validate import Check, FileLimits, CheckReport, Validator
 from neaptide.server.batches.lines import ContextCompiler
 from neaptide.server.batches.storing.models import NewLine
 from tests.server.conftest import MODEL_ID, USER, Server
@@ -16,12 +16,12 @@ BASE: dict[str, dict[str, Any]] = {CHAT: {"messages": USER}, COMPLETIONS: {"prom
 BOTH = (CHAT, COMPLETIONS)
 
 
-def check_line(server: Server, tmp_path: Path, endpoint: str, raw_body: bytes) -> tuple[Report, list[NewLine]]:
+def check_line(server: Server, tmp_path: Path, endpoint: str, raw_body: bytes) -> tuple[CheckReport, list[NewLine]]:
     """What the batch service makes of a file of one line with this body."""
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'{"custom_id": "a", "method": "POST", "url": "%s", "body": %s}' % (endpoint.encode(), raw_body))
     kept: list[NewLine] = []
-    check = Check(endpoint, str(path), str(tmp_path / "job"), Limits())
+    check = Check(endpoint, str(path), str(tmp_path / "job"), FileLimits())
     return Validator(check, ContextCompiler(server.context), kept.extend).run(), kept
 
 

@@ -9,7 +9,7 @@ from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.simulation.bound import (
     OfflineMix,
     UnitCosts,
-    Work,
+    BoundWork,
     add_request,
     bound_tokens_per_s,
     cached_prefixes,
@@ -30,7 +30,7 @@ def with_costs(prefill: StepCost, decode: StepCost, mixed: StepCost) -> DevicePr
 # ---- the window ----
 
 
-def mix(prefill: Work, decode: Work, caches: float = 0.0, *, shares: bool = False) -> OfflineMix:
+def mix(prefill: BoundWork, decode: BoundWork, caches: float = 0.0, *, shares: bool = False) -> OfflineMix:
     """60 prompt and 40 output tokens."""
     return OfflineMix(prefill, decode, 60, 40, caches, shares)
 
@@ -44,38 +44,38 @@ def mix(prefill: Work, decode: Work, caches: float = 0.0, *, shares: bool = Fals
     ],
 )
 def test_the_rest_of_the_window_is_filled(kappa: float, sets: float) -> None:
-    offline = mix(Work(3.0, 0.5), Work(1.0, 1.5))
-    assert most_tokens(10.0, Work(2.0, 1.0), offline, kappa) == pytest.approx(100 * sets)
+    offline = mix(BoundWork(3.0, 0.5), BoundWork(1.0, 1.5))
+    assert most_tokens(10.0, BoundWork(2.0, 1.0), offline, kappa) == pytest.approx(100 * sets)
 
 
 def test_what_is_short_changes_as_the_window_fills() -> None:
     """Online work computes, offline work reads: 6 + x against 0 + 2 x; at the end memory decides."""
-    offline = mix(Work(1.0, 0.0), Work(0.0, 2.0))
-    assert most_tokens(10.0, Work(6.0, 0.0), offline, 0.0) == pytest.approx(400)
-    assert most_tokens(14.0, Work(6.0, 0.0), offline, 0.0) == pytest.approx(700)
+    offline = mix(BoundWork(1.0, 0.0), BoundWork(0.0, 2.0))
+    assert most_tokens(10.0, BoundWork(6.0, 0.0), offline, 0.0) == pytest.approx(400)
+    assert most_tokens(14.0, BoundWork(6.0, 0.0), offline, 0.0) == pytest.approx(700)
 
 
 def test_what_never_overlaps_is_added() -> None:
-    offline = mix(Work(2.0, 0.0, 0.5), Work(1.0, 1.0, 0.5))
-    assert most_tokens(10.0, Work(2.0, 1.0, 1.0), offline, 0.0) == pytest.approx(100 * (10 - 3) / 4)
+    offline = mix(BoundWork(2.0, 0.0, 0.5), BoundWork(1.0, 1.0, 0.5))
+    assert most_tokens(10.0, BoundWork(2.0, 1.0, 1.0), offline, 0.0) == pytest.approx(100 * (10 - 3) / 4)
 
 
 def test_a_window_without_room_has_none() -> None:
-    assert most_tokens(1.0, Work(2.0, 0.0), mix(Work(1.0, 0.0), Work(1.0, 0.0)), 1.0) == 0.0
+    assert most_tokens(1.0, BoundWork(2.0, 0.0), mix(BoundWork(1.0, 0.0), BoundWork(1.0, 0.0)), 1.0) == 0.0
 
 
 def test_prompts_may_be_computed_whose_outputs_come_behind_the_window() -> None:
     """The cache holds half a set: its decodes' 4 s are left over, and so are its 20 output tokens."""
-    assert most_tokens(10.0, Work(0.0, 0.0), mix(Work(2.0, 0.0), Work(8.0, 0.0), 0.5), 1.0) == pytest.approx(140 - 20)
+    assert most_tokens(10.0, BoundWork(0.0, 0.0), mix(BoundWork(2.0, 0.0), BoundWork(8.0, 0.0), 0.5), 1.0) == pytest.approx(140 - 20)
 
 
 def test_outputs_that_cost_little_are_not_left_over() -> None:
-    assert most_tokens(10.0, Work(0.0, 0.0), mix(Work(8.0, 0.0), Work(2.0, 0.0), 0.5), 1.0) == pytest.approx(100)
+    assert most_tokens(10.0, BoundWork(0.0, 0.0), mix(BoundWork(8.0, 0.0), BoundWork(2.0, 0.0), 0.5), 1.0) == pytest.approx(100)
 
 
 def test_prefixes_may_have_been_computed_before_the_window() -> None:
-    offline = mix(Work(8.0, 0.0), Work(2.0, 0.0), 0.5, shares=True)
-    assert most_tokens(10.0, Work(0.0, 0.0), offline, 1.0) == pytest.approx(100 * (10 + 4) / 10)
+    offline = mix(BoundWork(8.0, 0.0), BoundWork(2.0, 0.0), 0.5, shares=True)
+    assert most_tokens(10.0, BoundWork(0.0, 0.0), offline, 1.0) == pytest.approx(100 * (10 + 4) / 10)
 
 
 # ---- the work ----
@@ -86,13 +86,13 @@ def test_work_of_a_request() -> None:
     shape = BatchShape()
     add_request(shape, prompt_tokens=10, cached_tokens=4, output_tokens=3)
     assert shape.prefill_attention_pairs == 45
-    assert UnitCosts(**NOTHING | {"token_s": 1.0}).work(shape) == Work(8.0, 0.0)
-    assert UnitCosts(**NOTHING | {"row_s": 1.0}).work(shape) == Work(3.0, 0.0)
-    assert UnitCosts(**NOTHING | {"pair_s": 1.0}).work(shape) == Work(45.0, 0.0)
-    assert UnitCosts(**NOTHING | {"kv_token_s": 1.0}).work(shape) == Work(0.0, 4.0 + 11.0 + 12.0)
-    assert UnitCosts(**NOTHING | {"link_token_s": 1.0}).work(shape) == Work(0.0, 0.0, 8.0)
-    assert UnitCosts(**NOTHING | {"decode_request_s": 1.0}).work(shape) == Work(0.0, 0.0, 2.0)
-    assert UnitCosts(**NOTHING | {"prefill_request_s": 1.0}).work(shape) == Work(0.0, 0.0, 1.0)
+    assert UnitCosts(**NOTHING | {"token_s": 1.0}).work(shape) == BoundWork(8.0, 0.0)
+    assert UnitCosts(**NOTHING | {"row_s": 1.0}).work(shape) == BoundWork(3.0, 0.0)
+    assert UnitCosts(**NOTHING | {"pair_s": 1.0}).work(shape) == BoundWork(45.0, 0.0)
+    assert UnitCosts(**NOTHING | {"kv_token_s": 1.0}).work(shape) == BoundWork(0.0, 4.0 + 11.0 + 12.0)
+    assert UnitCosts(**NOTHING | {"link_token_s": 1.0}).work(shape) == BoundWork(0.0, 0.0, 8.0)
+    assert UnitCosts(**NOTHING | {"decode_request_s": 1.0}).work(shape) == BoundWork(0.0, 0.0, 2.0)
+    assert UnitCosts(**NOTHING | {"prefill_request_s": 1.0}).work(shape) == BoundWork(0.0, 0.0, 1.0)
 
 
 def test_a_unit_costs_the_least_of_all_regimes_and_sizes() -> None:

@@ -27,7 +27,7 @@ from lab.benchmarks.hostile.attacks import ATTACKS, FLAGS, USER
 from lab.benchmarks.structured.neighbours import RATE_RPS, chats
 from neaptide.commands.server_process import ServerProcess
 from neaptide.loadgen.client.client import StreamClient
-from neaptide.loadgen.client.recorder import Record, attainment
+from neaptide.loadgen.client.recorder import ChatRecord, attainment
 from neaptide.loadgen.percentiles import percentile
 
 MODEL, KEY = "neaptide-tiny", "good"
@@ -42,7 +42,7 @@ RAMP_S, SETTLE_S = 2.0, 5.0
 
 async def chats_beside(
     client: StreamClient, url: str, name: str, duration_s: float, seed: int
-) -> tuple[list[Record], dict[str, int]]:
+) -> tuple[list[ChatRecord], dict[str, int]]:
     """The chats, and what the attack was answered."""
     pipe = asyncio.subprocess.PIPE
     command = [sys.executable, "-m", "lab.benchmarks.hostile.attacks", url, name]
@@ -60,9 +60,9 @@ def engine_of(server_pid: int) -> psutil.Process:
 
 
 async def measure(name: str, turn_s: float, pairs: int) -> dict[str, Any]:
-    alone: list[Record] = []
-    beside: list[Record] = []
-    like: list[Record] = []
+    alone: list[ChatRecord] = []
+    beside: list[ChatRecord] = []
+    like: list[ChatRecord] = []
     statuses: list[dict[str, int]] = []
     with tempfile.TemporaryDirectory() as directory:
         flags = [*FLAGS, "--api-key", KEY, "--shadow", "off", *ATTACKS[name].flags]
@@ -91,7 +91,7 @@ async def measure(name: str, turn_s: float, pairs: int) -> dict[str, Any]:
 
 
 def summary(
-    alone: Sequence[Record], beside: Sequence[Record], like: Sequence[Record], before: int, after: int
+    alone: Sequence[ChatRecord], beside: Sequence[ChatRecord], like: Sequence[ChatRecord], before: int, after: int
 ) -> dict[str, Any]:
     """The figures of one attack, and whether it holds: a load that is large without being hostile may take its time."""
     p50 = [percentile(_ttfts_ms(records), 0.5) for records in (alone, beside)]
@@ -112,7 +112,7 @@ def summary(
     }
 
 
-def _ttfts_ms(records: Sequence[Record]) -> list[float]:
+def _ttfts_ms(records: Sequence[ChatRecord]) -> list[float]:
     """One that failed counts as one that never came."""
     return [1e3 * (record.ttft_s if record.ttft_s is not None else 120.0) for record in records]
 

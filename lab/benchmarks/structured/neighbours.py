@@ -26,7 +26,7 @@ from lab.benchmarks.pairs import ratios
 from lab.benchmarks.structured.attack import CHAT, KINDS, USER
 from neaptide.commands.server_process import ServerProcess
 from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 
 MODEL = "neaptide-tiny"
 RATE_RPS = 8.0
@@ -41,8 +41,8 @@ NEIGHBOURS_BAR = 1.1
 class Pair(NamedTuple):
     """The same chats, twice."""
 
-    alone: list[Record]
-    beside: list[Record]
+    alone: list[ChatRecord]
+    beside: list[ChatRecord]
 
 
 class Attacks:
@@ -92,11 +92,11 @@ class Attacks:
         }
 
 
-async def chats(client: StreamClient, duration_s: float, seed: int, max_tokens: int = CHAT_TOKENS) -> list[Record]:
+async def chats(client: StreamClient, duration_s: float, seed: int, max_tokens: int = CHAT_TOKENS) -> list[ChatRecord]:
     """Streamed sums that arrive at random, ``RATE_RPS`` a second; returns when the last one has ended."""
-    records: list[Record] = []
+    records: list[ChatRecord] = []
 
-    def send(index: int) -> Coroutine[Any, Any, Record]:
+    def send(index: int) -> Coroutine[Any, Any, ChatRecord]:
         question = [{"role": "user", "content": f"What is {index} + {seed}?"}]
         return client.chat(question, max_tokens, ignore_eos=True)
 
@@ -124,7 +124,7 @@ def felt(pairs: Sequence[Pair], seed: int = 0) -> dict[str, float]:
     return found | {"chats_failed": len(failed)}
 
 
-def _tpots_ms(turn: Sequence[Record]) -> list[float]:
+def _tpots_ms(turn: Sequence[ChatRecord]) -> list[float]:
     return [1e3 * record.tpot_s for record in turn if record.tpot_s is not None]
 
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from neaptide.estimator.calibration.calibrate import FULL, QUICK, Measurements, Pace
+from neaptide.estimator.calibration.calibrate import FULL, QUICK, Measurements, CalibrationPace
 from neaptide.estimator.calibration.micro_runs import shape_of
-from neaptide.estimator.calibration.report import LABELS, OURS, Report
+from neaptide.estimator.calibration.report import LABELS, OURS, CalibrationReport
 from neaptide.estimator.calibration.times import CalibrationTimes
-from neaptide.estimator.cost.iteration_time import Regime, Sample, regime_of
+from neaptide.estimator.cost.iteration_time import Regime, StepSample, regime_of
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.subject import Subject
@@ -31,8 +31,8 @@ from neaptide_lab.experiments.result import ExperimentResult, Row
 NAME = "cost-model-error"
 ABOUT = "iteration-time models on held-out steps of this machine (minutes; a quiet machine), recovery from a slow-down"
 
-LARGE_QUICK = Pace(budget_s=40.0, max_step_s=1.0, max_rounds=5)
-LARGE_FULL = Pace(budget_s=300.0, max_step_s=1.5, max_rounds=10)
+LARGE_QUICK = CalibrationPace(budget_s=40.0, max_step_s=1.0, max_rounds=5)
+LARGE_FULL = CalibrationPace(budget_s=300.0, max_step_s=1.5, max_rounds=10)
 """For the 111M model, whose steps are longer than the embedded one's."""
 SLOW_DOWN = 1.5
 ERROR_BOUND = 0.08
@@ -71,7 +71,7 @@ class Recovery:
         return self.early_error < ERROR_BOUND
 
 
-def measure_recovery(base: RooflineModel, steps: Sequence[Sample]) -> Recovery:
+def measure_recovery(base: RooflineModel, steps: Sequence[StepSample]) -> Recovery:
     """Shows the steps to an ``OnlineCostModel`` over ``base``, those of the second half ``SLOW_DOWN`` times as long."""
     model = OnlineCostModel(base)
     count = max(len(steps), LEAST_STEPS)
@@ -104,7 +104,7 @@ def run(quick: bool) -> ExperimentResult:
     rows: list[Row] = []
     notes: list[str] = []
     data: dict[str, Any] = {"quick": quick}
-    found: list[tuple[str, Report, Recovery]] = []
+    found: list[tuple[str, CalibrationReport, Recovery]] = []
     for model, pace in paces.items():
         log.info("measuring %s, for at most %.0f s", Path(model).name, pace.budget_s)
         report, subject = calibrate_model(model, pace)
@@ -121,12 +121,12 @@ def run(quick: bool) -> ExperimentResult:
     return ExperimentResult(NAME, rows, notes, data, lambda figure: _plot(found, figure))
 
 
-def recorded(measurements: Measurements) -> list[Sample]:
+def recorded(measurements: Measurements) -> list[StepSample]:
     """Every measured step in the order in which it ran, with the time that it took."""
-    return [Sample(shape_of(run.parts), run.seconds) for run in measurements.runs]
+    return [StepSample(shape_of(run.parts), run.seconds) for run in measurements.runs]
 
 
-def error_rows(model: str, report: Report) -> list[Row]:
+def error_rows(model: str, report: CalibrationReport) -> list[Row]:
     """Held-out errors of every model by regime; ours must be the lowest and within its bound, where shapes suffice."""
     chosen = report.chosen
     rows = []
@@ -144,7 +144,7 @@ def error_rows(model: str, report: Report) -> list[Row]:
     return rows
 
 
-def held_out_shapes(report: Report, regime: Regime) -> int:
+def held_out_shapes(report: CalibrationReport, regime: Regime) -> int:
     return sum(regime_of(sample.shape) is regime for sample in report.chosen.held_out)
 
 
@@ -177,7 +177,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _notes(subject: Subject, report: Report) -> list[str]:
+def _notes(subject: Subject, report: CalibrationReport) -> list[str]:
     measured, chosen = report.measurements, report.chosen
     counts = f"{len(measured.runs)} steps of {len(chosen.training)} training and {len(chosen.held_out)} held-out shapes"
     notes = [
@@ -197,7 +197,7 @@ def _notes(subject: Subject, report: Report) -> list[str]:
     return notes
 
 
-def _not_judged(model: str, report: Report, recovery: Recovery) -> list[str]:
+def _not_judged(model: str, report: CalibrationReport, recovery: Recovery) -> list[str]:
     notes = []
     few = {regime: held_out_shapes(report, regime) for regime in Regime}
     if named := ", ".join(f"{regime} ({shapes})" for regime, shapes in few.items() if shapes < LEAST_SHAPES):
@@ -214,7 +214,7 @@ def _not_judged(model: str, report: Report, recovery: Recovery) -> list[str]:
     return notes
 
 
-def _data(subject: Subject, report: Report, recovery: Recovery) -> dict[str, Any]:
+def _data(subject: Subject, report: CalibrationReport, recovery: Recovery) -> dict[str, Any]:
     measured = report.measurements
     return {
         "device": subject.device,
@@ -236,7 +236,7 @@ def _data(subject: Subject, report: Report, recovery: Recovery) -> dict[str, Any
     }
 
 
-def _plot(found: Sequence[tuple[str, Report, Recovery]], figure: Any) -> None:
+def _plot(found: Sequence[tuple[str, CalibrationReport, Recovery]], figure: Any) -> None:
     """A row a model: predicted against measured time of held-out steps, and the rolling error around the slow-down."""
     panels = figure.subplots(len(found), 2, squeeze=False)
     for (model, report, recovery), (left, right) in zip(found, panels, strict=True):

@@ -27,10 +27,10 @@ from neaptide.engine.messages import StepOutputs
 from neaptide.engine.record.step_log import AddLine, StepLine, create_log, read_log
 from neaptide.engine.record.step_recorder import StepRecorder
 from neaptide.engine.steps.plan import BatchShape
-from neaptide.estimator.calibration.calibrate import Calibration, Pace
+from neaptide.estimator.calibration.calibrate import Calibration, CalibrationPace
 from neaptide.estimator.calibration.micro_runs import MicroRunner
 from neaptide.estimator.calibration.report import report
-from neaptide.estimator.calibration.steps import Limits
+from neaptide.estimator.calibration.steps import CalibrationLimits
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.executors.simulated.trace_executor import StepTally, TraceExecutor
@@ -44,7 +44,7 @@ from neaptide.simulation.driven_runs import (
     ONLINE_IN,
     ONLINE_OUT,
     STRETCH_STEPS,
-    Load,
+    DrivenLoad,
     MachineModel,
     Outcome,
     drive,
@@ -80,11 +80,11 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True, frozen=True)
 class Size:
     duration_s: float
-    calibration: Pace
+    calibration: CalibrationPace
 
 
-FULL = Size(150.0, Pace(60.0, 1.0, 10))
-QUICK = Size(40.0, Pace(20.0, 0.5, 5))
+FULL = Size(150.0, CalibrationPace(60.0, 1.0, 10))
+QUICK = Size(40.0, CalibrationPace(20.0, 0.5, 5))
 
 
 @dataclass(slots=True, frozen=True)
@@ -102,7 +102,7 @@ class Simulated:
 
 @dataclass(slots=True, frozen=True)
 class Findings:
-    load: Load
+    load: DrivenLoad
     real: Outcome
     replayed: Replayed
     simulated: Simulated
@@ -123,7 +123,7 @@ def run(quick: bool) -> ExperimentResult:
     try:
         executor.touch_blocks(NUM_BLOCKS)
         log.info("calibrating for %.0f s", size.calibration.budget_s)
-        limits = Limits.of(SchedulerConfig(max_model_len=MAX_MODEL_LEN), NUM_BLOCKS * cache.block_size)
+        limits = CalibrationLimits.of(SchedulerConfig(max_model_len=MAX_MODEL_LEN), NUM_BLOCKS * cache.block_size)
         runner = MicroRunner(executor, clock, cache.block_size)
         base = report(Calibration(runner, clock, limits, size.calibration).measure()).chosen.ours
         with TemporaryDirectory(prefix="neaptide-fidelity-") as name:
@@ -159,7 +159,7 @@ class Fidelity:
         simulated, undrifted = (self._simulate(load, real, drift=drift) for drift in (True, False))
         return Findings(load, real, self._replay(), simulated, undrifted)
 
-    def _load(self, duration_s: float, vocab: int) -> Load:
+    def _load(self, duration_s: float, vocab: int) -> DrivenLoad:
         """Online work for a quarter of this machine's time, targets that it can keep, offline work without end."""
         decodes, prefill = BatchShape(), BatchShape()
         for _ in range(TYPICAL_DECODES):
@@ -170,9 +170,9 @@ class Fidelity:
         slos_s = TTFT_STEPS * decode_s, TPOT_STEPS * decode_s
         # Twice what steps full of decodes could do.
         num_rows = 200 + round(2 * duration_s * TYPICAL_DECODES / (OFFLINE_OUT * decode_s))
-        return Load.make(rate_rps, duration_s, num_rows, slos_s, vocab, self._directory)
+        return DrivenLoad.make(rate_rps, duration_s, num_rows, slos_s, vocab, self._directory)
 
-    def _core(self, load: Load, executor: Executor, clock: Clock, recorder: StepRecorder | None = None) -> EngineCore:
+    def _core(self, load: DrivenLoad, executor: Executor, clock: Clock, recorder: StepRecorder | None = None) -> EngineCore:
         headroom = FixedHeadroom(NUM_BLOCKS, HEADROOM_RATIO)
         return EngineCore(
             _config(load),
@@ -183,7 +183,7 @@ class Fidelity:
             observers=[recorder] if recorder else [],
         )
 
-    def _real_run(self, load: Load) -> Outcome:
+    def _real_run(self, load: DrivenLoad) -> Outcome:
         recorder = StepRecorder(create_log(self._log), _config(load), NUM_BLOCKS, RECIPE)
         try:
             return drive(self._core(load, self._executor, self._clock, recorder), self._clock, load)
@@ -203,11 +203,11 @@ class Fidelity:
         headroom, model = FixedHeadroom(NUM_BLOCKS, HEADROOM_RATIO), OnlineCostModel(self._base)
         return Replayed(replay(self._log, cost_model=model, headroom=headroom, on_step=take), measures)
 
-    def _simulate(self, load: Load, real: Outcome, *, drift: bool) -> Simulated:
+    def _simulate(self, load: DrivenLoad, real: Outcome, *, drift: bool) -> Simulated:
         machine = MachineModel(self._base, real.steps_before_window(), drift=drift)
         return Simulated(machine, [self._draw(load, machine, seed) for seed in range(DRAWS)])
 
-    def _draw(self, load: Load, machine: MachineModel, seed: int) -> Outcome:
+    def _draw(self, load: DrivenLoad, machine: MachineModel, seed: int) -> Outcome:
         clock = VirtualClock()
         return drive(self._core(load, simulated_machine(machine, clock, machine.factors(seed)), clock), clock, load)
 
@@ -218,7 +218,7 @@ def simulated_machine(truth: CostModel, clock: VirtualClock, factors: Iterator[f
     )
 
 
-def _config(load: Load) -> EngineConfig:
+def _config(load: DrivenLoad) -> EngineConfig:
     scheduler = SchedulerConfig(max_model_len=MAX_MODEL_LEN, ttft_slo_s=load.ttft_slo_s, tpot_slo_s=load.tpot_slo_s)
     return EngineConfig(cache=CacheConfig(num_blocks=NUM_BLOCKS), scheduler=scheduler)
 
@@ -332,7 +332,7 @@ def _series(real: Outcome, replayed: Replayed, simulated: Outcome) -> dict[str, 
     }
 
 
-def _plot(figure: Any, series: dict[str, Any], load: Load) -> None:
+def _plot(figure: Any, series: dict[str, Any], load: DrivenLoad) -> None:
     """Left: tokens computed over time. Right: time to first token of every online request."""
     tokens, latency = figure.subplots(1, 2)
     for name, style in (("real", "-"), ("simulated", "--")):

@@ -8,13 +8,13 @@ import pytest
 
 from lab.benchmarks.structured import attack
 from lab.benchmarks.structured.neighbours import Pair, felt
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
 
 
-def chat(tpot_ms: float, error: str | None = None) -> Record:
-    return Record(0.0, token_times_s=[1.0, 1.0 + tpot_ms / 1e3], num_output_tokens=2, error=error)
+def chat(tpot_ms: float, error: str | None = None) -> ChatRecord:
+    return ChatRecord(0.0, token_times_s=[1.0, 1.0 + tpot_ms / 1e3], num_output_tokens=2, error=error)
 
 
 def test_ratios_are_of_all_turns_together() -> None:

@@ -21,7 +21,7 @@ from lab.benchmarks.submission import (
     whole_periods,
 )
 from neaptide.engine.record.step_log import BatchLine, Line, OrderLine, StepLine
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
 
@@ -33,12 +33,12 @@ def steps(begin_s: float, *milliseconds: float) -> list[Line]:
     return [StepLine(0, [begin_s + k, begin_s + k + ms / 1e3], [], []) for k, ms in enumerate(milliseconds)]
 
 
-def chat(due_s: float, ttft_s: float, tpot_s: float, error: str | None = None) -> Record:
+def chat(due_s: float, ttft_s: float, tpot_s: float, error: str | None = None) -> ChatRecord:
     times_s = [due_s + ttft_s + k * tpot_s for k in range(3)]
-    return Record(due_s, due_s=due_s, token_times_s=times_s, num_output_tokens=3, error=error)
+    return ChatRecord(due_s, due_s=due_s, token_times_s=times_s, num_output_tokens=3, error=error)
 
 
-def found(*more: Line, records: list[Record]) -> Measured:
+def found(*more: Line, records: list[ChatRecord]) -> Measured:
     log = [*steps(1.0, 4.0, 6.0), *steps(11.0, 5.0, 7.0), *steps(21.0, 8.0), *steps(31.0, 5.0), *steps(9.999, 2.0)]
     return Measured(
         TARGETS, PAIRS, records, [*log, BatchLine("a", 15.0, 0.0, []), BatchLine("b", 25.0, 0.0, []), *more]
@@ -68,7 +68,7 @@ def test_a_probe_with_a_chat_that_failed_says_no_targets() -> None:
     with pytest.raises(SystemExit, match="1 chats alone failed: cut"):
         targets_of([chat(0.0, 0.05, 0.010), chat(1.0, 0.05, 0.010, "cut")])
     with pytest.raises(SystemExit, match="no chat alone has two tokens"):
-        targets_of([Record(0.0, due_s=0.0, token_times_s=[0.1], num_output_tokens=1)])
+        targets_of([ChatRecord(0.0, due_s=0.0, token_times_s=[0.1], num_output_tokens=1)])
 
 
 def test_chats_are_judged_by_the_targets_that_the_server_was_told() -> None:

@@ -11,9 +11,9 @@ import pytest
 from neaptide.engine.clock import VirtualClock
 from neaptide.estimator.calibration.calibrate import QUICK, Calibration, Measurements
 from neaptide.estimator.calibration.micro_runs import MicroRunner, shape_of
-from neaptide.estimator.calibration.report import Report, report
-from neaptide.estimator.calibration.steps import Limits
-from neaptide.estimator.cost.iteration_time import Regime, Sample, regime_of
+from neaptide.estimator.calibration.report import CalibrationReport, report
+from neaptide.estimator.calibration.steps import CalibrationLimits
+from neaptide.estimator.cost.iteration_time import Regime, StepSample, regime_of
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.subject import Subject
 from neaptide_lab.experiments import cost_model_error
@@ -30,7 +30,7 @@ from neaptide_lab.experiments.cost_model_error import (
 )
 from tests.estimator.machine_executor import SAME_EVERYWHERE, MachineExecutor
 
-LIMITS = Limits(max_batched_tokens=1024, max_seqs=32, max_model_len=4096, kv_tokens=2048 * 16)
+LIMITS = CalibrationLimits(max_batched_tokens=1024, max_seqs=32, max_model_len=4096, kv_tokens=2048 * 16)
 TRUTH = RooflineModel(SAME_EVERYWHERE)
 PACE = replace(QUICK, max_rounds=1)
 
@@ -46,14 +46,14 @@ def measured(executor: MachineExecutor) -> Measurements:
 
 
 @pytest.fixture(scope="module")
-def found(measured: Measurements) -> Report:
+def found(measured: Measurements) -> CalibrationReport:
     return report(measured)
 
 
-def noisy_steps(measured: Measurements, noise: float) -> list[Sample]:
+def noisy_steps(measured: Measurements, noise: float) -> list[StepSample]:
     rng = random.Random(0)
     steps = recorded(measured)
-    return [Sample(s.shape, s.seconds * rng.lognormvariate(0.0, noise)) for s in rng.choices(steps, k=LEAST_STEPS)]
+    return [StepSample(s.shape, s.seconds * rng.lognormvariate(0.0, noise)) for s in rng.choices(steps, k=LEAST_STEPS)]
 
 
 def test_steps_are_shown_in_the_order_in_which_they_ran(measured: Measurements) -> None:
@@ -93,11 +93,11 @@ def test_a_slow_recovery_fails() -> None:
 
 
 def test_every_model_and_regime_has_a_row_and_the_result_is_json(
-    executor: MachineExecutor, found: Report, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    executor: MachineExecutor, found: CalibrationReport, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[str] = []
 
-    def fake(model: str, *_: Any, **__: Any) -> tuple[Report, Subject]:
+    def fake(model: str, *_: Any, **__: Any) -> tuple[CalibrationReport, Subject]:
         asked.append(model)
         return found, Subject.of(executor, Path(model).name, 16)
 
@@ -128,7 +128,7 @@ def test_a_recovery_to_where_the_error_never_was_is_not_judged(measured: Measure
 
 
 def test_too_few_held_out_shapes_are_not_judged(
-    executor: MachineExecutor, found: Report, measured: Measurements
+    executor: MachineExecutor, found: CalibrationReport, measured: Measurements
 ) -> None:
     mixed = [s for s in found.raw.held_out if regime_of(s.shape) is Regime.MIXED]
     others = [s for s in found.raw.held_out if regime_of(s.shape) is not Regime.MIXED]
@@ -141,14 +141,14 @@ def test_too_few_held_out_shapes_are_not_judged(
     assert note.startswith("m: not judged for want of held-out shapes, fewer than 5: mixed (4).")
 
 
-def test_a_noisy_machine_is_told_to_be_quiet(found: Report) -> None:
+def test_a_noisy_machine_is_told_to_be_quiet(found: CalibrationReport) -> None:
     (note,) = cost_model_error._not_judged("m", found, Recovery([0.2] * 1000, 500, None, 0.95, 0.12, 0.2))
     assert "too noisy" in note
     assert "12.0% before the slow-down" in note
     assert "Repeat it" in note
 
 
-def test_the_plot_has_a_row_for_each_model(found: Report) -> None:
+def test_the_plot_has_a_row_for_each_model(found: CalibrationReport) -> None:
     figure = pytest.importorskip("matplotlib.figure").Figure()
     recovery = Recovery([0.0] * (WINDOW_STEPS - 1) + [0.1] * 10, 5, 3, 0.95, 0.1, 0.1)
     cost_model_error._plot([("a", found, recovery), ("b", found, recovery)], figure)

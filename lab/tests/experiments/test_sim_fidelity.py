@@ -19,7 +19,7 @@ from neaptide.estimator.cost.iteration_time import ConstantCostModel, Regime
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.executors.simulated.trace_executor import TraceExecutor
-from neaptide.simulation.driven_runs import Load, MachineModel, Outcome, Step, drive, online_percentiles
+from neaptide.simulation.driven_runs import DrivenLoad, MachineModel, Outcome, DrivenStep, drive, online_percentiles
 from neaptide.simulation.replay import Replay
 from neaptide_lab.experiments import sim_fidelity
 from neaptide_lab.experiments.sim_fidelity import (
@@ -52,11 +52,11 @@ class SlowerFromThen:
     def observe(self, shape: BatchShape, seconds: float) -> None: ...
 
 
-def make_load(directory: Path, duration_s: float = 10.0, rate_rps: float = 2.0) -> Load:
-    return Load.make(rate_rps, duration_s, 3000, (0.3, 0.05), 1000, directory)
+def make_load(directory: Path, duration_s: float = 10.0, rate_rps: float = 2.0) -> DrivenLoad:
+    return DrivenLoad.make(rate_rps, duration_s, 3000, (0.3, 0.05), 1000, directory)
 
 
-def run(load: Load, truth: CostModel, clock: VirtualClock) -> Outcome:
+def run(load: DrivenLoad, truth: CostModel, clock: VirtualClock) -> Outcome:
     executor = TraceExecutor(NUM_BLOCKS, truth, clock, lambda _: 1 << 30, lambda name: name.startswith("online"))
     scheduler = SchedulerConfig(max_model_len=1024, max_num_seqs=8)
     config = EngineConfig(cache=CacheConfig(), scheduler=scheduler)
@@ -65,17 +65,17 @@ def run(load: Load, truth: CostModel, clock: VirtualClock) -> Outcome:
 
 
 @pytest.fixture(scope="module")
-def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
+def load(tmp_path_factory: pytest.TempPathFactory) -> DrivenLoad:
     return make_load(tmp_path_factory.mktemp("steady"))
 
 
 @pytest.fixture(scope="module")
-def steady(load: Load) -> Outcome:
+def steady(load: DrivenLoad) -> Outcome:
     """Every step takes 10 ms. Tests only look at it."""
     return run(load, ConstantCostModel(STEP_S), VirtualClock())
 
 
-def test_every_online_request_ends_and_offline_work_lasts_until_the_end(load: Load, steady: Outcome) -> None:
+def test_every_online_request_ends_and_offline_work_lasts_until_the_end(load: DrivenLoad, steady: Outcome) -> None:
     assert [record.tokens for record in steady.measures.online.values()] == [32] * len(load.arrivals_s)
     assert steady.step_ends_s[-1] >= load.duration_s
     assert not steady.dry
@@ -89,14 +89,14 @@ def test_percentiles_are_of_requests_after_the_warm_up(steady: Outcome) -> None:
 
 
 def test_offline_rows_that_run_out_are_noticed(tmp_path: Path) -> None:
-    load = Load.make(2.0, 5.0, 3, (0.3, 0.05), 1000, tmp_path)
+    load = DrivenLoad.make(2.0, 5.0, 3, (0.3, 0.05), 1000, tmp_path)
     assert run(load, ConstantCostModel(STEP_S), VirtualClock()).dry
 
 
-def steps_of(seconds: list[float]) -> list[Step]:
+def steps_of(seconds: list[float]) -> list[DrivenStep]:
     shape = BatchShape(decode_requests=1, decode_context_tokens=9)
     starts_s = np.cumsum([0.0, *seconds[:-1]]).tolist()
-    return [Step(start_s, one_s, 0.001, shape) for start_s, one_s in zip(starts_s, seconds, strict=True)]
+    return [DrivenStep(start_s, one_s, 0.001, shape) for start_s, one_s in zip(starts_s, seconds, strict=True)]
 
 
 def test_the_drift_is_measured_over_predicted_time_of_the_steps_that_are_known() -> None:
@@ -219,7 +219,7 @@ def test_a_profile_that_is_wrong_in_one_regime_fails(tmp_path: Path) -> None:
 
 def slowed(outcome: Outcome, factor: float) -> Outcome:
     """The same steps on a machine slower by a factor: every time is longer by it."""
-    steps = [Step(factor * s.start_s, factor * s.seconds, factor * s.host_s, s.shape) for s in outcome.steps]
+    steps = [DrivenStep(factor * s.start_s, factor * s.seconds, factor * s.host_s, s.shape) for s in outcome.steps]
     slow = Outcome(outcome.measures, steps, outcome.start_s, factor * outcome.duration_s)
     slow.measures = copy.deepcopy(outcome.measures)
     for record in slow.measures.online.values():
@@ -270,7 +270,7 @@ def test_a_replay_of_a_real_run_decides_as_it_did_and_has_its_latencies() -> Non
         assert row.holds == (abs(row.ratio - 1.0) <= allowed)
 
 
-def test_a_measure_of_the_simulation_is_the_median_over_its_draws(load: Load, steady: Outcome) -> None:
+def test_a_measure_of_the_simulation_is_the_median_over_its_draws(load: DrivenLoad, steady: Outcome) -> None:
     slow = run(load, ConstantCostModel(2.0 * STEP_S), VirtualClock())
     assert all(row.ratio == 1.0 for row in _simulation_rows(steady, [slow, steady, steady]))
     rows = _simulation_rows(steady, [slow, steady, slow])

@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from neaptide.cluster.lease_order import (
     LEASE_S,
     MAX_CHUNK_LINES,
-    Chunk,
+    LeaseChunk,
     ChunkKey,
     ChunkLease,
     Free,
@@ -99,7 +99,7 @@ def _for(server: LeasingServer, excluded: Excluded) -> sa.ColumnElement[bool]:
     return fits & batch_chunks.c.batch_id.in_(of_model) & _KEY.not_in([tuple(key) for key in excluded.chunks])
 
 
-def add_chunks(conn: sa.Connection, chunks: Mapping[Chunk, Sequence[int]]) -> None:
+def add_chunks(conn: sa.Connection, chunks: Mapping[LeaseChunk, Sequence[int]]) -> None:
     """Offers lines of a batch for leases, given the line numbers of each chunk."""
     rows = [
         {
@@ -125,7 +125,7 @@ def add_chunks(conn: sa.Connection, chunks: Mapping[Chunk, Sequence[int]]) -> No
         conn.execute(batch_lines.update().where(*where).values(chunk_no=chunk.key.chunk_no))
 
 
-def _placing(chunks: Mapping[Chunk, Sequence[int]]) -> sa.Update:
+def _placing(chunks: Mapping[LeaseChunk, Sequence[int]]) -> sa.Update:
     """Sets the chunk of every line by one join.
 
     With a statement for each chunk PostgreSQL would read the whole batch each time: it has no statistics of a new one.

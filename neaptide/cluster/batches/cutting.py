@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neaptide.cluster.lease_order import Chunk, ChunkKey, chunk_sizes
+from neaptide.cluster.lease_order import LeaseChunk, ChunkKey, chunk_sizes
 from neaptide.engine.arrays import IntArray
 from neaptide.engine.offline.density import DensityModel
 from neaptide.engine.offline.prefix_tree import PrefixTree
@@ -21,7 +21,7 @@ SOME_DEVICE = DensityModel.in_seconds(1.0, 1e-3)
 """Stands in until the device is known. Only the order of densities counts, which hardly depends on the device."""
 
 
-class Work(NamedTuple):
+class ChunkWork(NamedTuple):
     """Time that lines take on the device, with expected answers."""
 
     compute_s: float
@@ -32,11 +32,11 @@ class Work(NamedTuple):
         return self.compute_s / self.memory_s if self.memory_s > 0 else self.compute_s
 
 
-def work_of(lines: Sequence[PendingLine], plan: JobPlan, tokens: TokenFile, device: DensityModel) -> Work:
+def work_of(lines: Sequence[PendingLine], plan: JobPlan, tokens: TokenFile, device: DensityModel) -> ChunkWork:
     """Work of these lines; each prompt counts in full, whatever is cached."""
     prompts, limits = (one.astype(np.float64) for one in row_lengths(lines, plan, tokens))
     outputs = np.minimum(limits, EXPECTED_OUTPUT_TOKENS)
-    return Work(float(device.compute_s(prompts, outputs).sum()), float(device.memory_s(prompts, outputs).sum()))
+    return ChunkWork(float(device.compute_s(prompts, outputs).sum()), float(device.memory_s(prompts, outputs).sum()))
 
 
 def cut(
@@ -46,7 +46,7 @@ def cut(
     stem: Path,
     device: DensityModel,
     contexts: Sequence[int] = (),
-) -> dict[Chunk, list[int]]:
+) -> dict[LeaseChunk, list[int]]:
     """Cuts lines into chunks; returns the line numbers of each.
 
     Args:
@@ -62,13 +62,13 @@ def cut(
     classes = np.searchsorted(np.unique(np.asarray(contexts, np.int64)), needed)
     places = np.array([place[line.first_row] if line.num_rows else -1 for line in lines], np.int64)
     ordered = np.lexsort([places, classes])
-    chunks: dict[Chunk, list[int]] = {}
+    chunks: dict[LeaseChunk, list[int]] = {}
     for part in _parts(ordered, classes):
         part_lines = [lines[index] for index in part]
         work = work_of(part_lines, plan, tokens, device)
-        known = work if device is not SOME_DEVICE else Work(0.0, 0.0)
+        known = work if device is not SOME_DEVICE else ChunkWork(0.0, 0.0)
         key, longest = ChunkKey(record.id, len(chunks)), int(needed[part].max())
-        chunk = Chunk(key, record.expires_at, work.density, len(part), *known, needs_tokens=longest)
+        chunk = LeaseChunk(key, record.expires_at, work.density, len(part), *known, needs_tokens=longest)
         chunks[chunk] = [line.line_no for line in part_lines]
     return chunks
 

@@ -12,7 +12,7 @@ from neaptide.cluster.batches import chunk_rows
 from neaptide.cluster.batches.cutting import SOME_DEVICE, cut
 from neaptide.cluster.batches.lease_rows import BatchLease, guarded
 from neaptide.cluster.batches.plans import put_plan, remove_plan_blobs
-from neaptide.cluster.lease_order import Chunk
+from neaptide.cluster.lease_order import LeaseChunk
 from neaptide.cluster.storage.blobs import Blobs, BlobsUnavailableError, batch_key
 from neaptide.engine.offline.density import DensityModel
 from neaptide.server.batches.checking.job_files import plan_faults, read_plan
@@ -47,7 +47,7 @@ def begin_shared(
     fingerprint: str,
     now: int,
     plan_blob: str,
-    chunks: dict[Chunk, list[int]],
+    chunks: dict[LeaseChunk, list[int]],
 ) -> bool:
     """Does as ``batch_rows.begin_batch``, names the plan, and offers the lines to all servers."""
     if not batch_rows.begin_batch(conn, record.id, model, fingerprint, now):

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from neaptide.cluster.batches import chunk_rows
 from neaptide.cluster.batches.chunk_rows import Excluded, FreeChunks, LeasedLines, LeasingServer
-from neaptide.cluster.batches.cutting import Work, work_of
+from neaptide.cluster.batches.cutting import ChunkWork, work_of
 from neaptide.cluster.batches.leased_batch import device_of
 from neaptide.cluster.batches.passed_by import PassedBy
 from neaptide.cluster.batches.plans import PlanCopies
@@ -56,7 +56,7 @@ class UnableError(Exception):
 class _Held:
     lease: ChunkLease
     job: Job
-    work: Work
+    work: ChunkWork
     is_over: bool = False
     """All lines have ended, or the lease is being given back: it needs no renewal."""
 
@@ -273,13 +273,13 @@ class LeasedChunks:
 
     async def _load(
         self, record: BatchRecord, file: FileRecord, lines: list[PendingLine], lease: ChunkLease
-    ) -> tuple[Job, Work]:
+    ) -> tuple[Job, ChunkWork]:
         plan = await self._plans.get(record, file)
         return await asyncio.to_thread(self._read_job, record, file, plan, lines, lease)
 
     def _read_job(
         self, record: BatchRecord, file: FileRecord, sealed: SealedPlan, lines: list[PendingLine], lease: ChunkLease
-    ) -> tuple[Job, Work]:
+    ) -> tuple[Job, ChunkWork]:
         stem = self._p.stem(record.id)
         plan, version = sealed
         tokens = TokenFile(stem)

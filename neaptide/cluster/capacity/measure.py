@@ -7,7 +7,7 @@ import msgspec
 
 from neaptide.cluster.capacity.stretch import Stretch
 from neaptide.cluster.simulation.cluster import simulate_cluster
-from neaptide.cluster.simulation.fleet import Fleet
+from neaptide.cluster.simulation.fleet import SimulatedFleet
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation.result import OnlineResult
@@ -30,7 +30,7 @@ class Size:
 
 
 @dataclass(slots=True, frozen=True)
-class Measured:
+class MeasuredSize:
     attainment: dict[str, float]
     """For all requests that arrived in the window."""
     too_large: int
@@ -46,7 +46,7 @@ def measure(
     size: Size,
     offline: Sequence[OfflineSet] = (),
     on_progress: OnProgress | None = None,
-) -> Measured:
+) -> MeasuredSize:
     """Simulates a size. Several replicas are behind the slack router and lease rows from one pool of the
     offline sets."""
     scenario = size.of(base)
@@ -61,13 +61,13 @@ def measure(
         met = {name: _count(result.online, name) for name in TARGETS}
         submitted, tokens_per_s, valid = result.online.requests, result.offline.tokens_per_s or 0.0, result.valid
     attainment = {name: count / (submitted + too_large) for name, count in met.items()}
-    return Measured(attainment, too_large, tokens_per_s, valid)
+    return MeasuredSize(attainment, too_large, tokens_per_s, valid)
 
 
 def _run(scenario: Scenario, replicas: int, on_progress: OnProgress | None) -> Run:
     if replicas == 1:
         return simulate(scenario, on_progress=on_progress)
-    return simulate_cluster(scenario, Fleet(replicas=replicas), on_progress=on_progress).whole
+    return simulate_cluster(scenario, SimulatedFleet(replicas=replicas), on_progress=on_progress).whole
 
 
 def _tokens(request: TraceRequest) -> int:

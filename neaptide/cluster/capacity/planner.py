@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from neaptide.cluster.capacity.measure import Measured, Size, measure
+from neaptide.cluster.capacity.measure import MeasuredSize, Size, measure
 from neaptide.cluster.capacity.result import Beside, OfflinePlan, Peak, Plan, Point
 from neaptide.cluster.capacity.search import smallest
 from neaptide.cluster.capacity.stretch import Stretch, busiest, cut, works_s
@@ -170,7 +170,7 @@ class _Planner:
         )
         return point
 
-    def _holds(self, measured: Measured) -> bool:
+    def _holds(self, measured: MeasuredSize) -> bool:
         return measured.attainment["both"] >= self._question.attainment
 
     def _beside(self, stretch: Stretch, number: int, name: str) -> Beside:

@@ -12,7 +12,7 @@ from neaptide.executors.simulated.trace_executor import Layers
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest, content_base
 from neaptide.simulation.recorded.load import LoadMaker
-from neaptide.simulation.recorded.recording import Recording
+from neaptide.simulation.recorded.recording import TrafficRecording
 from neaptide.simulation.scenario import GiveUp, Scenario
 
 GIVE_UP = GiveUp(Layers(100, 0.0), GIVEN_UP_FACTOR)
@@ -26,7 +26,7 @@ SET_NAME = "recorded"
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
-class Change:
+class WhatIfChange:
     traffic: float = 1.0
     """Factor on the online requests in the same time."""
     ttft_slo_s: float | None = None
@@ -52,7 +52,7 @@ class WhatIf:
     """The fewest replicas that reach the attainment, without offline work; None: more than were tried."""
 
 
-def check(change: Change) -> None:
+def check(change: WhatIfChange) -> None:
     """Checks a change.
 
     Raises:
@@ -62,7 +62,7 @@ def check(change: Change) -> None:
         raise ValueError(f"there is no device profile {change.profile!r}; there are: {', '.join(profile_names())}")
 
 
-def what_if(recording: Recording, change: Change) -> WhatIf:
+def what_if(recording: TrafficRecording, change: WhatIfChange) -> WhatIf:
     """Simulates the change.
 
     Raises:
@@ -99,7 +99,7 @@ def what_if(recording: Recording, change: Change) -> WhatIf:
     )
 
 
-def _scenario(recording: Recording, change: Change) -> Scenario:
+def _scenario(recording: TrafficRecording, change: WhatIfChange) -> Scenario:
     scheduler, whole_s = recording.present.scheduler, (recording.first_s, recording.now_s)
     profile = recording.profile(whole_s) if change.profile is None else load_profile(change.profile)
     return Scenario(

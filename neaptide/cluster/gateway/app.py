@@ -30,7 +30,7 @@ from neaptide.cluster.gateway.passing import (
     replica_lost,
 )
 from neaptide.cluster.gateway.prompts import PromptReader
-from neaptide.cluster.gateway.replicas import Chosen, Replica, Replicas, State, no_replica
+from neaptide.cluster.gateway.replicas import Chosen, Replica, Replicas, ReplicaStatus, no_replica
 from neaptide.cluster.gateway.series import ReplicaSeries
 from neaptide.cluster.routing import Prompt
 from neaptide.server.context import ServingContext
@@ -122,7 +122,7 @@ class Gateway:
 
     async def health(self, request: Request) -> Response:
         """200 while a replica answers."""
-        if all(replica.state is State.LOST for replica in self._s.replicas.all):
+        if all(replica.state is ReplicaStatus.LOST for replica in self._s.replicas.all):
             raise no_replica()
         return Response()
 
@@ -156,7 +156,7 @@ class Gateway:
         replies."""
         self._check_operator(request.scope)
         content = await self._body(request)
-        alive = [replica for replica in self._s.replicas.all if replica.state is not State.LOST]
+        alive = [replica for replica in self._s.replicas.all if replica.state is not ReplicaStatus.LOST]
         if not alive:
             raise no_replica()
         names = ("authorization", "api-key", "content-type")

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from neaptide.cluster.gateway.replicas import Replica, State
+from neaptide.cluster.gateway.replicas import Replica, ReplicaStatus
 
 
 class ReplicaLives(Collector):
@@ -72,13 +72,13 @@ class GatewayMetrics:
 
     def refresh(self, replicas: Iterable[Replica]) -> None:
         """Updates the gauges; to be called before a scrape."""
-        counts = dict.fromkeys(State, 0)
+        counts = dict.fromkeys(ReplicaStatus, 0)
         # A replica that has left must not keep its series.
         for gauge in (self._ready, self._in_flight, self._slack):
             gauge.clear()
         for replica in replicas:
             counts[replica.state] += 1
-            self._ready.labels(replica.name).set(replica.state is State.READY)
+            self._ready.labels(replica.name).set(replica.state is ReplicaStatus.READY)
             self._in_flight.labels(replica.name).set(replica.num_in_flight)
             if replica.figures is not None:
                 self._slack.labels(replica.name).set(replica.figures.free_slack_ms / 1e3)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from neaptide.cluster.autoscaling import Backlog
-from neaptide.cluster.routing import Figures, Prompt, Router
+from neaptide.cluster.routing import RoutingFigures, Prompt, Router
 from neaptide.engine.kv.cache_digest import KEY_BYTES
 from neaptide.server.edge.errors import UnavailableError
 
@@ -33,7 +33,7 @@ ON_ITS_WAY_S = 0.05
 """A prompt sent this shortly before a report is not counted in it, because it was still being tokenized."""
 
 
-class State(StrEnum):
+class ReplicaStatus(StrEnum):
     """State of a replica."""
 
     READY = "ready"
@@ -50,7 +50,7 @@ class Replica:
     def __init__(self, name: str, url: str) -> None:
         self.name = name
         self.url = url
-        self.state = State.LOST
+        self.state = ReplicaStatus.LOST
         self.lost = asyncio.Event()
         """Set after a long silence; its requests are lost. It stays unset if connections are refused, because what the
         replica has already sent is still being read."""
@@ -61,7 +61,7 @@ class Replica:
         self.num_in_flight = 0
         self.num_shunned = 0
         """How often the router was made to forget it and its requests in flight."""
-        self.figures: Figures | None = None
+        self.figures: RoutingFigures | None = None
         self.online_load = 0.0
         """Fraction of its time that its online targets need."""
         self.since_s = -math.inf
@@ -72,7 +72,7 @@ class Replica:
     def sent(self, now_s: float, prompt: Prompt) -> None:
         self._sent.append((now_s, prompt.tokens))
 
-    def take_figures(self, reported: Mapping[str, Any], now_s: float) -> Figures:
+    def take_figures(self, reported: Mapping[str, Any], now_s: float) -> RoutingFigures:
         """Reads a reply of ``/figures``, and subtracts prompts that were on their way when it was made. Raises one of
         ``UNREADABLE``."""
         said_s = now_s - reported["age_ms"] / 1e3
@@ -81,7 +81,7 @@ class Replica:
         token_ms = float(reported["prompt_token_ms"])
         cached = reported["cached"]
         self.online_load = float(reported.get("online_load", 0.0))  # missing from servers of an earlier version
-        self.figures = Figures(
+        self.figures = RoutingFigures(
             free_slack_ms=reported["free_slack_ms"] - token_ms * sum(tokens for _, tokens in self._sent),
             ttft_slo_ms=reported["ttft_slo_ms"],
             prompt_token_ms=token_ms,
@@ -138,7 +138,7 @@ class Replicas:
         """Sends it nothing more. Its requests may end."""
         replica = self._known.get(name)
         if replica is not None:
-            self._shun(replica, State.LOST)
+            self._shun(replica, ReplicaStatus.LOST)
             replica.is_leaving = True
             del self._known[name]
 
@@ -156,10 +156,10 @@ class Replicas:
 
     @property
     def num_ready(self) -> int:
-        return sum(replica.state is State.READY for replica in self._known.values())
+        return sum(replica.state is ReplicaStatus.READY for replica in self._known.values())
 
     def is_ready(self, name: str) -> bool:
-        return name in self._known and self._known[name].state is State.READY
+        return name in self._known and self._known[name].state is ReplicaStatus.READY
 
     async def until_ready(self, count: int) -> None:
         """Waits until this many replicas are ready."""
@@ -185,10 +185,10 @@ class Replicas:
     def any(self, besides: Replica | None = None) -> Chosen:
         """Chooses a replica for a request that any of them can answer, other than ``besides`` if possible. ``ended``
         must follow. Raises UnavailableError."""
-        alive = [replica for replica in self._known.values() if replica.state is not State.LOST]
+        alive = [replica for replica in self._known.values() if replica.state is not ReplicaStatus.LOST]
         if not alive:
             raise no_replica()
-        replica = min(alive, key=lambda one: (one is besides, one.state is not State.READY, one.num_in_flight))
+        replica = min(alive, key=lambda one: (one is besides, one.state is not ReplicaStatus.READY, one.num_in_flight))
         replica.num_in_flight += 1
         return Chosen(replica, None)
 
@@ -202,7 +202,7 @@ class Replicas:
     def refused(self, replica: Replica) -> None:
         """Notes that it refused a connection, so its server is gone."""
         if not replica.is_leaving:
-            self._shun(replica, State.LOST)
+            self._shun(replica, ReplicaStatus.LOST)
 
     def stops(self, replica: Replica) -> None:
         """Notes that it announced its stop and takes nothing more."""
@@ -244,27 +244,27 @@ class Replicas:
         try:
             self._heard(replica, reply)
         except UNREADABLE as error:
-            if replica.state is not State.CLOSED:
+            if replica.state is not ReplicaStatus.CLOSED:
                 logger.error("%s sent figures that cannot be read: %s: %s", replica.name, type(error).__name__, error)
-            self._shun(replica, State.CLOSED)
+            self._shun(replica, ReplicaStatus.CLOSED)
 
     def _heard(self, replica: Replica, reply: httpx.Response) -> None:
         replica.lost.clear()
         if replica.is_leaving:
             return
         if reply.status_code != 200:
-            self._shun(replica, State.CLOSED)
+            self._shun(replica, ReplicaStatus.CLOSED)
             return
         reported = reply.json()
         self.block_size = reported["block_size"]
         self._router.report(replica.name, replica.take_figures(reported, self._loop.time()))
         replica.has_served = True
-        self._note(replica, State.READY)
+        self._note(replica, ReplicaStatus.READY)
 
     async def backlog(self) -> list[Backlog] | None:
         """The work left in the batches that all replicas share, with deadlines on the loop's clock; None if no replica
         answers."""
-        ready = [replica for replica in self._known.values() if replica.state is State.READY]
+        ready = [replica for replica in self._known.values() if replica.state is ReplicaStatus.READY]
         for replica in ready[:ASKED_FOR_BACKLOG]:
             question = self._http.get(f"{replica.url}/backlog", headers=self._headers, timeout=ANSWER_S)
             try:
@@ -276,15 +276,15 @@ class Replicas:
                 continue
         return None
 
-    def _shun(self, replica: Replica, state: State) -> None:
+    def _shun(self, replica: Replica, state: ReplicaStatus) -> None:
         self._router.leave(replica.name)
         replica.num_shunned += 1
         self._note(replica, state)
 
-    def _note(self, replica: Replica, state: State) -> None:
+    def _note(self, replica: Replica, state: ReplicaStatus) -> None:
         if state is not replica.state:
             replica.since_s = self._loop.time()
-            level = logging.WARNING if state is State.LOST else logging.INFO
+            level = logging.WARNING if state is ReplicaStatus.LOST else logging.INFO
             logger.log(level, "%s at %s is %s", replica.name, replica.url, state)
             replica.state = state
             news, self._news = self._news, asyncio.Event()

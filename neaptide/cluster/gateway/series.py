@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from neaptide.cluster.gateway.replicas import Replica, State
+from neaptide.cluster.gateway.replicas import Replica, ReplicaStatus
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class ReplicaSeries(Collector):
 
     async def refresh(self, replicas: Iterable[Replica]) -> None:
         """Fetches the pages of all replicas that answer. A replica that does not answer has no series until it does."""
-        asked = [replica for replica in replicas if replica.state is not State.LOST]
+        asked = [replica for replica in replicas if replica.state is not ReplicaStatus.LOST]
         pages = await asyncio.gather(*map(self._page, asked))
         named = [(replica.name, page) for replica, page in zip(asked, pages, strict=True) if page is not None]
         # In a thread: parsing takes milliseconds, during which streams must continue.

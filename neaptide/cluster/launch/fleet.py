@@ -17,7 +17,7 @@ STABLE_S = 60.0
 """A replica that lived this long resets the back-off."""
 
 
-class Place:
+class ReplicaPlace:
     """The place of one replica: it starts one process after the other."""
 
     def __init__(self, name: str, settings: Settings, environment: Mapping[str, str], replicas: Replicas) -> None:
@@ -139,7 +139,7 @@ class Fleet:
         self._size = size
         self._max_size = max_size
         self._replicas = replicas
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, ReplicaPlace] = {}
         self._lives: dict[int, asyncio.Task[None]] = {}
         self._is_stopping = False
         self._roll_wanted = asyncio.Event()
@@ -202,7 +202,7 @@ class Fleet:
     def _begin(self, number: int, must_serve: bool) -> None:
         name = f"replica-{number + 1}"
         settings = replica_settings(self._settings, name, LOOPBACK)
-        place = self._places[number] = Place(name, settings, devices_of(number, self._max_size), self._replicas)
+        place = self._places[number] = ReplicaPlace(name, settings, devices_of(number, self._max_size), self._replicas)
         self._lives[number] = asyncio.create_task(place.keep(must_serve))
 
     async def _roll_on(self) -> None:

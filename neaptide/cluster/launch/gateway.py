@@ -29,7 +29,7 @@ closes."""
 
 
 @dataclass(slots=True)
-class Gateway:
+class RunningGateway:
     """The parts of a gateway; call ``close`` at the end."""
 
     app: Starlette
@@ -56,7 +56,7 @@ def question_headers(settings: Settings) -> dict[str, str]:
     return {"authorization": f"Bearer {split_marks(settings.api_key[0])[0]}"} if settings.api_key else {}
 
 
-def build_gateway(settings: Settings) -> Gateway:
+def build_gateway(settings: Settings) -> RunningGateway:
     """Builds a gateway without replicas, on the event loop that it will run on.
 
     Raises:
@@ -88,7 +88,7 @@ def build_gateway(settings: Settings) -> Gateway:
         registry=registry,
     )
     metrics = HttpMetrics(registry, OF_A_GATEWAY)
-    return Gateway(create_gateway(state, metrics), context, replicas, metrics, (http, questions))
+    return RunningGateway(create_gateway(state, metrics), context, replicas, metrics, (http, questions))
 
 
 def block_hashes(token_ids: Sequence[int], block_size: int, salt: bytes) -> list[bytes]:

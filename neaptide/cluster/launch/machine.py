@@ -10,7 +10,7 @@ import msgspec
 
 from neaptide.cluster.autoscaling import Scale
 from neaptide.cluster.launch.fleet import Fleet
-from neaptide.cluster.launch.gateway import Gateway, build_gateway, check_shared
+from neaptide.cluster.launch.gateway import RunningGateway, build_gateway, check_shared
 from neaptide.cluster.launch.scaling import Scaling
 from neaptide.launch.collector import pass_over_start_up
 from neaptide.launch.connections import Server, uvicorn_config
@@ -80,7 +80,7 @@ async def _serve(settings: Settings, scale: Scale, listener: socket.socket) -> i
     return 0
 
 
-async def _tell(settings: Settings, count: int, gateway: Gateway, port: int) -> None:
+async def _tell(settings: Settings, count: int, gateway: RunningGateway, port: int) -> None:
     await gateway.replicas.until_ready(count)
     address = url_of(settings.host, port)
     logger.info("serving %s on %s with %d replicas", gateway.context.model_id, address, count)

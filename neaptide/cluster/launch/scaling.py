@@ -6,7 +6,7 @@ import logging
 from typing import Protocol
 
 from neaptide.cluster.autoscaling import DECIDE_S, Autoscaler, Scale, Serving, change_to
-from neaptide.cluster.gateway.replicas import Replicas, State
+from neaptide.cluster.gateway.replicas import Replicas, ReplicaStatus
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Scaling:
         serving = [
             Serving(replica.name, replica.online_load, replica.since_s)
             for replica in self._replicas.all
-            if replica.state is State.READY
+            if replica.state is ReplicaStatus.READY
         ]
         if backlog is None or not serving:
             return

@@ -44,7 +44,7 @@ LAST_WORK_S = 3.0
 Gateways find that one at their next look-up."""
 
 
-class Replica:
+class RayReplica:
     """The deployment of one process pair."""
 
     _process: ReplicaProcess | None = None
@@ -94,7 +94,7 @@ class Replica:
             self._lock.close()
 
 
-class Gateway:
+class RayGateway:
     """The deployment that clients reach through Ray's proxies."""
 
     async def __init__(self, replicas: Any, arguments: dict[str, Any]) -> None:  # type: ignore[misc]
@@ -193,7 +193,7 @@ def build(arguments: dict[str, Any]) -> Any:
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=stop_s,
         ray_actor_options={"num_cpus": 1},
-    )(Replica)
+    )(RayReplica)
     gateway = serve.deployment(
         name="gateway",
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
@@ -201,5 +201,5 @@ def build(arguments: dict[str, Any]) -> Any:
         max_surge_percent=100,
         graceful_shutdown_timeout_s=stop_s,
         ray_actor_options={"num_cpus": 1},
-    )(serve.ingress()(Gateway))
+    )(serve.ingress()(RayGateway))
     return gateway.bind(replica.bind(arguments), arguments)

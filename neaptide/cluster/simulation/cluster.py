@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 
 from neaptide.cluster.autoscaling import Autoscaler, Serving, change_to
 from neaptide.cluster.routing import Prompt, build_router
-from neaptide.cluster.simulation.fleet import Fleet, parted
-from neaptide.cluster.simulation.member import Member, State
+from neaptide.cluster.simulation.fleet import SimulatedFleet, parted
+from neaptide.cluster.simulation.member import Member, MemberState
 from neaptide.cluster.simulation.result import ClusterResult, ClusterRun, ReplicaResult, RowsResult
 from neaptide.cluster.simulation.shared_rows import LeasedRows, SharedRows
 from neaptide.engine.kv.prefix_index import extend_block_hashes
@@ -28,11 +28,11 @@ from neaptide.simulation import result as sim_result
 from neaptide.simulation.bound import Devices
 from neaptide.simulation.measures import Measures, Window
 from neaptide.simulation.offline_feed import OfflineFeed
-from neaptide.simulation.replica import ONLINE_PREFIX, Replica
+from neaptide.simulation.replica import ONLINE_PREFIX, SimulatedReplica
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import (
     LOW_WATER_SEATS,
-    Ends,
+    RunEnds,
     OnProgress,
     Run,
     dry_from_s,
@@ -47,7 +47,7 @@ from neaptide.simulation.simulator import (
 PROGRESS_TURNS = 500
 
 
-def simulate_cluster(scenario: Scenario, fleet: Fleet, *, on_progress: OnProgress | None = None) -> ClusterRun:
+def simulate_cluster(scenario: Scenario, fleet: SimulatedFleet, *, on_progress: OnProgress | None = None) -> ClusterRun:
     """Simulates several replicas. The window, the end and every figure are defined as in ``simulate``.
 
     Raises:
@@ -62,7 +62,7 @@ def simulate_cluster(scenario: Scenario, fleet: Fleet, *, on_progress: OnProgres
 
 
 class _Cluster:
-    def __init__(self, scenario: Scenario, fleet: Fleet, directory: Path, on_progress: OnProgress | None) -> None:
+    def __init__(self, scenario: Scenario, fleet: SimulatedFleet, directory: Path, on_progress: OnProgress | None) -> None:
         self._started_s = time.perf_counter()
         self._scenario, self._fleet, self._directory = scenario, fleet, directory
         self._on_progress, self._num_turns = on_progress, 0
@@ -105,7 +105,7 @@ class _Cluster:
         return (member for member in self._members if member.runs)
 
     def _serving(self) -> list[Member]:
-        return [member for member in self._members if member.state is State.SERVING]
+        return [member for member in self._members if member.state is MemberState.SERVING]
 
     def _start(self, begins_s: float, ready_s: float) -> None:
         number = len(self._members)
@@ -119,13 +119,13 @@ class _Cluster:
             scenario = replace(scenario, offline=self._parts[number])
             rows = offline_feed(scenario, directory)
         dry_s = max(dry_from_s(self._scenario, self._online), ready_s)
-        member = Member(f"replica-{number}", Replica(scenario, rows, (), dry_s, ready_s), rows, begins_s)
+        member = Member(f"replica-{number}", SimulatedReplica(scenario, rows, (), dry_s, ready_s), rows, begins_s)
         member.report_if_due()
         self._members.append(member)
         self._note_size(begins_s)
 
     def _note_size(self, now_s: float) -> None:
-        size = sum(member.state in (State.STARTING, State.SERVING, State.DRAINING) for member in self._members)
+        size = sum(member.state in (MemberState.STARTING, MemberState.SERVING, MemberState.DRAINING) for member in self._members)
         if self._sizes and self._sizes[-1][0] == now_s:
             self._sizes.pop()
         self._sizes.append((now_s, size))
@@ -134,8 +134,8 @@ class _Cluster:
         replica = member.replica
         member.is_parked = not replica.turn(until_s)
         member.report_if_due()
-        if member.state is State.DRAINING and not replica.has_online and not replica.core.has_work:
-            member.state, member.ended_s = State.STOPPED, replica.now_s
+        if member.state is MemberState.DRAINING and not replica.has_online and not replica.core.has_work:
+            member.state, member.ended_s = MemberState.STOPPED, replica.now_s
             self._note_size(replica.now_s)
         self._num_turns += 1
         if self._on_progress is not None and self._num_turns % PROGRESS_TURNS == 0:
@@ -156,7 +156,7 @@ class _Cluster:
         if not serving:
             return
         lost = serving[0]
-        lost.state, lost.ended_s = State.LOST, now_s
+        lost.state, lost.ended_s = MemberState.LOST, now_s
         assert isinstance(lost.rows, LeasedRows)
         lost.rows.close()
         lost.replica.lose()
@@ -171,7 +171,7 @@ class _Cluster:
     def _drain(self, member: Member, now_s: float) -> None:
         """Drains a replica: it finishes the rows that it has started, and returns the others."""
         assert isinstance(member.rows, LeasedRows)
-        member.state = State.DRAINING
+        member.state = MemberState.DRAINING
         self._router.leave(member.name)
         member.rows.close()
         member.rows.give_back(member.replica.withdraw_unstarted())
@@ -180,7 +180,7 @@ class _Cluster:
         assert self._autoscaler is not None
         assert self._shared is not None
         serving = self._serving()
-        starting = [member for member in self._members if member.state is State.STARTING]
+        starting = [member for member in self._members if member.state is MemberState.STARTING]
         loads = [member.online_load for member in serving]
         desired = self._autoscaler.desired(now_s, loads, self._shared.backlog())
         named = {member.name: member for member in serving}
@@ -198,7 +198,7 @@ class _Cluster:
         return self._online[self._next_online].arrival_s if self._next_online < len(self._online) else math.inf
 
     def _next_event_s(self) -> float:
-        ready_s = [member.ready_s for member in self._members if member.state is State.STARTING]
+        ready_s = [member.ready_s for member in self._members if member.state is MemberState.STARTING]
         return min(
             self._next_arrival_s,
             self._shared.next_arrival_s if self._shared is not None else math.inf,
@@ -211,8 +211,8 @@ class _Cluster:
     def _happen(self, now_s: float) -> None:
         for member in self._members:
             member.is_parked = False
-            if member.state is State.STARTING and member.ready_s <= now_s:
-                member.state = State.SERVING
+            if member.state is MemberState.STARTING and member.ready_s <= now_s:
+                member.state = MemberState.SERVING
         while self._losses and self._losses[0] <= now_s:
             self._lose(self._losses.popleft())
         while self._leases and self._leases[0][0] <= now_s:
@@ -291,7 +291,7 @@ class _Cluster:
         if shared is not None and scenario.offline:
             waits_s.append(shared.longest_wait_s(end_s))
         misses = sum(member.replica.ledger.misses(end_s) for member in members)
-        ends = Ends(
+        ends = RunEnds(
             end_s=end_s,
             makespan_s=makespan_s,
             longest_wait_s=max(waits_s, default=None),

@@ -20,7 +20,7 @@ PLACEMENTS: tuple[Placement, ...] = ("claims", "partition")
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
-class Fleet:
+class SimulatedFleet:
     """A simulated fleet. Raises ValueError if it cannot be simulated."""
 
     replicas: int = 1

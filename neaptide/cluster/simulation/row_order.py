@@ -18,7 +18,7 @@ class RowLease(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Job:
+class _OrderedJob:
     deadline_s: float
     runs: deque[tuple[int, ...]] = field(default_factory=deque)
     """Runs of consecutive rows, none empty. Returned rows are a run of their own at the front."""
@@ -26,13 +26,13 @@ class _Job:
 
 class RowOrder:
     def __init__(self) -> None:
-        self._jobs: dict[int, _Job] = {}
+        self._jobs: dict[int, _OrderedJob] = {}
         self.num_rows = 0
         """Rows that no replica holds."""
 
     def add(self, job: int, deadline_s: float, rows: Sequence[int]) -> None:
         """Adds a job with its rows by falling compute density."""
-        self._jobs[job] = _Job(deadline_s)
+        self._jobs[job] = _OrderedJob(deadline_s)
         self.give_back(RowLease(job, tuple(rows)))
 
     @property

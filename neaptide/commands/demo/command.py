@@ -30,7 +30,7 @@ from neaptide.commands.demo.state import (
     Moment,
     rates_per_s,
 )
-from neaptide.commands.demo.verdict import Measured, lines_for, sentence, unfinished
+from neaptide.commands.demo.verdict import DemoFigures, lines_for, sentence, unfinished
 from neaptide.commands.demo.view import View, view_for
 from neaptide.commands.server_process import ServerDiedError, ServerProcess
 from neaptide.data import skills
@@ -38,7 +38,7 @@ from neaptide.launch.early_checks import check_parts
 from neaptide.loadgen.client.batches import TERMINAL, get_batch, submit_batch
 from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
 from neaptide.loadgen.client.prometheus import Samples
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 from neaptide.loadgen.percentiles import percentiles
 from neaptide.server.settings import Settings
 
@@ -217,7 +217,7 @@ async def _last_chats(stage: _Stage, arrivals: list[float]) -> None:
         await asyncio.sleep(TICK_S / 5)
     state.chats = [(example, record) for example, record in state.chats if record.arrival_s in due]
     unfinished = skills.Example("", [], "an answer")
-    state.chats += [(unfinished, Record(0.0, arrival_s=at_s, error="unfinished")) for at_s in sorted(missing)]
+    state.chats += [(unfinished, ChatRecord(0.0, arrival_s=at_s, error="unfinished")) for at_s in sorted(missing)]
 
 
 async def _report(
@@ -244,7 +244,7 @@ async def _report(
     chat_right = sum(skills.is_correct(example, record.text) for example, record in state.chats)
     console.print(f"chat:  {chat_right} of {len(state.chats)} answers exactly right")
     met = {beside: _print_chats(state, console, beside_batch=beside) for beside in (False, True)}
-    measured = Measured(
+    measured = DemoFigures(
         together_s, both[1].offline_tokens - both[0].offline_tokens, state.batch_alone_per_s, *met[False], *met[True]
     )
     formed_right = await _print_formed(stage.http, console)

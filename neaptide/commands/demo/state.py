@@ -6,7 +6,7 @@ from typing import Any
 
 from neaptide.data import skills
 from neaptide.loadgen.client.prometheus import Samples
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 
 SERIES = ("neaptide_step_tokens_total", "neaptide_recomputed_tokens_total", "neaptide_requests_", "neaptide_kv_blocks")
 TTFT_SLO_MS = 1000.0
@@ -35,7 +35,7 @@ class DemoState:
     metrics: Samples = field(default_factory=lambda: Samples(""))
     elapsed_s: float = 0.0
     moments: list[Moment] = field(default_factory=list)
-    chats: list[tuple[skills.Example, Record]] = field(default_factory=list)
+    chats: list[tuple[skills.Example, ChatRecord]] = field(default_factory=list)
     chat_start_s: float = 0.0
     """Start of the chats; their arrivals count from it."""
     both_start_s: float = math.inf
@@ -51,11 +51,11 @@ class DemoState:
         recomputed = metrics.sum("neaptide_recomputed_tokens_total")
         self.moments.append(Moment(elapsed_s, online, offline - recomputed))
 
-    def ended_at_s(self, record: Record) -> float:
+    def ended_at_s(self, record: ChatRecord) -> float:
         """End of a chat, on the demo's clock."""
         return self.chat_start_s + record.arrival_s + (record.end_s - record.start_s)
 
-    def records(self, *, beside_batch: bool) -> list[Record]:
+    def records(self, *, beside_batch: bool) -> list[ChatRecord]:
         return [r for _, r in self.chats if (self.chat_start_s + r.arrival_s >= self.both_start_s) is beside_batch]
 
     @property

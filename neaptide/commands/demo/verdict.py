@@ -25,7 +25,7 @@ def lines_for(seconds: float, batch_alone_per_s: float, chat_per_s: float, line_
 
 
 @dataclass(slots=True, frozen=True)
-class Measured:
+class DemoFigures:
     """Measurements of both tiers in this run."""
 
     together_s: float
@@ -57,7 +57,7 @@ class Measured:
         return self.met_alone / self.chats_alone - self.met_beside / self.chats_beside > PAID
 
 
-def sentence(measured: Measured) -> str:
+def sentence(measured: DemoFigures) -> str:
     """The benefit of co-serving compared with serving both in turn, or that there is none."""
     if math.isnan(measured.batch_alone_s):
         return "The benefit of co-serving is unknown: the batch's speed without chat could not be measured."

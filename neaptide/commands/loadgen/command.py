@@ -20,7 +20,7 @@ from rich.table import Table
 from neaptide.commands.loadgen.flags import add_common, add_synth, add_trace, how_of, shots_of
 from neaptide.commands.loadgen.view import RunView
 from neaptide.commands.outputs import check_writable, print_json, write_json
-from neaptide.loadgen.client.batches import BatchError
+from neaptide.loadgen.client.batches import BatchClientError
 from neaptide.loadgen.report.page import ROWS, cell_text, report
 from neaptide.loadgen.report.records import record_lines
 from neaptide.loadgen.report.summary import COMPARED, Summary, ratios, summary
@@ -71,7 +71,7 @@ def run_command(args: argparse.Namespace) -> int:
         _note("both names are one server: the second run finds the first run's prompts in the prefix cache")
     try:
         runs = asyncio.run(_run_all(servers, headers, shots, how, args.warm_up_s))
-    except (RunError, BatchError) as error:
+    except (RunError, BatchClientError) as error:
         return _refuse(str(error), 1)
     try:
         status = _write(runs, args) if runs else 1

@@ -10,7 +10,7 @@ from neaptide.commands.outputs import JSON_HELP
 from neaptide.loadgen.client.batches import endpoint_of
 from neaptide.loadgen.run.load import Cancelling, Shot, Target, make_shots
 from neaptide.loadgen.run.runner import How, Users
-from neaptide.loadgen.workloads.made_load import SHAPES, Arrivals, Lengths, Sharing, made_load
+from neaptide.loadgen.workloads.made_load import SHAPES, Arrivals, Lengths, PrefixSharing, made_load
 from neaptide.loadgen.workloads.online_sets import online_requests
 from neaptide.loadgen.workloads.traces import TraceRequest, salted, window_of
 
@@ -100,7 +100,7 @@ def requests_of(args: argparse.Namespace) -> list[TraceRequest]:
         if args.prefixes < 0 or args.prefix_tokens < 1:
             raise ValueError("--prefixes must be at least 0, and --prefix-tokens at least 1")
         inputs, outputs = Lengths.parse(args.input_tokens), Lengths.parse(args.output_tokens)
-        return made_load(arrivals, inputs, outputs, args.seed, Sharing(args.prefixes, args.prefix_tokens))
+        return made_load(arrivals, inputs, outputs, args.seed, PrefixSharing(args.prefixes, args.prefix_tokens))
     requests = online_requests(
         args.trace,
         args.seed,

@@ -15,7 +15,7 @@ import numpy as np
 from neaptide.commands.outputs import check_writable
 from neaptide.engine.arrays import FloatArray, IntArray
 from neaptide.engine.offline.planning.lengths import PRIOR_OUTPUT_TOKENS
-from neaptide.engine.offline.planning.plan import ORDERS, Pool, find_order, plan_pool
+from neaptide.engine.offline.planning.plan import ORDERS, PromptPool, find_order, plan_pool
 from neaptide.estimator.device_profile import DeviceProfile, load_profile
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.loadgen.workloads.traces import TraceRequest, numbered_jsonl
@@ -112,7 +112,7 @@ def order_paths(path: Path, num_replicas: int) -> list[Path]:
     return [path.with_name(f"{path.stem}.{number}{path.suffix}") for number in range(num_replicas)]
 
 
-def describe(pool: Pool, orders: Sequence[IntArray], profile: DeviceProfile) -> dict[str, Any]:
+def describe(pool: PromptPool, orders: Sequence[IntArray], profile: DeviceProfile) -> dict[str, Any]:
     """Describes the pool and the orders.
 
     Sharing is counted by an LRU cache of the device's size, one per replica, not by the planner.

@@ -24,7 +24,7 @@ PRIOR_OUTPUT_TOKENS = 256
 """Expected answer length if no line of the batch has ended, in tokens."""
 
 
-class Place(NamedTuple):
+class LanePlace(NamedTuple):
     """Position of a waiting line."""
 
     delivery: Delivery
@@ -294,23 +294,23 @@ class JobLane(Lane):
         prefixed = (one for one in self.deliveries if isinstance(one, PrefixDelivery))
         return (segment for one in prefixed for segment in one.segments)
 
-    def places(self) -> Iterator[Place]:
+    def places(self) -> Iterator[LanePlace]:
         """Places of the waiting lines, in order: those of the plan first."""
         if len(self.deliveries) == 1 or (self._row_key is None and not self.is_planned):
-            return (Place(one, index) for one in self.deliveries for index in one.indices())
-        return heapq.merge(*(map(Place, repeat(one), one.indices()) for one in self.deliveries), key=self._order)
+            return (LanePlace(one, index) for one in self.deliveries for index in one.indices())
+        return heapq.merge(*(map(LanePlace, repeat(one), one.indices()) for one in self.deliveries), key=self._order)
 
-    def planned_at(self, rank: int) -> Place | None:
+    def planned_at(self, rank: int) -> LanePlace | None:
         """Place of the waiting line of this rank; None if the job has none."""
         found = ((one, one.planned_at(rank)) for one in self.deliveries)
-        return next((Place(one, index) for one, index in found if index is not None), None)
+        return next((LanePlace(one, index) for one, index in found if index is not None), None)
 
-    def planned_from_back(self) -> Iterator[Place]:
+    def planned_from_back(self) -> Iterator[LanePlace]:
         """Places of the waiting lines of the plan, the last one first."""
-        ends = (map(Place, repeat(one), one.planned_from_back()) for one in self.deliveries)
+        ends = (map(LanePlace, repeat(one), one.planned_from_back()) for one in self.deliveries)
         return heapq.merge(*ends, key=lambda place: -place.rank)
 
-    def _order(self, place: Place) -> tuple[int, Any]:
+    def _order(self, place: LanePlace) -> tuple[int, Any]:
         """Sort key of a place; at equal keys the earlier delivery comes first."""
         is_keyed = self._row_key is not None and place.rank == UNPLANNED
         return place.rank, place.delivery.key(self._row_key, place.at) if is_keyed and self._row_key else None

@@ -3,7 +3,7 @@ answers."""
 
 from collections.abc import Iterator, Mapping
 
-from neaptide.engine.messages import BatchOutlook, Outlook
+from neaptide.engine.messages import BatchDeadlineStatus, DeadlineStatus
 from neaptide.engine.offline.lanes import JobLane
 from neaptide.engine.offline.planned import raw
 from neaptide.engine.offline.work import WholeDevice, Work
@@ -18,7 +18,7 @@ RECOVERY_SHARE = 0.9
 small changes of the rate would flip its status at every report."""
 
 
-class Outlooks:
+class DeadlineJudge:
     """Judges batches in the order of their deadlines.
 
     Work ahead of a batch is that of earlier batches that can end in time; the others get no precedence (``turns``).
@@ -31,10 +31,10 @@ class Outlooks:
 
     def __init__(self, device: WholeDevice) -> None:
         self._device = device
-        self._last: dict[str, Outlook] = {}
+        self._last: dict[str, DeadlineStatus] = {}
         self._reported_at_s: float | None = None
         """None if a report is due at once."""
-        self._judging: Iterator[list[BatchOutlook] | None] | None = None
+        self._judging: Iterator[list[BatchDeadlineStatus] | None] | None = None
         """Progress of the current report."""
 
     def hurry(self) -> None:
@@ -43,7 +43,7 @@ class Outlooks:
 
     def report(
         self, jobs: Mapping[str, JobLane], table: RequestTable, rate_tokens_per_s: float | None, now_s: float
-    ) -> list[BatchOutlook] | None:
+    ) -> list[BatchDeadlineStatus] | None:
         """Deadline status of every batch; None if the report is not due or not finished, or has nothing to say.
 
         Takes a few operations per batch and per started line, for ``JOBS_AT_ONCE`` batches per call.
@@ -67,9 +67,9 @@ class Outlooks:
 
     def _judge_all(
         self, jobs: Mapping[str, JobLane], table: RequestTable, rate_tokens_per_s: float | None, now_s: float
-    ) -> Iterator[list[BatchOutlook] | None]:
+    ) -> Iterator[list[BatchDeadlineStatus] | None]:
         """Yields None after every few batches, and at the end the status of all that still exist."""
-        found: list[BatchOutlook] = []
+        found: list[BatchDeadlineStatus] = []
         before = Work()
         num_tokens_before = 0
         for number, (batch_id, job) in enumerate(sorted(jobs.items(), key=lambda item: item[1].deadline_s)):
@@ -83,19 +83,19 @@ class Outlooks:
             if rate_tokens_per_s:
                 expected_s = max(needed_s, (num_tokens_before + own.num_tokens) / rate_tokens_per_s)
             outlook = self._judge(batch_id, needed_s, expected_s, job.deadline_s - now_s)
-            if outlook is not Outlook.INFEASIBLE:
+            if outlook is not DeadlineStatus.INFEASIBLE:
                 before = before + own
-            if outlook is Outlook.ON_TIME:
+            if outlook is DeadlineStatus.ON_TIME:
                 num_tokens_before += own.num_tokens
             answers = job.answers_so_far()
             told = raw(list(answers)), raw(list(answers.values()))
-            found.append(BatchOutlook(batch_id, outlook, needed_s, expected_s, job.deadline_s - now_s, *told))
+            found.append(BatchDeadlineStatus(batch_id, outlook, needed_s, expected_s, job.deadline_s - now_s, *told))
         yield [one for one in found if one.batch_id in jobs]
 
-    def _judge(self, batch_id: str, needed_s: float, expected_s: float | None, left_s: float) -> Outlook:
-        last = self._last.get(batch_id, Outlook.ON_TIME)
-        if needed_s > left_s * (RECOVERY_SHARE if last is Outlook.INFEASIBLE else 1.0):
-            return Outlook.INFEASIBLE
-        if expected_s is not None and expected_s > left_s * (1.0 if last is Outlook.ON_TIME else RECOVERY_SHARE):
-            return Outlook.AT_RISK
-        return Outlook.ON_TIME
+    def _judge(self, batch_id: str, needed_s: float, expected_s: float | None, left_s: float) -> DeadlineStatus:
+        last = self._last.get(batch_id, DeadlineStatus.ON_TIME)
+        if needed_s > left_s * (RECOVERY_SHARE if last is DeadlineStatus.INFEASIBLE else 1.0):
+            return DeadlineStatus.INFEASIBLE
+        if expected_s is not None and expected_s > left_s * (1.0 if last is DeadlineStatus.ON_TIME else RECOVERY_SHARE):
+            return DeadlineStatus.AT_RISK
+        return DeadlineStatus.ON_TIME

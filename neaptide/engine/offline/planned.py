@@ -15,7 +15,7 @@ from neaptide.engine.arrays import FloatArray, IntArray
 from neaptide.engine.messages import PlanReady, TwoEnds
 from neaptide.engine.offline.delivery import UNPLANNED, PlannedRows
 from neaptide.engine.offline.dual_scan import MemoryShares, split_memory, window_rows, window_sums
-from neaptide.engine.offline.lanes import JobLane, Lane, Place
+from neaptide.engine.offline.lanes import JobLane, Lane, LanePlace
 from neaptide.engine.offline.planning.timetable import Timetable
 from neaptide.engine.offline.turns import Look
 from neaptide.engine.request import Request
@@ -283,12 +283,12 @@ class _Heads:
 
     def __init__(self, lane: Lane, looked_at: list[Request]) -> None:
         self._lane, self._looked_at = lane, looked_at
-        self._places: Iterator[Place] = lane.places() if isinstance(lane, JobLane) else iter(())
-        self._from_back: Iterator[Place] = lane.planned_from_back() if isinstance(lane, JobLane) else iter(())
+        self._places: Iterator[LanePlace] = lane.places() if isinstance(lane, JobLane) else iter(())
+        self._from_back: Iterator[LanePlace] = lane.planned_from_back() if isinstance(lane, JobLane) else iter(())
         self._others = iter(()) if isinstance(lane, JobLane) else lane.waiting(looked_at)
-        self._taken = set[Place]()
+        self._taken = set[LanePlace]()
         self.first = self._next(self._places)
-        self._last: Place | None = None
+        self._last: LanePlace | None = None
         self.flex = next(self._others, None)
 
     @property
@@ -328,7 +328,7 @@ class _Heads:
             self.first = self._next(self._places)
         return place.request(self._looked_at)
 
-    def _next(self, places: Iterator[Place]) -> Place | None:
+    def _next(self, places: Iterator[LanePlace]) -> LanePlace | None:
         return next((place for place in places if place not in self._taken), None)
 
 

@@ -8,7 +8,7 @@ from neaptide.engine.offline.delivery import RowKey
 from neaptide.engine.offline.token_file import TokenFile
 
 
-class Place(NamedTuple):
+class OrderPlace(NamedTuple):
     """Position of the lines of one message."""
 
     order: list[int]
@@ -42,7 +42,7 @@ class RowOrders:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def add(self, batch_id: str, tokens: TokenFile, rows: list[int], first_handle: int) -> Place:
+    def add(self, batch_id: str, tokens: TokenFile, rows: list[int], first_handle: int) -> OrderPlace:
         """Adds the lines of a message, whose handles are consecutive."""
         batch = self._batches.setdefault(batch_id, _Batch())
         keys = [self._row_key(tokens, row) for row in rows]
@@ -58,7 +58,7 @@ class RowOrders:
             start = end
         batch.rows = merged + earlier[start:]
         batch.num_open += len(rows)
-        return Place(order, behind if earlier else [])
+        return OrderPlace(order, behind if earlier else [])
 
     def row_ended(self, batch_id: str) -> None:
         """Counts an ended line. Forgets the batch with its last open line, as later lines have no predecessor then."""

@@ -24,11 +24,11 @@ VERSION = 3
 GZIP_MAGIC = b"\x1f\x8b"
 
 
-class _Line(msgspec.Struct, tag_field="is", omit_defaults=True):
+class _LogLine(msgspec.Struct, tag_field="is", omit_defaults=True):
     pass
 
 
-class HeaderLine(_Line, tag="header"):
+class HeaderLine(_LogLine, tag="header"):
     version: int
     scheduler: SchedulerConfig
     block_size: int
@@ -40,7 +40,7 @@ class HeaderLine(_Line, tag="header"):
     two_tenant_blocks: bool = False
 
 
-class AddLine(_Line, tag="add"):
+class AddLine(_LogLine, tag="add"):
     """An ``AddRequest``; it takes the next handle."""
 
     id: str
@@ -58,7 +58,7 @@ class AddLine(_Line, tag="add"):
     share: str = ""
 
 
-class BatchLine(_Line, tag="batch"):
+class BatchLine(_LogLine, tag="batch"):
     """An ``AddBatch``; each line takes the next handle. The blocks of each follow in its ``RowLine``."""
 
     id: str
@@ -80,7 +80,7 @@ class BatchLine(_Line, tag="batch"):
     """Arrays of the file's ``PrefixTree``. Omitted if no lines share a prefix or an earlier record has them."""
 
 
-class RowLine(_Line, tag="row"):
+class RowLine(_LogLine, tag="row"):
     """First time that the scheduler makes a batch line into a request. Omitted for a line without full blocks."""
 
     request: int
@@ -88,21 +88,21 @@ class RowLine(_Line, tag="row"):
     blocks: Ranges
 
 
-class AbortLine(_Line, tag="abort"):
+class AbortLine(_LogLine, tag="abort"):
     ids: list[str]
     reason: int
     now_s: float
 
 
-class CancelLine(_Line, tag="cancel"):
+class CancelLine(_LogLine, tag="cancel"):
     id: str
 
 
-class OfflineLine(_Line, tag="offline"):
+class OfflineLine(_LogLine, tag="offline"):
     paused: bool
 
 
-class OrderLine(_Line, tag="order"):
+class OrderLine(_LogLine, tag="order"):
     """A ``PlanReady``: an order of waiting lines."""
 
     rows: list[int]
@@ -130,7 +130,7 @@ class OrderLine(_Line, tag="order"):
     """Tile size: the token count of a step should be a multiple of it."""
 
 
-class ObserveLine(_Line, tag="observe"):
+class ObserveLine(_LogLine, tag="observe"):
     """A measured step that the cost model learned from before the engine's first."""
 
     shape: list[int]
@@ -138,14 +138,14 @@ class ObserveLine(_Line, tag="observe"):
     seconds: float
 
 
-class IdleLine(_Line, tag="idle"):
+class IdleLine(_LogLine, tag="idle"):
     """A planning that found no request that could run. While nothing else happens, one such line per second is written:
     the plannings between them change nothing."""
 
     start_s: float
 
 
-class PlanLine(_Line, tag="plan"):
+class PlanLine(_LogLine, tag="plan"):
     """Planning of a step while none is in flight, of an engine that overlaps steps. The step's ``StepLine`` follows
     when it is done."""
 
@@ -153,7 +153,7 @@ class PlanLine(_Line, tag="plan"):
     """Seconds: when planning began and ended."""
 
 
-class StepLine(_Line, tag="step"):
+class StepLine(_LogLine, tag="step"):
     """A step: its plan as differences from the step before, and the requests that ended with it."""
 
     step: int

@@ -10,7 +10,7 @@ from neaptide.engine.kv.segments import segment_after
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.budget import Reads
 from neaptide.engine.scheduler.draft import Draft, Limit
-from neaptide.engine.scheduler.queues import Claim
+from neaptide.engine.scheduler.queues import Reservation
 from neaptide.engine.scheduler.residual import in_whole_tiles, num_paced
 from neaptide.engine.steps.plan import BatchShape
 
@@ -42,7 +42,7 @@ class OfflineFill:
         self._headroom = headroom
         self._keeps_headroom, self._passes_giants = "headroom" not in left_out, "giants" not in left_out
         self._may_sit_out = "sit-out" not in left_out
-        self._giant = Claim()
+        self._giant = Reservation()
         """Of the first request that was passed by and still waits."""
 
     def remember(self, draft: Draft, passed: Sequence[Request]) -> None:

@@ -20,7 +20,7 @@ from neaptide.engine.scheduler.controller import OverrunController
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.offline_fill import OfflineFill
 from neaptide.engine.scheduler.parts import Divisible
-from neaptide.engine.scheduler.queues import Claim, OnlineOrder, deadline_order, streams_first
+from neaptide.engine.scheduler.queues import Reservation, OnlineOrder, deadline_order, streams_first
 from neaptide.engine.scheduler.residual import Residual, usual_step
 from neaptide.engine.scheduler.slack import SlackTracker, StepBounds
 from neaptide.engine.steps.step import Step
@@ -70,7 +70,7 @@ class NeaptideScheduler(Scheduler, Divisible):
         left_out = type(self).left_out
         self.slack = SlackTracker(config, cost_model, left_out)
         self._fill = OfflineFill(config, headroom, left_out)
-        self._late = Claim()
+        self._late = Reservation()
         """Of a relegated request."""
         self._next_late_s = 0.0
         """When the next one may begin to grow."""

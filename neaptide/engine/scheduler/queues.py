@@ -152,7 +152,7 @@ def _place(requests: list[Request], request: Request, order: OnlineOrder) -> int
     return index
 
 
-class Claim:
+class Reservation:
     """Reservation of blocks or slots for one request without room: nothing at first, then a growing part of its need.
 
     What is reserved stays unused until the request starts. The policy limits the time of that.

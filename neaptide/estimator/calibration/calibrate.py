@@ -14,8 +14,8 @@ import numpy as np
 
 from neaptide.engine.clock import Clock
 from neaptide.estimator.calibration.micro_runs import MicroRunner, Parts, shape_of
-from neaptide.estimator.calibration.steps import REFERENCE, Limits, calibration_steps, start_steps
-from neaptide.estimator.cost.iteration_time import Regime, Sample, regime_of
+from neaptide.estimator.calibration.steps import REFERENCE, CalibrationLimits, calibration_steps, start_steps
+from neaptide.estimator.cost.iteration_time import Regime, StepSample, regime_of
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
 
@@ -31,7 +31,7 @@ NO_ROOM = "does not fit into the KV cache"
 
 
 @dataclass(slots=True, frozen=True)
-class Pace:
+class CalibrationPace:
     """Time limits of a calibration."""
 
     budget_s: float
@@ -40,8 +40,8 @@ class Pace:
     max_rounds: int
 
 
-FULL = Pace(budget_s=120.0, max_step_s=1.0, max_rounds=15)
-QUICK = Pace(budget_s=20.0, max_step_s=0.5, max_rounds=9)
+FULL = CalibrationPace(budget_s=120.0, max_step_s=1.0, max_rounds=15)
+QUICK = CalibrationPace(budget_s=20.0, max_step_s=0.5, max_rounds=9)
 
 
 @dataclass(slots=True, frozen=True)
@@ -94,7 +94,7 @@ class Measurements:
             times[run.parts].append(run.seconds)
         return dict(times)
 
-    def samples(self, *, held_out: bool, of_grid: bool | None = None) -> list[Sample]:
+    def samples(self, *, held_out: bool, of_grid: bool | None = None) -> list[StepSample]:
         """Each step at its median time. ``of_grid`` selects steps of the grid (True) or ragged ones (False); None
         selects both.
 
@@ -102,7 +102,7 @@ class Measurements:
         longer.
         """
         return [
-            Sample(shape_of(parts), median_low(times))
+            StepSample(shape_of(parts), median_low(times))
             for parts, times in self.by_step().items()
             if (parts in self.held_out) == held_out and of_grid in (None, parts in self.grid)
         ]
@@ -121,8 +121,8 @@ class Calibration:
         self,
         runner: MicroRunner,
         clock: Clock,
-        limits: Limits,
-        pace: Pace,
+        limits: CalibrationLimits,
+        pace: CalibrationPace,
         seed: int = 0,
         progress: Callable[[float], None] = lambda share: None,
     ) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from neaptide.engine.interfaces import CostModel
 from neaptide.estimator.calibration.calibrate import Measurements
 from neaptide.estimator.calibration.micro_runs import shape_of
-from neaptide.estimator.cost.iteration_time import Regime, Sample, mean_relative_error, regime_of
+from neaptide.estimator.cost.iteration_time import Regime, StepSample, mean_relative_error, regime_of
 from neaptide.estimator.cost.paper_models import BrosModel, EchoModel, HygenModel
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.device_profile import DeviceProfile, Measurement
@@ -37,8 +37,8 @@ class Evaluation:
 
     models: dict[str, CostModel]
     ours: RooflineModel
-    training: list[Sample]
-    held_out: list[Sample]
+    training: list[StepSample]
+    held_out: list[StepSample]
     mape: dict[str, ByRegime]
     """Model -> regime -> mean relative error on held-out steps; regimes without such steps are missing."""
     grid_mape: dict[str, ByRegime]
@@ -68,7 +68,7 @@ class Evaluation:
 
 
 @dataclass(slots=True, frozen=True)
-class Report:
+class CalibrationReport:
     measurements: Measurements
     raw: Evaluation
     """Evaluation of the raw times."""
@@ -121,14 +121,14 @@ def _plain_models(by_model: dict[str, ByRegime]) -> dict[str, dict[str, float]]:
     return {model: _plain(errors) for model, errors in by_model.items()}
 
 
-def report(measurements: Measurements) -> Report:
+def report(measurements: Measurements) -> CalibrationReport:
     """Fits and judges all models, on raw times and on the normalised times whose repeats agree best.
 
     Raises:
         ValueError: there are no training steps.
     """
     normalised = min(map(measurements.normalised, WINDOWS), key=lambda m: _total(noise_floor(m)))
-    return Report(measurements, evaluate(measurements), evaluate(normalised))
+    return CalibrationReport(measurements, evaluate(measurements), evaluate(normalised))
 
 
 def evaluate(measurements: Measurements) -> Evaluation:
@@ -163,7 +163,7 @@ def evaluate(measurements: Measurements) -> Evaluation:
     )
 
 
-def _judge(models: dict[str, CostModel], samples: list[Sample]) -> dict[str, ByRegime]:
+def _judge(models: dict[str, CostModel], samples: list[StepSample]) -> dict[str, ByRegime]:
     judged = {regime: [s for s in samples if regime_of(s.shape) is regime] for regime in Regime}
     return {
         name: {regime: mean_relative_error(model, judged[regime]) for regime in Regime if judged[regime]}

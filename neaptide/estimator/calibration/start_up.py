@@ -8,8 +8,8 @@ from pathlib import Path
 from neaptide.engine.clock import Clock
 from neaptide.engine.private_files import private_opener
 from neaptide.estimator.calibration.micro_runs import MicroRunner, Parts, shape_of
-from neaptide.estimator.calibration.steps import Limits, start_steps
-from neaptide.estimator.cost.iteration_time import Sample
+from neaptide.estimator.calibration.steps import CalibrationLimits, start_steps
+from neaptide.estimator.cost.iteration_time import StepSample
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.device_profile import load_profile, save_profile
@@ -36,14 +36,14 @@ class StartUp:
     """
 
     def __init__(
-        self, runner: MicroRunner, clock: Clock, limits: Limits, subject: Subject, date: str, kept_in: Path | None
+        self, runner: MicroRunner, clock: Clock, limits: CalibrationLimits, subject: Subject, date: str, kept_in: Path | None
     ) -> None:
         self._runner = runner
         self._clock = clock
         self._steps = [parts for parts in start_steps(limits) if runner.fits(parts)]
         self._subject = subject
         self._date = date
-        self.observed: list[Sample] = []
+        self.observed: list[StepSample] = []
         """Steps that the cost model has observed, in order."""
         self._file: Path | None = None
         if kept_in is not None and subject.model_fingerprint:
@@ -90,14 +90,14 @@ class StartUp:
             logger.warning("the saved profile of an earlier start cannot be used: %s", error)
             return None
 
-    def _measured(self, runs: list[tuple[Parts, Sample]]) -> RooflineModel:
+    def _measured(self, runs: list[tuple[Parts, StepSample]]) -> RooflineModel:
         """Fits a model to the shortest run of each step.
 
         The first runs warm up, and other processes of a starting server compete for cores. The profile is saved only if
         every step has run: a slow start must not affect all later ones.
         """
         model = RooflineModel()
-        shortest: dict[Parts, Sample] = {}
+        shortest: dict[Parts, StepSample] = {}
         for parts, sample in runs:
             if parts not in shortest or sample.seconds < shortest[parts].seconds:
                 shortest[parts] = sample
@@ -129,7 +129,7 @@ class StartUp:
 
     def _run(
         self, model: OnlineCostModel, rounds: int, max_total_s: float, max_step_s: float
-    ) -> Iterator[tuple[Parts, Sample]]:
+    ) -> Iterator[tuple[Parts, StepSample]]:
         """Runs the steps in rounds and lets the model observe their times."""
         start_s = self._clock.now()
         shapes = [(parts, shape_of(parts)) for parts in self._steps]
@@ -139,4 +139,4 @@ class StartUp:
             if model.predict(shape).seconds <= max_step_s:
                 seconds = self._runner.run(parts)
                 model.observe(shape, seconds)
-                yield parts, Sample(shape, seconds)
+                yield parts, StepSample(shape, seconds)

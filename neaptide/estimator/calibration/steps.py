@@ -21,7 +21,7 @@ REFERENCE: Parts = ((32, 0), *((1, 64),) * 8)
 
 
 @dataclass(slots=True, frozen=True)
-class Limits:
+class CalibrationLimits:
     """Limits of a step."""
 
     max_batched_tokens: int
@@ -31,7 +31,7 @@ class Limits:
     """Token capacity of the KV cache."""
 
     @classmethod
-    def of(cls, scheduler: SchedulerConfig, kv_tokens: int) -> "Limits":
+    def of(cls, scheduler: SchedulerConfig, kv_tokens: int) -> "CalibrationLimits":
         return cls(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, scheduler.max_model_len, kv_tokens)
 
     def allow(self, parts: Parts) -> bool:
@@ -52,7 +52,7 @@ class CalibrationSteps:
     """Steps of both lists that are on the grid, not ragged."""
 
 
-def calibration_steps(limits: Limits, seed: int) -> CalibrationSteps:
+def calibration_steps(limits: CalibrationLimits, seed: int) -> CalibrationSteps:
     """A grid over powers of two, and ragged steps between them as a scheduler makes them; some of both are held out."""
     rng = random.Random(seed)
     grid = [parts for parts in dict.fromkeys(_prefills() + _decodes(limits) + _mixed()) if limits.allow(parts)]
@@ -68,7 +68,7 @@ def calibration_steps(limits: Limits, seed: int) -> CalibrationSteps:
     return CalibrationSteps(training, held_out, frozenset(grid))
 
 
-def start_steps(limits: Limits) -> list[Parts]:
+def start_steps(limits: CalibrationLimits) -> list[Parts]:
     """A few steps for a server's start, small ones first.
 
     Many contain a short chunk, alone or next to decodes. They show what a prompt's first tokens add to a step. If the
@@ -121,7 +121,7 @@ def _prefills() -> list[Parts]:
     return alone + several
 
 
-def _decodes(limits: Limits) -> list[Parts]:
+def _decodes(limits: CalibrationLimits) -> list[Parts]:
     powers = powers_of_two(1, limits.max_seqs)
     between = [3 * b // 2 for b in powers if b > 1]  # the matrix product curve has knots there too
     return [_equal(b, c) for b in powers for c in DECODE_KV_TOKENS] + [
@@ -142,7 +142,7 @@ def _mixed() -> list[Parts]:
 _KINDS = ("prefill", "decode", "mixed")
 
 
-def ragged_step(limits: Limits, rng: random.Random, kind: str) -> Parts:
+def ragged_step(limits: CalibrationLimits, rng: random.Random, kind: str) -> Parts:
     """A step with sizes between the powers of two and different contexts. It may exceed the limits."""
     parts: list[tuple[int, int]] = []
     if kind != "decode":

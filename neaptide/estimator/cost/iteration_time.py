@@ -43,14 +43,14 @@ def raggedness(shape: BatchShape) -> float:
 
 
 @dataclass(slots=True, frozen=True)
-class Sample:
+class StepSample:
     """A measured step."""
 
     shape: BatchShape
     seconds: float
 
 
-def mean_relative_error(model: CostModel, samples: Sequence[Sample]) -> float:
+def mean_relative_error(model: CostModel, samples: Sequence[StepSample]) -> float:
     """Mean of |predicted - measured| / measured; NaN without samples."""
     if not samples:
         return float("nan")

@@ -9,7 +9,7 @@ import numpy as np
 from neaptide.engine.arrays import BoolArray
 from neaptide.engine.interfaces import Prediction
 from neaptide.engine.steps.plan import BatchShape
-from neaptide.estimator.cost.iteration_time import Sample
+from neaptide.estimator.cost.iteration_time import StepSample
 from neaptide.estimator.cost.least_squares import Array, fit_relative
 
 LAMBDAS = tuple(i / 10 for i in range(11))
@@ -22,7 +22,7 @@ def _matrix(rows: Sequence[tuple[float, ...]]) -> Array:
     return np.array(rows, dtype=np.float64)
 
 
-def _seconds(samples: Sequence[Sample]) -> Array:
+def _seconds(samples: Sequence[StepSample]) -> Array:
     if not samples:
         raise ValueError("a model cannot be fitted without samples")
     return np.array([sample.seconds for sample in samples])
@@ -60,7 +60,7 @@ class EchoModel:
             return 0.0
         return self.gamma * shape.max_context_tokens + self.delta * shape.decode_context_tokens / shape.decode_requests
 
-    def fit(self, samples: Sequence[Sample]) -> None:
+    def fit(self, samples: Sequence[StepSample]) -> None:
         """Fits all six values: lambda over a grid, the others by alternating least squares from several starting
         floors.
 
@@ -128,7 +128,7 @@ class _Steps:
     has_decode: BoolArray
 
     @classmethod
-    def of(cls, samples: Sequence[Sample]) -> "_Steps":
+    def of(cls, samples: Sequence[StepSample]) -> "_Steps":
         shapes = [sample.shape for sample in samples]
         decodes = np.array([shape.decode_requests for shape in shapes])
         return cls(
@@ -168,7 +168,7 @@ class BrosModel:
     def observe(self, shape: BatchShape, seconds: float) -> None:
         """Does nothing: the paper's estimator does not learn from steps."""
 
-    def fit(self, samples: Sequence[Sample]) -> None:
+    def fit(self, samples: Sequence[StepSample]) -> None:
         """Fits the coefficients.
 
         Raises:
@@ -208,7 +208,7 @@ class HygenModel:
     def observe(self, shape: BatchShape, seconds: float) -> None:
         """Does nothing: the paper's predictor does not learn from steps."""
 
-    def fit(self, samples: Sequence[Sample]) -> None:
+    def fit(self, samples: Sequence[StepSample]) -> None:
         """Fits the coefficients.
 
         Raises:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from neaptide.engine.interfaces import Prediction
 from neaptide.engine.steps.plan import BatchShape
-from neaptide.estimator.cost.iteration_time import Regime, Sample, regime_of
+from neaptide.estimator.cost.iteration_time import Regime, StepSample, regime_of
 from neaptide.estimator.cost.roofline_fit import fit_costs
 from neaptide.estimator.cost.step_cost import StepCost, StepFormula, Terms
 from neaptide.estimator.device_profile import DeviceProfile
@@ -70,7 +70,7 @@ class RooflineModel:
     def observe(self, shape: BatchShape, seconds: float) -> None:
         """Does nothing: ``OnlineCostModel`` learns."""
 
-    def fit(self, samples: Sequence[Sample]) -> None:
+    def fit(self, samples: Sequence[StepSample]) -> None:
         """Sets the coefficients that fit the samples with the least relative error.
 
         Raises:

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from neaptide.engine.steps.plan import BatchShape
-from neaptide.estimator.cost.iteration_time import Regime, Sample, raggedness, read_kv_tokens, regime_of
+from neaptide.estimator.cost.iteration_time import Regime, StepSample, raggedness, read_kv_tokens, regime_of
 from neaptide.estimator.cost.least_squares import Array, fit_relative
 from neaptide.estimator.cost.step_cost import StepCost, gemm_knot, gemm_segment
 
@@ -22,7 +22,7 @@ TILE_TOKENS = 16
 """Above this, the pull grows with the tokens: a kernel's steps are as large as its tiles."""
 
 
-def fit_costs(samples: Sequence[Sample]) -> dict[Regime, StepCost]:
+def fit_costs(samples: Sequence[StepSample]) -> dict[Regime, StepCost]:
     """Coefficients per regime with the least relative error.
 
     First one set is fitted to all samples. Then each regime's set departs from it as far as the regime's samples

@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 from neaptide.kernels.kv_write.kernel import write_kernel
-from neaptide.kernels.kv_write.reference import Places
+from neaptide.kernels.kv_write.reference import WritePlaces
 
 HEADS_EACH = 16
 """Heads of a token per program."""
 
 
-def write(heads: Tensor, rotation: Tensor | None, kv_cache: Tensor, places: Places) -> None:
+def write(heads: Tensor, rotation: Tensor | None, kv_cache: Tensor, places: WritePlaces) -> None:
     """``reference.write`` in one launch.
 
     Raises:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-class Places(NamedTuple):
+class WritePlaces(NamedTuple):
     """Cache positions of a step's tokens, on the device; all int32."""
 
     table: Tensor
@@ -18,7 +18,7 @@ class Places(NamedTuple):
     """[tokens] The token's position + 1."""
 
 
-def slots_of(places: Places, block_size: int) -> Tensor:
+def slots_of(places: WritePlaces, block_size: int) -> Tensor:
     """[tokens] int64, the cache slot of each token."""
     positions = places.token_limits.long() - 1
     entries = places.table.flatten()[places.token_tables.long() + positions // block_size].long()
@@ -26,7 +26,7 @@ def slots_of(places: Places, block_size: int) -> Tensor:
     return entries // 2 * block_size + torch.where(entries % 2 == 1, block_size - 1 - offsets, offsets)
 
 
-def write(heads: Tensor, rotation: Tensor | None, kv_cache: Tensor, places: Places) -> None:
+def write(heads: Tensor, rotation: Tensor | None, kv_cache: Tensor, places: WritePlaces) -> None:
     """Rotates queries and keys in place and stores keys and values. Interleaved pairs rotate as complex numbers.
 
     Args:

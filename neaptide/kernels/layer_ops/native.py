@@ -35,7 +35,7 @@ class _Rows(ctypes.Structure):
     ]
 
 
-class _Heads(ctypes.Structure):
+class _HeadsJob(ctypes.Structure):
     """``heads_t`` of the C source."""
 
     _fields_ = [
@@ -91,7 +91,7 @@ class NativeLayerOps(TorchLayerOps):
             return
         is_bfloat16, stride = heads.dtype == torch.bfloat16, heads.stride(0)
         pointers, threads = (heads.data_ptr(), weight.data_ptr()), self._threads()
-        job = _Heads(*pointers, tokens, num_heads, dim, stride, is_bfloat16, threads, eps)
+        job = _HeadsJob(*pointers, tokens, num_heads, dim, stride, is_bfloat16, threads, eps)
         call(self._norm_heads, job, heads, weight, rows="tokens")
 
     def silu_multiply(self, gate_up: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ SOURCE = Path(__file__).with_name("linear.c")
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-class _Job(ctypes.Structure):
+class _LinearJob(ctypes.Structure):
     """``job_t`` of the C source."""
 
     _fields_ = [
@@ -45,7 +45,7 @@ def _library() -> ctypes.CDLL:
         getattr(library, f"neaptide_linear_{name}").restype = ctypes.c_int64
     for name in ("neaptide_linear", "neaptide_linear_pack", "neaptide_linear_pack_pairs"):
         getattr(library, name).restype = None
-    assert library.neaptide_linear_job_bytes() == ctypes.sizeof(_Job)
+    assert library.neaptide_linear_job_bytes() == ctypes.sizeof(_LinearJob)
     return library
 
 
@@ -85,7 +85,7 @@ class PackedLinear:
         else:
             library.neaptide_linear_pack(source, *sizes, ctypes.c_int64(is_bfloat16), packed)
         self._bias = None if bias is None else bias.float().contiguous()
-        self._job = _Job(
+        self._job = _LinearJob(
             packed=self._packed.data_ptr(),
             k=self.in_features,
             n=self.out_features,

@@ -20,7 +20,7 @@ _FEW_ROWS = 8
 """An item of fewer rows scores them one by one, for all KV heads of a tile of keys while it is in the cache."""
 
 
-class _Job(ctypes.Structure):
+class _AttentionJob(ctypes.Structure):
     """``job_t`` of the C source."""
 
     _fields_ = [
@@ -63,11 +63,11 @@ class NativeAttention:
             raise CompileError(f"the kernel supports heads up to {MAX_DIM} and groups up to {MAX_ROWS}")
         library = load_library(SOURCE)
         self.run = library.neaptide_attention
-        self.run.restype, self.run.argtypes = None, [ctypes.POINTER(_Job)]
+        self.run.restype, self.run.argtypes = None, [ctypes.POINTER(_AttentionJob)]
         self._scratch_floats = library.neaptide_attention_scratch
         self._scratch_floats.restype, self._scratch_floats.argtypes = ctypes.c_int64, [ctypes.c_int64] * 3
         library.neaptide_attention_job_bytes.restype = ctypes.c_int64
-        assert library.neaptide_attention_job_bytes() == ctypes.sizeof(_Job)
+        assert library.neaptide_attention_job_bytes() == ctypes.sizeof(_AttentionJob)
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.dtype, self.block_size, self.batch_invariant = dtype, block_size, batch_invariant
         self._parallel = openmp_parallel()
@@ -86,7 +86,7 @@ class NativeAttention:
             self._scratch = torch.empty(num_threads * scratch_floats)
         num_parts = int(work.merges[:, 2].max(initial=0))
         parts = torch.empty(num_parts * heads * (dim + 2))
-        job = _Job(
+        job = _AttentionJob(
             kv_heads=kv_heads,
             group=group,
             dim=dim,
@@ -134,7 +134,7 @@ class NativePlan:
     __slots__ = ("_id_range", "_job", "_kept", "_kernel", "slots")
 
     def __init__(
-        self, kernel: NativeAttention, slots: Tensor, job: _Job, id_range: tuple[int, int], kept: list[object]
+        self, kernel: NativeAttention, slots: Tensor, job: _AttentionJob, id_range: tuple[int, int], kept: list[object]
     ) -> None:
         self.slots = slots
         self._kernel, self._job, self._id_range, self._kept = kernel, job, id_range, kept

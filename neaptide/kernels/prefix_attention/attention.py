@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from neaptide.kernels.kv_write.reference import Places, slots_of
+from neaptide.kernels.kv_write.reference import WritePlaces, slots_of
 from neaptide.kernels.launching import is_interpreted, why_not
 from neaptide.kernels.paged_attention.tables import IntArray, StepTables
 from neaptide.kernels.paged_attention.work_list import WorkList, build_work_list, split_items
@@ -133,9 +133,9 @@ class PrefixPlan:
         self._slots: Tensor | None = None
 
     @property
-    def places(self) -> Places:
+    def places(self) -> WritePlaces:
         """Cache positions of the step's tokens."""
-        return Places(self.table, self.token_tables, self.row_limits[: self.num_tokens])
+        return WritePlaces(self.table, self.token_tables, self.row_limits[: self.num_tokens])
 
     @property
     def slots(self) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from neaptide.kernels.kv_write.reference import Places, slots_of
+from neaptide.kernels.kv_write.reference import WritePlaces, slots_of
 from neaptide.kernels.prefix_attention.attention import PrefixAttention, PrefixPlan, parts_of
 
 TABLE_ENTRIES = 1 << 18
@@ -62,8 +62,8 @@ class FixedPlan(PrefixPlan):
         self._spare(0)
 
     @property
-    def places(self) -> Places:
-        return Places(self.table, self.token_tables, self._token_limits)
+    def places(self) -> WritePlaces:
+        return WritePlaces(self.table, self.token_tables, self._token_limits)
 
     @property
     def slots(self) -> Tensor:

@@ -26,7 +26,7 @@ class Tiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class TileEntry:
     """The tiles for some heads on some devices."""
 
     element_bytes: int
@@ -41,17 +41,17 @@ class Entry:
     tiles: Tiles
 
 
-def load_tiles(path: Path = FILE) -> list[Entry]:
+def load_tiles(path: Path = FILE) -> list[TileEntry]:
     """The entries of the file.
 
     Raises:
         TypeError: an entry lacks a field or has an unknown one.
     """
     entries = json.loads(path.read_text(encoding="utf-8"))
-    return [Entry(**entry | {"tiles": Tiles(**entry["tiles"])}) for entry in entries]
+    return [TileEntry(**entry | {"tiles": Tiles(**entry["tiles"])}) for entry in entries]
 
 
-def pick_tiles(entries: list[Entry], head_dim: int, group: int, element_bytes: int, device: str) -> Tiles | None:
+def pick_tiles(entries: list[TileEntry], head_dim: int, group: int, element_bytes: int, device: str) -> Tiles | None:
     """The most specific entry for these heads on this device; None if no entry has heads that large."""
     fitting = [
         entry

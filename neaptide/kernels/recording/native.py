@@ -22,7 +22,7 @@ class _Call(ctypes.Structure):
     _fields_ = [("run", ctypes.c_void_p), ("job", ctypes.c_void_p), ("rows", ctypes.c_void_p), ("first", _FIRST)]
 
 
-class Recording:
+class CallRecording:
     """Recorded calls with all the memory that they point to.
 
     Torch operations in between are not recorded, so a recording must be tried on other inputs.
@@ -128,7 +128,7 @@ class Recording:
         return self._scratch
 
 
-_recording: ContextVar[Recording | None] = ContextVar("recording", default=None)
+_recording: ContextVar[CallRecording | None] = ContextVar("recording", default=None)
 
 
 def call(function: Callable[[Any], None], job: ctypes.Structure, *tensors: Tensor, rows: str | None = "rows") -> None:

@@ -13,7 +13,7 @@ SOURCE = Path(__file__).with_name("quantize.c")
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-class Job(ctypes.Structure):
+class QuantizationJob(ctypes.Structure):
     """``job_t`` of the C source."""
 
     _fields_ = [
@@ -35,7 +35,7 @@ class NativeRowQuantizer(RowQuantizer):
     def __init__(self) -> None:
         library = load_library(SOURCE)
         library.neaptide_quantize_job_bytes.restype = ctypes.c_int64
-        assert library.neaptide_quantize_job_bytes() == ctypes.sizeof(Job)
+        assert library.neaptide_quantize_job_bytes() == ctypes.sizeof(QuantizationJob)
         self._quantize, self._restore = library.neaptide_quantize_rows, library.neaptide_restore_rows
         self._quantize.restype, self._restore.restype = None, None
         self._parallel = openmp_parallel()
@@ -46,7 +46,7 @@ class NativeRowQuantizer(RowQuantizer):
             return super().quantize(x, num_rows)
         numbers = torch.empty(num_rows, size, dtype=torch.uint8)
         scales, zeros = torch.empty(2, rows).unbind(0)
-        job = Job(
+        job = QuantizationJob(
             x=x.data_ptr(),
             y=numbers.data_ptr(),
             scales=scales.data_ptr(),
@@ -71,7 +71,7 @@ class NativeRowQuantizer(RowQuantizer):
         if not (plain and fits and _takes(out)):
             super().restore(sums, quantized, of_ones, bias, out, adds=adds)
             return
-        job = Job(
+        job = QuantizationJob(
             x=sums.data_ptr(),
             y=out.data_ptr(),
             scales=quantized.scales.data_ptr(),

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from neaptide.kernels.native import load_library, openmp_parallel
 from neaptide.kernels.recording import call, empty, scratch
-from neaptide.kernels.row_quantization.native import DTYPES, SOURCE, Job
+from neaptide.kernels.row_quantization.native import DTYPES, SOURCE, QuantizationJob
 
 
-class _ProductJob(Job):
+class _ProductJob(QuantizationJob):
     """``product_t`` of the C source."""
 
     _fields_: ClassVar = [

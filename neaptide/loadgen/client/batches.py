@@ -11,7 +11,7 @@ TERMINAL = frozenset({"completed", "failed", "expired", "cancelled"})
 VALIDATION_POLL_S = 0.2
 
 
-class BatchError(Exception):
+class BatchClientError(Exception):
     """The server accepted the file and then rejected the batch."""
 
 
@@ -48,7 +48,7 @@ async def wait_until_it_runs(http: httpx.AsyncClient, batch: dict[str, Any]) -> 
         await asyncio.sleep(VALIDATION_POLL_S)
         batch = await get_batch(http, batch["id"])
     if batch["status"] in TERMINAL - {"completed"}:
-        raise BatchError(f"the batch is {batch['status']}: {'; '.join(errors_of(batch)) or 'no reason given'}")
+        raise BatchClientError(f"the batch is {batch['status']}: {'; '.join(errors_of(batch)) or 'no reason given'}")
     return batch
 
 

@@ -18,7 +18,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpx
 import msgspec
 
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 
 if TYPE_CHECKING:
     import aiohttp
@@ -91,17 +91,17 @@ class StreamClient:
 
     async def chat(
         self, messages: Sequence[dict[str, str]], max_tokens: int, *, cancel_after_s: float | None = None, **fields: Any
-    ) -> Record:
+    ) -> ChatRecord:
         body = {"messages": list(messages), "max_completion_tokens": max_tokens, "temperature": 0} | fields
         return await self._stream("/v1/chat/completions", body, cancel_after_s)
 
     async def complete(
         self, prompt: str | list[int], max_tokens: int, *, cancel_after_s: float | None = None, **fields: Any
-    ) -> Record:
+    ) -> ChatRecord:
         body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0} | fields
         return await self._stream("/v1/completions", body, cancel_after_s)
 
-    async def _stream(self, path: str, body: dict[str, Any], cancel_after_s: float | None) -> Record:
+    async def _stream(self, path: str, body: dict[str, Any], cancel_after_s: float | None) -> ChatRecord:
         """Streams one answer. Every failure is recorded in ``Record.error``; only outside cancellation raises.
 
         The client itself disconnects after ``cancel_after_s``.
@@ -109,7 +109,7 @@ class StreamClient:
         import aiohttp
 
         now = asyncio.get_running_loop().time
-        record = Record(sent_s=now())
+        record = ChatRecord(sent_s=now())
         body = body | {"model": self._model, "stream": True, "stream_options": {"include_usage": True}}
         patience = asyncio.timeout(cancel_after_s)
         try:
@@ -126,7 +126,7 @@ class StreamClient:
         record.end_s = now()
         return record
 
-    async def _read(self, path: str, body: dict[str, Any], record: Record) -> None:
+    async def _read(self, path: str, body: dict[str, Any], record: ChatRecord) -> None:
         assert self._session is not None, "used outside of its context"
         now = asyncio.get_running_loop().time
         content = msgspec.json.encode(body)
@@ -148,7 +148,7 @@ class StreamClient:
             _take(bytes(rest), record, now())
 
 
-def _take(line: bytes, record: Record, now_s: float) -> None:
+def _take(line: bytes, record: ChatRecord, now_s: float) -> None:
     """Handles a line of the stream. Raises ValueError for data that is not a chunk."""
     if not line.startswith(b"data:"):
         return
@@ -204,7 +204,7 @@ def heap_left_alone() -> Iterator[None]:
 
 
 async def open_loop(
-    arrivals_s: Sequence[float], send: Callable[[int], Awaitable[Record]], on_record: Callable[[int, Record], None]
+    arrivals_s: Sequence[float], send: Callable[[int], Awaitable[ChatRecord]], on_record: Callable[[int, ChatRecord], None]
 ) -> None:
     """Sends request i at ``arrivals_s[i]``, independently of the others. Returns when all have ended.
 
@@ -230,8 +230,8 @@ async def closed_loop(
     count: int,
     users: int,
     think_s: float,
-    send: Callable[[int], Awaitable[Record]],
-    on_record: Callable[[int, Record], None],
+    send: Callable[[int], Awaitable[ChatRecord]],
+    on_record: Callable[[int, ChatRecord], None],
 ) -> None:
     """Runs ``users`` users. Each sends the next of ``count`` requests ``think_s`` after its previous answer.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class Record:
+class ChatRecord:
     """One streamed request. Times are in seconds on the client's monotonic clock."""
 
     sent_s: float
@@ -90,7 +90,7 @@ def _thinks_or_calls(delta: dict[str, Any]) -> bool:
     return any(function.get("name") or function.get("arguments") for function in functions)
 
 
-def attainment(records: Sequence[Record], ttft_slo_s: float, tpot_slo_s: float) -> float:
+def attainment(records: Sequence[ChatRecord], ttft_slo_s: float, tpot_slo_s: float) -> float:
     """Fraction of the accepted requests that met both targets; NaN without requests."""
     if not records:
         return math.nan

@@ -6,7 +6,7 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 from neaptide.loadgen.report.summary import Summary, met
 from neaptide.loadgen.report.svg import Line, Plot, cumulative, figure, shown
 from neaptide.loadgen.run.runner import Progress
@@ -117,7 +117,7 @@ def _plots(progress: Progress, *, alone: bool) -> str:
     return "".join(figure(plot) for plot in plots)
 
 
-def fine(progress: Progress) -> list[Record]:
+def fine(progress: Progress) -> list[ChatRecord]:
     return [record for _, record in progress.records if record.error is None and not record.cancelled]
 
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 from neaptide.loadgen.run.load import Shot
 from neaptide.loadgen.run.runner import Progress
 
@@ -17,7 +17,7 @@ def record_lines(runs: Mapping[str, Progress]) -> str:
     )
 
 
-def _fields(shot: Shot, record: Record) -> dict[str, float | int | str | bool | None]:
+def _fields(shot: Shot, record: ChatRecord) -> dict[str, float | int | str | bool | None]:
     return {
         "arrival_s": round(record.arrival_s, 6),
         "late_ms": _ms(record.late_s),

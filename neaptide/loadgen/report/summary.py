@@ -5,13 +5,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 from neaptide.loadgen.percentiles import percentiles
 from neaptide.loadgen.run.load import Shot
 from neaptide.loadgen.run.runner import Progress
-from neaptide.loadgen.run.samples import CLASSES, Sample, Watch
+from neaptide.loadgen.run.samples import CLASSES, LoadSample, Watch
 
-Pair = tuple[Shot, Record]
+Pair = tuple[Shot, ChatRecord]
 Summary = dict[str, Any]
 SHOWN_ERRORS = 5
 COMPARED: dict[str, tuple[str, ...]] = {
@@ -74,7 +74,7 @@ def met(pairs: Iterable[Pair]) -> list[tuple[bool, bool]]:
     ]
 
 
-def span_s(records: Sequence[Record]) -> float:
+def span_s(records: Sequence[ChatRecord]) -> float:
     """Seconds from the first start to the last end."""
     if not records:
         return 0.0
@@ -121,7 +121,7 @@ def _rate(count: float, seconds: float) -> float | None:
     return round(count / seconds, 2) if seconds > 0 else None
 
 
-def _mean_rate(samples: Sequence[Sample], name: str) -> float | None:
+def _mean_rate(samples: Sequence[LoadSample], name: str) -> float | None:
     """Mean rate, weighted by the samples' lengths."""
     seconds = sum(sample.seconds for sample in samples)
     tokens = sum(sample.seconds * sample.tokens_per_s[name] for sample in samples)

@@ -9,7 +9,7 @@ import httpx
 
 from neaptide.loadgen.client.batches import TERMINAL, submit_batch, wait_until_it_runs
 from neaptide.loadgen.client.client import StreamClient, closed_loop, open_loop
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 from neaptide.loadgen.client.wording import Counting, Wording
 from neaptide.loadgen.run.load import Shot
 from neaptide.loadgen.run.samples import Watch
@@ -55,7 +55,7 @@ class Progress:
     shots: Sequence[Shot]
     watch: Watch
     wording: Wording
-    records: list[tuple[Shot, Record]] = field(default_factory=list)
+    records: list[tuple[Shot, ChatRecord]] = field(default_factory=list)
     """In the order of their end."""
     num_sent: int = 0
     elapsed_s: float = 0.0
@@ -145,7 +145,7 @@ async def _send_all(
     # Prompts are made before the first request is due, so that making one does not delay another.
     prompts = [progress.wording.text(shot.request.segments) for shot in shots]
 
-    async def send(index: int) -> Record:
+    async def send(index: int) -> ChatRecord:
         shot = shots[index]
         progress.num_sent += 1
         arguments = _fields(shot, how) | {"cancel_after_s": shot.cancel_after_s}
@@ -154,7 +154,7 @@ async def _send_all(
             return await client.chat([message], shot.request.output_tokens, **arguments)
         return await client.complete(prompts[index], shot.request.output_tokens, **arguments)
 
-    def note(index: int, record: Record) -> None:
+    def note(index: int, record: ChatRecord) -> None:
         progress.records.append((shots[index], record))
 
     if how.users is None:

@@ -21,7 +21,7 @@ SERIES = ("neaptide_step_tokens_total", "neaptide_step_seconds_", "neaptide_step
 
 
 @dataclass(slots=True, frozen=True)
-class Sample:
+class LoadSample:
     """Figures between the previous sample and this one."""
 
     at_s: float
@@ -39,7 +39,7 @@ class Watch:
     """The samples of one run."""
 
     http: httpx.AsyncClient
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[LoadSample] = field(default_factory=list)
     batch: dict[str, Any] | None = None
     batch_progress: list[tuple[float, int, int]] = field(default_factory=list)
     """Time, ended lines, all lines."""
@@ -88,7 +88,7 @@ class Watch:
         steps = delta("neaptide_step_seconds_count", phase="total")
         predicted = delta("neaptide_steps_total")
         self.samples.append(
-            Sample(
+            LoadSample(
                 at_s,
                 seconds,
                 {name: delta("neaptide_step_tokens_total", **{"class": name}) / seconds for name in CLASSES},

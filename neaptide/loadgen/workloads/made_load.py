@@ -106,7 +106,7 @@ class Lengths:
 
 
 @dataclass(slots=True, frozen=True)
-class Sharing:
+class PrefixSharing:
     """Prompts begin with one of ``prefixes`` prefixes of ``tokens`` tokens each."""
 
     prefixes: int = 0
@@ -114,7 +114,7 @@ class Sharing:
 
 
 def made_load(
-    arrivals: Arrivals, inputs: Lengths, outputs: Lengths, seed: int, sharing: Sharing = Sharing()
+    arrivals: Arrivals, inputs: Lengths, outputs: Lengths, seed: int, sharing: PrefixSharing = PrefixSharing()
 ) -> list[TraceRequest]:
     """The requests of a synthetic load.
 

@@ -26,7 +26,7 @@ STAMP_ADVICE = (
 FAILED = "failed requests, which have no response"
 
 
-class Entry(NamedTuple):
+class TraceEntry(NamedTuple):
     """The content of a row."""
 
     stamp: float
@@ -42,7 +42,7 @@ class TraceFormat:
     """Reads the rows of one file; it may remember earlier rows."""
 
     name: str
-    read: Callable[[Row], Entry | str]
+    read: Callable[[Row], TraceEntry | str]
     """Returns an entry, or the reason why the row is not a request."""
     has_arrivals: bool = True
     advice: str = "add a column arrival_s"
@@ -75,28 +75,28 @@ KNOWN = (
 
 
 def _azure(row: Row) -> TraceFormat:
-    def read(row: Row) -> Entry:
-        return Entry(row.stamp_s("timestamp"), row.length("contexttokens"), row.length("generatedtokens"))
+    def read(row: Row) -> TraceEntry:
+        return TraceEntry(row.stamp_s("timestamp"), row.length("contexttokens"), row.length("generatedtokens"))
 
     return TraceFormat(name="Azure", read=read, from_first=True)
 
 
 def _burstgpt(row: Row) -> TraceFormat:
-    def read(row: Row) -> Entry | str:
+    def read(row: Row) -> TraceEntry | str:
         stamp_s, output_tokens = row.number("timestamp"), row.count("response tokens")
         if not output_tokens:
             row.count("request tokens")
             return FAILED
-        return Entry(stamp_s, row.length("request tokens"), output_tokens)
+        return TraceEntry(stamp_s, row.length("request tokens"), output_tokens)
 
     return TraceFormat(name="BurstGPT", read=read, from_first=True)
 
 
 def _mooncake(row: Row) -> TraceFormat:
-    def read(row: Row) -> Entry:
+    def read(row: Row) -> TraceEntry:
         input_tokens = row.length("input_length")
         blocks = row.block_ids("hash_ids", input_tokens, MOONCAKE_BLOCK_TOKENS) if row.has("hash_ids") else None
-        return Entry(row.number("timestamp"), input_tokens, row.length("output_length"), blocks)
+        return TraceEntry(row.number("timestamp"), input_tokens, row.length("output_length"), blocks)
 
     return TraceFormat(
         name="Mooncake",
@@ -111,13 +111,13 @@ def _mooncake(row: Row) -> TraceFormat:
 def _agents(row: Row) -> TraceFormat:
     starts_s: dict[Any, float] = {}
 
-    def read(row: Row) -> Entry:
+    def read(row: Row) -> TraceEntry:
         start_s = starts_s.setdefault(_session(row, "session"), len(starts_s) * AGENT_SESSION_GAP_S)
         # a few characters may be less than a token
         input_tokens = max(1, row.length("input_chars") // CHARS_PER_TOKEN)
         output_tokens = max(1, row.length("output_chars") // CHARS_PER_TOKEN)
         blocks = row.block_ids("hash_ids", input_tokens, TEXT_BLOCK_TOKENS)
-        return Entry(start_s + row.number("offset_ms") / 1000, input_tokens, output_tokens, blocks)
+        return TraceEntry(start_s + row.number("offset_ms") / 1000, input_tokens, output_tokens, blocks)
 
     return TraceFormat(name="LMCache agents", read=read, in_order=False, block_tokens=TEXT_BLOCK_TOKENS)
 
@@ -130,7 +130,7 @@ class _AgentTexts:
     """Start of each session in the replay and in the file."""
     blocks: dict[tuple[int, str], int] = field(default_factory=dict)
 
-    def read(self, row: Row) -> Entry:
+    def read(self, row: Row) -> TraceEntry:
         stamp_s, session = row.number("timestamp"), _session(row, "session_id")
         started = (len(self.starts_s) * AGENT_SESSION_GAP_S, stamp_s)
         start_s, first_s = self.starts_s.setdefault(session, started)
@@ -149,7 +149,7 @@ class _AgentTexts:
         for at in range(0, input_tokens * CHARS_PER_TOKEN, chars):
             before = self.blocks.setdefault((before, text[at : at + chars]), len(self.blocks))
             chain.append(before)
-        return Entry(start_s + stamp_s - first_s, input_tokens, max(1, len(output) // CHARS_PER_TOKEN), chain)
+        return TraceEntry(start_s + stamp_s - first_s, input_tokens, max(1, len(output) // CHARS_PER_TOKEN), chain)
 
 
 def _agent_texts(row: Row) -> TraceFormat:
@@ -159,12 +159,12 @@ def _agent_texts(row: Row) -> TraceFormat:
 
 
 def _batch_job(row: Row) -> TraceFormat:
-    def read(row: Row) -> Entry:
+    def read(row: Row) -> TraceEntry:
         input_tokens = row.length("input_length")
         blocks = row.block_ids("hash_ids", input_tokens, TEXT_BLOCK_TOKENS) if row.has("hash_ids") else None
         # the source has no outputs: one token each, so prefill work
         output_tokens = row.length("output_length") if row.has("output_length") else 1
-        return Entry(0.0, input_tokens, output_tokens, blocks)
+        return TraceEntry(0.0, input_tokens, output_tokens, blocks)
 
     return TraceFormat(name="ServeGen batch job", read=read, has_arrivals=False, block_tokens=TEXT_BLOCK_TOKENS)
 
@@ -178,10 +178,10 @@ def _lengths(row: Row) -> TraceFormat:
     arrival = arrivals[0] if arrivals else None
     inputs, outputs = lengths[0]
 
-    def read(row: Row) -> Entry:
+    def read(row: Row) -> TraceEntry:
         if row.has("hash_ids"):
             raise row.fault("hash_ids", "is not in the first row, which defines the format")
-        return Entry(row.number(arrival) if arrival else 0.0, row.length(inputs), row.length(outputs))
+        return TraceEntry(row.number(arrival) if arrival else 0.0, row.length(inputs), row.length(outputs))
 
     lengths_only = TraceFormat(name="lengths", read=read, has_arrivals=arrival is not None)
     if "timestamp" in row.columns:

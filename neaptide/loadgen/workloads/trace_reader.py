@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from neaptide.loadgen.workloads.trace_formats import KNOWN, Entry, TraceFormat, format_of
+from neaptide.loadgen.workloads.trace_formats import KNOWN, TraceEntry, TraceFormat, format_of
 from neaptide.loadgen.workloads.trace_rows import Row, trace_rows
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Kept:
     """Seconds from the start of the trace."""
     number: int
     """Number of the row among all rows, from 0."""
-    entry: Entry
+    entry: TraceEntry
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class _Reading:
     num_late: int = 0
     """Rows after a row with a later stamp."""
     dropped: Counter[str] = field(default_factory=Counter)
-    near: list[tuple[int, Entry]] = field(default_factory=list)
+    near: list[tuple[int, TraceEntry]] = field(default_factory=list)
     """Rows that may be in the window, with their numbers: whole ticks, if the format has them."""
     off_tick: float = 0.0
     """Largest distance of a stamp from a tick."""

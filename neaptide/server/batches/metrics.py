@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from neaptide.engine.messages import Outlook
-from neaptide.server.batches.running.outlooks import Outlooks
+from neaptide.engine.messages import DeadlineStatus
+from neaptide.server.batches.running.outlooks import BatchStatuses
 from neaptide.server.batches.sharing import LeaseFigures
 from neaptide.server.batches.storing import server_rows
 from neaptide.server.batches.storing.database_clock import database_now_ms
@@ -110,7 +110,7 @@ class BatchMetrics(Collector):
         registry: CollectorRegistry,
         store: Store,
         wall: Callable[[], float],
-        outlooks: Outlooks,
+        outlooks: BatchStatuses,
         leases: LeaseFigures | None = None,
     ) -> None:
         self._store = store
@@ -141,7 +141,7 @@ class BatchMetrics(Collector):
             "Number of batches in progress by deadline status.",
             labels=["outlook"],
         )
-        for outlook in Outlook:
+        for outlook in DeadlineStatus:
             outlooks.add_metric([outlook], self._outlooks.count(outlook))
         yield outlooks
         leases = self._leases

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import cast
 
-from neaptide.server.batches.running.outlooks import Outlooks
+from neaptide.server.batches.running.outlooks import BatchStatuses
 from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, FileRecord
 from neaptide.server.openai.stored_replies import (
     Batch,
@@ -31,7 +31,7 @@ def file_object(record: FileRecord) -> File:
     }
 
 
-def batch_object(record: BatchRecord, outlooks: Outlooks, waits_for: str | None = None) -> Batch:
+def batch_object(record: BatchRecord, outlooks: BatchStatuses, waits_for: str | None = None) -> Batch:
     """The API object of a batch. ``waits_for`` is a sentence on what no present server has for it."""
     # The lines of a batch in validation are not known, so none are counted.
     started = record.in_progress_at is not None
@@ -66,7 +66,7 @@ def batch_object(record: BatchRecord, outlooks: Outlooks, waits_for: str | None 
     }
 
 
-def _extension(record: BatchRecord, outlooks: Outlooks, waits_for: str | None) -> BatchExtension | None:
+def _extension(record: BatchRecord, outlooks: BatchStatuses, waits_for: str | None) -> BatchExtension | None:
     found = outlooks.of(record.id) if record.status is BatchStatus.IN_PROGRESS else None
     if found is None and waits_for is None:
         return None

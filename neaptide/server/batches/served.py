@@ -48,11 +48,11 @@ class _Body(msgspec.Struct):
     model: str
 
 
-class _Line(msgspec.Struct):
+class _ServedLine(msgspec.Struct):
     body: _Body
 
 
-_decoder = msgspec.json.Decoder(_Line)
+_decoder = msgspec.json.Decoder(_ServedLine)
 
 
 def named_model(line: bytes) -> str | None:

@@ -16,7 +16,7 @@ from neaptide.server.batches.mending.report import report
 from neaptide.server.batches.objects import batch_object
 from neaptide.server.batches.planning.planning import MakesPlans
 from neaptide.server.batches.running.machine import Machine
-from neaptide.server.batches.running.outlooks import Outlooks
+from neaptide.server.batches.running.outlooks import BatchStatuses
 from neaptide.server.batches.sharing import BatchMachine, JobLeft
 from neaptide.server.batches.storing import batch_rows, server_rows
 from neaptide.server.batches.storing.batch_rows import WrongPurposeError
@@ -63,7 +63,7 @@ class BatchService:
         self.settings = settings
         self.store = Store(settings.data_dir, settings.sharing)
         self.files = FileStore(self.store, clocks.wall, settings.max_file_bytes, settings.file_life_s)
-        self.outlooks = Outlooks()
+        self.outlooks = BatchStatuses()
         engine.subscribe(BatchOutlooks, lambda heard: self.outlooks.hear(heard.outlooks))
         self._clocks = clocks
         self._compiler = compiler

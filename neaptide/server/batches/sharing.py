@@ -1,6 +1,6 @@
 """Interface to servers that share batches: protocols of the batch service, which the cluster implements.
 
-A single server on the SQLite database of its data directory has no ``Sharing``. It uses ``running/machine.py`` and
+A single server on the SQLite database of its data directory has no ``BatchSharing``. It uses ``running/machine.py`` and
 ``SoleHold``, and does not import the cluster.
 """
 
@@ -192,7 +192,7 @@ class BatchMachine(Protocol):
 # ---- both -----------------------------------------------------------------------------------------------
 
 
-class Sharing(Protocol):
+class BatchSharing(Protocol):
     """Storage outside the data directory, and the state machine for several servers that use it."""
 
     @property

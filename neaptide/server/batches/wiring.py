@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from neaptide.server.batches.checking.create import window_seconds
-from neaptide.server.batches.checking.validate import Checker, Limits
+from neaptide.server.batches.checking.validate import Checker, FileLimits
 from neaptide.server.batches.lines import LineCompiler
 from neaptide.server.batches.planning.planning import MakesPlans
-from neaptide.server.batches.sharing import Sharing
+from neaptide.server.batches.sharing import BatchSharing
 from neaptide.server.batches.storing import file_rows
 from neaptide.server.batches.storing.data_dir import JOBS
 from neaptide.server.batches.storing.faults import no_such_file
@@ -32,13 +32,13 @@ class BatchSettings:
     """Settings of the batch service. Raises ValueError for an invalid completion window."""
 
     data_dir: Path
-    sharing: Sharing | None = None
+    sharing: BatchSharing | None = None
     """Storage outside the data directory; None for one server with SQLite and files in it."""
     completion_windows: tuple[str, ...] = ("24h",)
     max_file_bytes: int = 200_000_000
     file_life_s: int = DEFAULT_LIFE_S
     """Lifetime of input and result files whose client sets none."""
-    limits: Limits = field(default_factory=Limits)
+    limits: FileLimits = field(default_factory=FileLimits)
     tick_s: float = 1.0
     """Time between two checks for overdue batches."""
 

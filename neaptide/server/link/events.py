@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-from neaptide.engine.messages import BatchOutlook, EngineReady, Occupancy, RequestOutput, Room, StepStats, Traffic
+from neaptide.engine.messages import BatchDeadlineStatus, EngineReady, Occupancy, RequestOutput, Room, StepStats, Traffic
 from neaptide.engine.row_id import RowId
 from neaptide.server.link.deaths import Evidence
 
@@ -17,7 +17,7 @@ class BatchOutputs(NamedTuple):
 class BatchOutlooks(NamedTuple):
     """Deadline status of all batches of the engine; empty after its end."""
 
-    outlooks: Sequence[BatchOutlook]
+    outlooks: Sequence[BatchDeadlineStatus]
 
 
 class RequestFailed(NamedTuple):

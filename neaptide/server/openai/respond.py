@@ -28,7 +28,7 @@ from neaptide.server.openai.replies import (
 from neaptide.server.openai.reply_form import EchoedPrompt, Reply, ReplyForm
 from neaptide.server.openai.responses.replies import ResponseObject
 from neaptide.server.openai.responses.shape import build_response
-from neaptide.server.openai.tool_calls import MAX_CALLS, ToolCall, ToolCallParser
+from neaptide.server.openai.tool_calls import MAX_CALLS, ParsedToolCall, ToolCallParser
 from neaptide.server.text.detokenizer import IncrementalDecoder, StopScanner
 
 
@@ -40,7 +40,7 @@ class Delta:
     text: str = ""
     tokens: list[ScoredToken] = field(default_factory=list)
     """New tokens with their log-probabilities, if the request asked for them."""
-    calls: list[ToolCall] = field(default_factory=list)
+    calls: list[ParsedToolCall] = field(default_factory=list)
     num_tokens: int = 0
     finish_reason: FinishName | None = None
     stop_reason: str | int | None = None
@@ -107,7 +107,7 @@ class ChoiceAssembler:
         return "".join(self._parts)
 
     @property
-    def calls(self) -> list[ToolCall]:
+    def calls(self) -> list[ParsedToolCall]:
         """Calls of offered tools so far."""
         return self._calls.calls if self._calls is not None else []
 

@@ -20,7 +20,7 @@ from neaptide.server.openai.respond import (
     shape_chat_logprobs,
     shape_completion_logprobs,
 )
-from neaptide.server.openai.tool_calls import ToolCall
+from neaptide.server.openai.tool_calls import ParsedToolCall
 
 
 class ChunkShaper:
@@ -70,7 +70,7 @@ class ChunkShaper:
             choices.append(end)
         return [_chat_chunk(self._chunk(), [choice]) for choice in choices]
 
-    def _call(self, choice: int, call: ToolCall) -> tuple[ToolCallDelta, ToolCallDelta]:
+    def _call(self, choice: int, call: ParsedToolCall) -> tuple[ToolCallDelta, ToolCallDelta]:
         """The function's name, then its arguments; clients join the pieces by index."""
         index = self._num_calls[choice]
         self._num_calls[choice] += 1

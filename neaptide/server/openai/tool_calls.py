@@ -24,7 +24,7 @@ _list = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class ParsedToolCall:
     """One call of a function that the caller offered."""
 
     id: str
@@ -45,7 +45,7 @@ class ToolCallParser:
     """
 
     def __init__(self, names: Set[str], form: CallFormat = HERMES, *, max_calls: int = MAX_CALLS) -> None:
-        self.calls: list[ToolCall] = []
+        self.calls: list[ParsedToolCall] = []
         self._names = names
         self._form = form
         self._max_calls = max_calls
@@ -140,7 +140,7 @@ class ToolCallParser:
         shown.append(text)
 
 
-def _parse(body: str, names: Set[str], form: CallFormat) -> list[ToolCall] | None:
+def _parse(body: str, names: Set[str], form: CallFormat) -> list[ParsedToolCall] | None:
     """The calls in the text; None if any part of it is not a call."""
     calls = []
     try:
@@ -172,7 +172,7 @@ def _split(body: str, form: CallFormat) -> Iterator[bytes]:
             position = len(body) - len(rest)
 
 
-def _parse_one(raw: bytes, names: Set[str], form: CallFormat) -> ToolCall | None:
+def _parse_one(raw: bytes, names: Set[str], form: CallFormat) -> ParsedToolCall | None:
     # Accepts what the grammar of forced calls accepts. The arguments are for the caller to check.
     call = parse_json(raw, of_a_model=True)
     if not isinstance(call, dict) or not set(call) <= {"name", form.arguments_key} or _repeats_a_key(raw):
@@ -182,7 +182,7 @@ def _parse_one(raw: bytes, names: Set[str], form: CallFormat) -> ToolCall | None
         return None
     fields = _fields.decode(raw)
     arguments = bytes(fields[form.arguments_key]).decode() if form.arguments_key in fields else "{}"
-    return ToolCall(f"call_{secrets.token_hex(12)}", name, arguments)
+    return ParsedToolCall(f"call_{secrets.token_hex(12)}", name, arguments)
 
 
 def _repeats_a_key(raw: bytes) -> bool:

@@ -28,7 +28,7 @@ IDLE_S = 600.0
 
 
 @dataclass(slots=True, frozen=True)
-class Pace:
+class ReplayPace:
     """Length and frequency of the simulations, in seconds."""
 
     warm_s: float = 60.0
@@ -58,13 +58,13 @@ class ShadowGauge:
         ring: TrafficRing,
         metrics: ShadowMetrics,
         clock: Callable[[], float],
-        pace: Pace | None = None,
+        pace: ReplayPace | None = None,
         temporary: Path | None = None,
     ) -> None:
         self._ring = ring
         self._metrics = metrics
         self._clock = clock
-        self._pace = pace or Pace()
+        self._pace = pace or ReplayPace()
         self._window_s = self._pace.least_window_s
         """Window of the next round. The first round measures the speed of the simulation."""
         self._end_s = -math.inf

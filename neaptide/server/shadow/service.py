@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from neaptide.server.link.engine_client import EngineClient
 from neaptide.server.shadow.desk import WhatIfDesk
-from neaptide.server.shadow.gauge import CHILD, Pace, ShadowGauge
+from neaptide.server.shadow.gauge import CHILD, ReplayPace, ShadowGauge
 from neaptide.server.shadow.metrics import ShadowMetrics
 from neaptide.server.shadow.ring import TrafficRing
 
@@ -25,7 +25,7 @@ class Shadow:
         client: EngineClient,
         registry: CollectorRegistry,
         clock: Callable[[], float],
-        pace: Pace | None = None,
+        pace: ReplayPace | None = None,
         temporary: Path | None = None,
     ) -> None:
         self.ring = TrafficRing(client, clock)

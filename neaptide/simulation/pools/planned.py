@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from neaptide.engine.arrays import FloatArray
-from neaptide.engine.offline.planning.plan import Pool
+from neaptide.engine.offline.planning.plan import PromptPool
 from neaptide.engine.offline.planning.prompts import Prompts
 from neaptide.engine.offline.token_file import TokenFile, TokenFileWriter
 from neaptide.estimator.density import density_model
@@ -44,7 +44,7 @@ def pool_of(
     profile: DeviceProfile,
     output_tokens: FloatArray | None = None,
     prompts: Prompts | None = None,
-) -> Pool:
+) -> PromptPool:
     """The pool of these requests on a device.
 
     Args:
@@ -53,4 +53,4 @@ def pool_of(
     """
     outputs = true_outputs(requests) if output_tokens is None else output_tokens
     prompts = prompts_of([requests]) if prompts is None else prompts
-    return Pool.of(prompts, outputs, density_model(profile), profile.kv_capacity_tokens, profile.block_size)
+    return PromptPool.of(prompts, outputs, density_model(profile), profile.kv_capacity_tokens, profile.block_size)

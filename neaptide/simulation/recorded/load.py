@@ -14,7 +14,7 @@ from neaptide.engine.record.traffic import NAME_BYTES, ServedRequest, WaitingRow
 from neaptide.engine.row_id import RowId
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import Segments, TraceRequest
-from neaptide.simulation.recorded.recording import Recording, is_online, num_sampled
+from neaptide.simulation.recorded.recording import TrafficRecording, is_online, num_sampled
 
 PRIOR_OUTPUT_TOKENS = 256
 """Assumed answer length if nothing is known."""
@@ -25,7 +25,7 @@ OWN_TEXT = 1 << 63
 
 
 @dataclass(slots=True)
-class Load:
+class RecordedLoad:
     """The work from a moment on, on a clock that is 0 at that moment."""
 
     online: list[TraceRequest]
@@ -46,7 +46,7 @@ class LoadMaker:
         row_tokens: number of tokens of waiting rows that are taken.
     """
 
-    def __init__(self, recording: Recording, origin_s: float, max_tokens: int, row_tokens: float) -> None:
+    def __init__(self, recording: TrafficRecording, origin_s: float, max_tokens: int, row_tokens: float) -> None:
         self._recording = recording
         self._origin_s = origin_s
         self._max_tokens = max_tokens
@@ -58,7 +58,7 @@ class LoadMaker:
         self._started = [one for one in served if not is_online(one)]
         self._lengths = _Lengths(self._started)
 
-    def load(self) -> Load:
+    def load(self) -> RecordedLoad:
         online, kept = [], []
         for one in self._online:
             request = self._request(one, self._expected(one, self._online))
@@ -67,7 +67,7 @@ class LoadMaker:
                 kept.append(one)
         rows, is_cut = self._rows()
         sets = [OfflineSet("recorded", rows, synthetic=False)] if rows else []
-        return Load(online, kept, sets, is_cut)
+        return RecordedLoad(online, kept, sets, is_cut)
 
     def _rows(self) -> tuple[list[TraceRequest], bool]:
         if self._recording.is_paused:

@@ -26,7 +26,7 @@ SIGMA_OF_MEAN = math.sqrt(math.pi / 2)
 
 
 @dataclass(slots=True)
-class Recording:
+class TrafficRecording:
     """Pieces in time order; the last one holds the engine's present state.
 
     Raises:
@@ -42,7 +42,7 @@ class Recording:
         self.present = self.pieces[-1].present
 
     @classmethod
-    def decode(cls, pieces: Sequence[bytes]) -> "Recording":
+    def decode(cls, pieces: Sequence[bytes]) -> "TrafficRecording":
         return cls([traffic_decoder.decode(piece) for piece in pieces])
 
     @property

@@ -18,7 +18,7 @@ from neaptide.engine.steps.plan import BatchShape
 from neaptide.engine.steps.step import Step
 from neaptide.simulation.measures import OnlineRecord, Window
 from neaptide.simulation.recorded.load import LoadMaker
-from neaptide.simulation.recorded.recording import Recording, StepTimes, num_sampled
+from neaptide.simulation.recorded.recording import TrafficRecording, StepTimes, num_sampled
 from neaptide.simulation.replica import ONLINE_PREFIX
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import simulate
@@ -30,7 +30,7 @@ MORE_ROWS = 2.0
 
 
 @dataclass(slots=True, frozen=True)
-class Figures:
+class ReplayFigures:
     """The figures of one window."""
 
     met: int
@@ -45,16 +45,16 @@ class Comparison:
     """On the engine's clock."""
     requests: int
     """Online requests that arrived in the window and are judged."""
-    real: Figures
-    shadows: dict[str, Figures]
+    real: ReplayFigures
+    shadows: dict[str, ReplayFigures]
     """By policy."""
 
-    def attainment(self, figures: Figures) -> float | None:
+    def attainment(self, figures: ReplayFigures) -> float | None:
         return figures.met / self.requests if self.requests else None
 
 
 def compare(
-    recording: Recording, policies: Sequence[str], warm_s: float, window_s: float, since_s: float = -math.inf
+    recording: TrafficRecording, policies: Sequence[str], warm_s: float, window_s: float, since_s: float = -math.inf
 ) -> Comparison | None:
     """Replays the last ``window_s`` seconds under these policies, after ``warm_s`` that are not counted.
 
@@ -71,7 +71,7 @@ def compare(
 
 
 class _Shadow:
-    def __init__(self, recording: Recording, origin_s: float, window_s: Window) -> None:
+    def __init__(self, recording: TrafficRecording, origin_s: float, window_s: Window) -> None:
         self._recording = recording
         self._origin_s = origin_s
         self._window_s = window_s
@@ -97,14 +97,14 @@ class _Shadow:
 
     def compare(self, policies: Sequence[str]) -> Comparison:
         met = sum(_met(_record(one), one) for _, one in self._judged)
-        real = Figures(met, self._recording.offline_tokens_per_s(self._window_s))
+        real = ReplayFigures(met, self._recording.offline_tokens_per_s(self._window_s))
         shadows = {policy: self._shadow(policy) for policy in policies}
         return Comparison(self._window_s, len(self._judged), real, shadows)
 
-    def _shadow(self, policy: str) -> Figures:
+    def _shadow(self, policy: str) -> ReplayFigures:
         load = self._load
         if not load.online and not load.offline:
-            return Figures(0, 0.0)
+            return ReplayFigures(0, 0.0)
         errors = self._recording.errors(self._origin_s)
         times, pool = StepTimes(self._recipes, self._origin_s, errors), _PoolWatch()
         scenario = self._scenario(policy, times)
@@ -115,7 +115,7 @@ class _Shadow:
             record = online.get(f"{ONLINE_PREFIX}{number}")
             met += record is not None and _met(record, one)
         is_dry = load.is_cut and pool.was_empty
-        return Figures(met, None if is_dry else run.result.offline.tokens_per_s)
+        return ReplayFigures(met, None if is_dry else run.result.offline.tokens_per_s)
 
     def _scenario(self, policy: str, times: StepTimes) -> Scenario:
         scheduler, load, recording = self._recording.present.scheduler, self._load, self._recording

@@ -11,13 +11,13 @@ from benchmarks import same_kernels
 from benchmarks.live import late
 from benchmarks.live.plan import Plan, Window
 from benchmarks.vllm_server import Rival
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 
 
 def window(pace_s: float, offline_tokens_per_s: float = 0.0) -> Window:
     """Two chats, the second with this time a token."""
     records = [
-        Record(at_s, arrival_s=at_s, token_times_s=[at_s + 0.1, at_s + 0.1 + 31 * tpot_s], num_output_tokens=32)
+        ChatRecord(at_s, arrival_s=at_s, token_times_s=[at_s + 0.1, at_s + 0.1 + 31 * tpot_s], num_output_tokens=32)
         for at_s, tpot_s in ((1.0, 0.025), (2.0, pace_s))
     ]
     return Window(1.0, offline_tokens_per_s=offline_tokens_per_s, records=records)

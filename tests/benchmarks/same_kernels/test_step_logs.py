@@ -12,14 +12,14 @@ from benchmarks.live import late
 from benchmarks.live.late import SeenRun
 from benchmarks.live.plan import Plan, Window
 from benchmarks.vllm_server import PRIORITY_RIVALS, Machine
-from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.recorder import ChatRecord
 
 MACHINE = Machine(Path("python"), 2, "bfloat16", 128, 4.0, True, "cpu", 1024)
 
 
-def chat(at_s: float, ttft_s: float, tpot_s: float) -> Record:
+def chat(at_s: float, ttft_s: float, tpot_s: float) -> ChatRecord:
     first_s = at_s + ttft_s
-    return Record(
+    return ChatRecord(
         at_s,
         arrival_s=at_s,
         token_times_s=[first_s, first_s + 31 * tpot_s],

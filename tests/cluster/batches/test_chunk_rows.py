@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 from neaptide.cluster.batches import chunk_rows
 from neaptide.cluster.batches.chunk_rows import LeasedLines
-from neaptide.cluster.lease_order import LEASE_S, Chunk, ChunkKey, ChunkLease, Side, sort_key
+from neaptide.cluster.lease_order import LEASE_S, LeaseChunk, ChunkKey, ChunkLease, Side, sort_key
 from neaptide.cluster.sharing import sharing_of
 from neaptide.cluster.storage.postgres import postgres_url as make_postgres_url
 from neaptide.server.batches.storing import batch_rows
@@ -22,7 +22,7 @@ from neaptide.server.batches.storing.tables import batch_chunks
 BATCH = NewBatch("batch_1", "", "", "/v1/chat/completions", "file-1", "24h", None, None, 100, 1_000)
 LEASE_MS = int(LEASE_S * 1000)
 NUM_CHUNKS, CHUNK_LINES = 3, 2
-CHUNKS = [Chunk(ChunkKey(BATCH.id, n), 1_000 if n else 100_000, float(n), CHUNK_LINES) for n in range(NUM_CHUNKS)]
+CHUNKS = [LeaseChunk(ChunkKey(BATCH.id, n), 1_000 if n else 100_000, float(n), CHUNK_LINES) for n in range(NUM_CHUNKS)]
 """The first one is not urgent."""
 
 
@@ -84,7 +84,7 @@ def test_the_backlog_is_what_is_left_of_each_batch_that_runs_and_that_servers_of
     assert store.read_blocking(chunk_rows.backlog, "another") == []
     store.write_blocking(batch_rows.withdraw_chunks, BATCH.id)
     assert store.read_blocking(chunk_rows.backlog, "fingerprint") == []
-    chunks = [Chunk(ChunkKey(BATCH.id, n), 1_000, 1.0, CHUNK_LINES, n + 1.0, 1.5) for n in range(NUM_CHUNKS)]
+    chunks = [LeaseChunk(ChunkKey(BATCH.id, n), 1_000, 1.0, CHUNK_LINES, n + 1.0, 1.5) for n in range(NUM_CHUNKS)]
     store.write_blocking(chunk_rows.add_chunks, {chunk: lines_of(chunk.key.chunk_no) for chunk in chunks})
     assert store.read_blocking(chunk_rows.backlog, "fingerprint") == [(1_000, 6.0)]  # compute weighs most: 1 + 2 + 3
     leases = store.write_blocking(chunk_rows.lease_chunks, Side.COMPUTE_BOUND, 0, NUM_CHUNKS)
@@ -131,7 +131,7 @@ def test_the_lines_of_a_chunk_are_found_without_the_batchs_others(postgres_url: 
         store.write_blocking(batch_rows.create_batch, BATCH, ("file-o", "file-e"))
         lines = [NewLine(n + 1, f"c{n}", 0, 1, n, 1) for n in range(32 * 64)]
         store.write_blocking(batch_rows.insert_lines, BATCH.id, lines)
-        chunks = {Chunk(ChunkKey(BATCH.id, n), 1_000, 1.0, 64): list(range(1 + n * 64, 65 + n * 64)) for n in range(32)}
+        chunks = {LeaseChunk(ChunkKey(BATCH.id, n), 1_000, 1.0, 64): list(range(1 + n * 64, 65 + n * 64)) for n in range(32)}
         store.write_blocking(chunk_rows.add_chunks, chunks)
         assert "batch_lines_by_chunk" in store.write_blocking(plan)
     finally:
@@ -140,7 +140,7 @@ def test_the_lines_of_a_chunk_are_found_without_the_batchs_others(postgres_url: 
 
 def test_the_lines_of_many_chunks_are_offered_by_one_statement(postgres_url: str, tmp_path: Path) -> None:
     """One for each chunk would read the whole batch each time, as long as there are no statistics of it."""
-    chunks = {Chunk(ChunkKey(BATCH.id, n), 1_000, 1.0, 1): [2 * n + 1, 2 * n + 2] for n in range(200)}
+    chunks = {LeaseChunk(ChunkKey(BATCH.id, n), 1_000, 1.0, 1): [2 * n + 1, 2 * n + 2] for n in range(200)}
     lines = [NewLine(n + 1, f"c{n}", 0, 1, n, 1) for n in range(402)]
 
     def offer(conn: sa.Connection) -> list[str]:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from neaptide.cluster.batches import chunk_rows, lease_rows
 from neaptide.cluster.batches.chunk_rows import LeasedLines
 from neaptide.cluster.batches.lease_rows import BatchLease, guarded
-from neaptide.cluster.lease_order import Chunk, ChunkKey
+from neaptide.cluster.lease_order import LeaseChunk, ChunkKey
 from neaptide.cluster.sharing import sharing_of
 from neaptide.server.batches.sharing import LeaseLostError
 from neaptide.server.batches.storing import batch_rows
@@ -39,7 +39,7 @@ def begin(store: Store, batch_id: str) -> None:
     """With one line, that is for leases."""
     store.write_blocking(batch_rows.insert_lines, batch_id, [NewLine(1, "c0", 0, 1, 0, 1)])
     assert store.write_blocking(batch_rows.begin_batch, batch_id, "m", "fingerprint", 101)
-    store.write_blocking(chunk_rows.add_chunks, {Chunk(ChunkKey(batch_id, 0), 1_000, 1.0, 1): [1]})
+    store.write_blocking(chunk_rows.add_chunks, {LeaseChunk(ChunkKey(batch_id, 0), 1_000, 1.0, 1): [1]})
 
 
 def test_each_batch_is_leased_once_while_its_lease_lasts(store: Store) -> None:

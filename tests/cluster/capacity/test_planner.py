@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from neaptide.cluster.capacity import planner
-from neaptide.cluster.capacity.measure import Measured, Size
+from neaptide.cluster.capacity.measure import MeasuredSize, Size
 from neaptide.cluster.capacity.planner import plan, within_context
 from neaptide.cluster.capacity.stretch import Stretch
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
@@ -60,8 +60,8 @@ def test_replicas_stand_behind_a_router_that_knows_which_is_free() -> None:
 def test_a_size_above_the_answer_is_tried_and_may_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(
         base: Scenario, stretch: Stretch, size: Size, offline: Sequence[OfflineSet] = (), on_progress: object = None
-    ) -> Measured:
-        return Measured(dict.fromkeys(ALL, held[size.replicas]), 0, 0.0, True)
+    ) -> MeasuredSize:
+        return MeasuredSize(dict.fromkeys(ALL, held[size.replicas]), 0, 0.0, True)
 
     monkeypatch.setattr(planner, "measure", measure)
     held = {1: 0.2, 2: 0.95, 3: 0.95}

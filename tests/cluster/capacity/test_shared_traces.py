@@ -8,7 +8,7 @@ import pytest
 from neaptide.cluster.capacity.planner import Question, plan
 from neaptide.cluster.capacity.result import Peak
 from neaptide.cluster.simulation.cluster import simulate_cluster
-from neaptide.cluster.simulation.fleet import Fleet
+from neaptide.cluster.simulation.fleet import SimulatedFleet
 from neaptide.estimator.device_profile import load_profile
 from neaptide.loadgen.workloads.online_sets import online_requests
 from neaptide.loadgen.workloads.traces import TraceRequest
@@ -24,7 +24,7 @@ def attained(scenario: Scenario, trace: Sequence[TraceRequest], peak: Peak, repl
     start_s, end_s = peak.start_s - MARGIN_S, peak.start_s + PEAK_S + MARGIN_S
     near = [replace(r, arrival_s=r.arrival_s - start_s) for r in trace if start_s <= r.arrival_s <= end_s]
     met = []
-    run = simulate_cluster(replace(scenario, online=near), Fleet(replicas=replicas)).whole
+    run = simulate_cluster(replace(scenario, online=near), SimulatedFleet(replicas=replicas)).whole
     for record in run.measures.online.values():
         if MARGIN_S - ROUNDING_S <= record.arrival_s <= MARGIN_S + PEAK_S + ROUNDING_S:
             in_time = record.is_done and record.first_s - record.arrival_s <= scenario.ttft_slo_s

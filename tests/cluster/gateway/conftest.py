@@ -12,8 +12,8 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from neaptide.cluster.gateway.replicas import State
-from neaptide.cluster.launch.gateway import Gateway, build_gateway
+from neaptide.cluster.gateway.replicas import ReplicaStatus
+from neaptide.cluster.launch.gateway import RunningGateway, build_gateway
 from neaptide.server.settings import Settings
 from tests.patience import until
 from tests.server.asgi import Exchange
@@ -121,7 +121,7 @@ async def answer(replica: ScriptedReplica, scope: Scope, receive: Receive, send:
 class Cluster:
     """A gateway, and replicas that have joined it."""
 
-    def __init__(self, gateway: Gateway, stack: AsyncExitStack) -> None:
+    def __init__(self, gateway: RunningGateway, stack: AsyncExitStack) -> None:
         self.gateway = gateway
         self._stack = stack
         self.replicas: dict[str, ScriptedReplica] = {}
@@ -132,13 +132,13 @@ class Cluster:
         replica.cached = cached
         replica.live = await self._stack.enter_async_context(serving(replica, timeout_graceful_shutdown=0))  # type: ignore[arg-type]
         self.gateway.replicas.join(name, replica.url)
-        await self.until(name, State.READY)
+        await self.until(name, ReplicaStatus.READY)
         return replica
 
-    async def until(self, name: str, state: State) -> None:
+    async def until(self, name: str, state: ReplicaStatus) -> None:
         await until(lambda: self.states().get(name) is state)
 
-    def states(self) -> dict[str, State]:
+    def states(self) -> dict[str, ReplicaStatus]:
         return {replica.name: replica.state for replica in self.gateway.replicas.all}
 
     def request(self, path: str, body: object = None, method: str = "POST", **headers: str) -> Exchange:

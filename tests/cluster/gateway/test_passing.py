@@ -10,7 +10,7 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from neaptide.cluster.gateway.replicas import State
+from neaptide.cluster.gateway.replicas import ReplicaStatus
 from neaptide.server.settings import Settings
 from tests.cluster.gateway.conftest import CHAT, STORE, TO_STREAM, Cluster, ScriptedReplica, begin, say
 from tests.patience import until
@@ -250,17 +250,17 @@ async def test_what_a_silent_replica_had_fails_within_ten_seconds_and_what_other
         await kept.until(event)
     await kept.task
     assert (kept.status, pieces(kept)) == (200, EVENTS)
-    assert cluster.states() == {"a": State.LOST, "b": State.READY}
+    assert cluster.states() == {"a": ReplicaStatus.LOST, "b": ReplicaStatus.READY}
 
 
 async def test_a_replica_that_wakes_is_one_of_them_again(cluster: Cluster, loop_clock: LoopClock) -> None:
     replica = await cluster.add("a")
     replica.is_silent = True
-    while cluster.states()["a"] is not State.LOST:
+    while cluster.states()["a"] is not ReplicaStatus.LOST:
         await loop_clock.pass_s(1.0)
     assert (await cluster.asked("/v1/batches", method="GET"))[0] == 503
     replica.is_silent = False
-    while cluster.states()["a"] is not State.READY:
+    while cluster.states()["a"] is not ReplicaStatus.READY:
         await loop_clock.pass_s(1.0)
     assert await cluster.asked(CHAT, TO_STREAM) == (200, {"from": "a"})
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from neaptide.cluster.launch.fleet import Place
+from neaptide.cluster.launch.fleet import ReplicaPlace
 from neaptide.cluster.launch.process import ReplicaProcess, devices_of, replica_settings
 from neaptide.launch.serve import LaunchError
 from neaptide.server.settings import Settings
@@ -83,7 +83,7 @@ async def test_a_replica_that_cannot_be_started_for_a_moment_is_tried_again(
 
     monkeypatch.setattr(ReplicaProcess, "start", start)
     monkeypatch.setattr("neaptide.cluster.launch.fleet.FIRST_BACKOFF_S", 0.0)
-    place = Place("replica-1", Settings(), {}, cluster.gateway.replicas)
+    place = ReplicaPlace("replica-1", Settings(), {}, cluster.gateway.replicas)
     with pytest.raises(LaunchError, match="could not be started: too many open files before it was ready"):
         await place.keep(must_serve=True)
     await place.keep(must_serve=False)

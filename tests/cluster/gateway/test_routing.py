@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from neaptide.cluster.gateway.replicas import Replica, State
+from neaptide.cluster.gateway.replicas import Replica, ReplicaStatus
 from neaptide.cluster.launch.gateway import block_hashes
 from neaptide.cluster.routing import Prompt
 from neaptide.engine.kv.cache_digest import digest_of
@@ -97,7 +97,7 @@ async def test_what_will_be_refused_is_refused_by_a_replica(cluster: Cluster) ->
 async def test_files_and_batches_go_to_any_replica_also_to_one_without_an_engine(cluster: Cluster) -> None:
     replica = await cluster.add("a")
     replica.status = 503
-    await cluster.until("a", State.CLOSED)
+    await cluster.until("a", ReplicaStatus.CLOSED)
     assert await who(cluster, "/v1/batches", method="GET") == "a"
     status, document = await cluster.asked(CHAT, TO_STREAM)
     assert (status, document["error"]["code"]) == (503, "no_replica")
@@ -115,7 +115,7 @@ async def test_a_replica_that_takes_no_connection_costs_nobody_an_answer(cluster
     found = await asyncio.gather(*(who(cluster, CHAT, TO_STREAM) for _ in range(5)))
     assert found == ["b"] * 5
     assert await who(cluster, "/v1/models", method="GET") == "b"
-    assert cluster.states() == {"a": State.LOST, "b": State.READY}
+    assert cluster.states() == {"a": ReplicaStatus.LOST, "b": ReplicaStatus.READY}
 
 
 async def test_without_replicas_there_is_a_clear_503(cluster: Cluster) -> None:
@@ -215,10 +215,10 @@ async def test_neither_questions_nor_what_is_passed_on_stand_in_the_log(
 async def test_a_replica_whose_figures_cannot_be_read_gets_nothing_until_they_can(cluster: Cluster, words: str) -> None:
     replica = await cluster.add("a")
     replica.words = words
-    await cluster.until("a", State.CLOSED)
+    await cluster.until("a", ReplicaStatus.CLOSED)
     assert (await cluster.asked("/ready", method="GET"))[0] == 503
     replica.words = None
-    await cluster.until("a", State.READY)
+    await cluster.until("a", ReplicaStatus.READY)
 
 
 async def test_a_backlog_that_cannot_be_read_is_not_known(cluster: Cluster) -> None:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from neaptide.cluster.autoscaling import Scale
-from neaptide.cluster.gateway.replicas import State
+from neaptide.cluster.gateway.replicas import ReplicaStatus
 from neaptide.cluster.launch.scaling import Scaling
 from tests.cluster.gateway.conftest import Cluster
 from tests.patience import until
@@ -75,7 +75,7 @@ async def test_nothing_is_decided_while_it_is_unknown_what_there_is_to_do(cluste
     for name, replica in cluster.replicas.items():
         replica.backlog = None
         replica.status = 503 if away == "replicas" else 200
-        await cluster.until(name, State.CLOSED if away == "replicas" else State.READY)
+        await cluster.until(name, ReplicaStatus.CLOSED if away == "replicas" else ReplicaStatus.READY)
     fleet = Fleet(2)
     await Scaling(SCALE, fleet, cluster.gateway.replicas).decide(0.0)
     assert (fleet.size, fleet.dismissed) == (2, [])

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families as classic
 
 from neaptide.cluster.gateway.series import BEHIND_S, OF_THE_DATABASE
 from neaptide.server.batches.metrics import BatchMetrics
-from neaptide.server.batches.running.outlooks import Outlooks
+from neaptide.server.batches.running.outlooks import BatchStatuses
 from neaptide.server.batches.storing.store import Store
 from neaptide.server.observe.exposition import OPENMETRICS
 from tests.cluster.gateway.conftest import CHAT, TO_STREAM, Cluster
@@ -99,7 +99,7 @@ async def test_of_a_replica_that_has_left_nothing_is_said(cluster: Cluster) -> N
 
 def test_the_series_that_are_taken_once_are_those_that_the_database_says() -> None:
     registry = CollectorRegistry()
-    BatchMetrics(registry, Store(Path()), lambda: 0.0, Outlooks())
+    BatchMetrics(registry, Store(Path()), lambda: 0.0, BatchStatuses())
     of_one_server = {"neaptide_batches_by_outlook", "neaptide_batch_chunks_held", "neaptide_batch_claims_lost"}
     assert {family.name for family in registry.collect()} - of_one_server == OF_THE_DATABASE
 

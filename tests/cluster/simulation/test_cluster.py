@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from neaptide.cluster.autoscaling import Scale
 from neaptide.cluster.routing import ROUTERS
 from neaptide.cluster.simulation.cluster import simulate_cluster
-from neaptide.cluster.simulation.fleet import PLACEMENTS, Fleet, Placement, parted
+from neaptide.cluster.simulation.fleet import PLACEMENTS, SimulatedFleet, Placement, parted
 from neaptide.engine.scheduler import online_load
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
@@ -54,7 +54,7 @@ def logical_tokens(result: SimResult, window_s: float) -> int:
 @pytest.mark.parametrize("router", ROUTERS)
 def test_one_replica_is_what_simulate_gives(router: str) -> None:
     scene = mixed(step_noise=0.1)
-    run = simulate_cluster(scene, Fleet(router=router, placement="partition"))
+    run = simulate_cluster(scene, SimulatedFleet(router=router, placement="partition"))
     assert figures(run.result) == figures(simulate(scene).result)
 
 
@@ -70,7 +70,7 @@ def test_one_replica_is_what_simulate_gives(router: str) -> None:
     ],
 )
 def test_one_replica_is_what_simulate_gives_in_other_scenes(scene: Scenario) -> None:
-    run = simulate_cluster(scene, Fleet(placement="partition"))
+    run = simulate_cluster(scene, SimulatedFleet(placement="partition"))
     assert figures(run.result) == figures(simulate(scene).result)
 
 
@@ -80,7 +80,7 @@ def test_one_replica_is_what_simulate_gives_in_other_scenes(scene: Scenario) -> 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_every_row_and_every_request_is_done_once(placement: Placement) -> None:
     scene = constant(chats(40), [pool_of(500)], refill=False, profile=profile(256), max_num_seqs=16, drain_s=1e6)
-    run = simulate_cluster(replace(scene, window_s=(0.0, 1e4)), Fleet(replicas=3, placement=placement))
+    run = simulate_cluster(replace(scene, window_s=(0.0, 1e4)), SimulatedFleet(replicas=3, placement=placement))
     assert (run.result.rows.done, run.result.rows.open) == (500, 0)
     assert run.result.online.requests == 40
     assert run.whole.num_unfinished == 0
@@ -101,7 +101,7 @@ def test_lost_replicas_lose_no_row_and_none_runs_again_after_its_end(
 ) -> None:
     """``SharedRows.done`` raises if a row ends a second time."""
     scene = constant(chats(20), [pool_of(80)], refill=False, profile=profile(128), max_num_seqs=8, drain_s=1e6)
-    fleet = Fleet(
+    fleet = SimulatedFleet(
         replicas=replicas,
         lost_at_s=tuple(lost_at_s),
         start_up_s=start_up_s,
@@ -122,7 +122,7 @@ def test_lost_replicas_lose_no_row_and_none_runs_again_after_its_end(
 
 def test_a_lost_replica_fails_only_what_it_had_and_its_rows_are_done_after_the_lease() -> None:
     scene = constant(chats(40), [pool_of(200)], refill=False, profile=profile(256), max_num_seqs=8, drain_s=1e6)
-    fleet = Fleet(replicas=2, lost_at_s=(1.0,), start_up_s=5.0, lease_s=2.0)
+    fleet = SimulatedFleet(replicas=2, lost_at_s=(1.0,), start_up_s=5.0, lease_s=2.0)
     result = simulate_cluster(replace(scene, window_s=(0.0, 1e3)), fleet).result
     lost, other, new = result.replicas
     assert (lost.state, lost.ended_s) == ("lost", 1.0)
@@ -137,7 +137,7 @@ def test_a_lost_replica_fails_only_what_it_had_and_its_rows_are_done_after_the_l
 
 def test_what_a_lost_replica_had_in_flight_counts_where_it_is_done() -> None:
     scene = constant((), [pool_of(60)], refill=False, profile=profile(256), max_num_seqs=8, overlap_depth=1)
-    fleet = Fleet(replicas=2, lost_at_s=(0.7,), start_up_s=0.5, lease_s=0.2)
+    fleet = SimulatedFleet(replicas=2, lost_at_s=(0.7,), start_up_s=0.5, lease_s=0.2)
     result = simulate_cluster(replace(scene, window_s=(0.0, 1e3)), fleet).result
     assert result.rows.given_back > 0
     assert logical_tokens(result, 1e3) == tokens_of(scene)
@@ -145,7 +145,7 @@ def test_what_a_lost_replica_had_in_flight_counts_where_it_is_done() -> None:
 
 def test_the_same_seed_gives_the_same_figures() -> None:
     scene = mixed(step_noise=0.2, refill=True)
-    fleet = Fleet(replicas=3, router="random", lost_at_s=(0.5,), start_up_s=0.3, lease_s=0.2)
+    fleet = SimulatedFleet(replicas=3, router="random", lost_at_s=(0.5,), start_up_s=0.3, lease_s=0.2)
     first, second = (simulate_cluster(scene, fleet).result for _ in range(2))
     assert figures(first) == figures(second)
     assert first.replicas == second.replicas
@@ -156,7 +156,7 @@ def test_two_replicas_do_twice_the_work() -> None:
     scene = constant(offline_sets=[pool_of(500)], refill=False, profile=profile(256), max_num_seqs=8)
     for placement in PLACEMENTS:
         one, two = (
-            simulate_cluster(scene, Fleet(replicas=replicas, placement=placement)).result for replicas in (1, 2)
+            simulate_cluster(scene, SimulatedFleet(replicas=replicas, placement=placement)).result for replicas in (1, 2)
         )
         assert one.offline.makespan_s is not None
         assert two.offline.makespan_s is not None
@@ -166,13 +166,13 @@ def test_two_replicas_do_twice_the_work() -> None:
 def test_claims_come_in_chunks_and_a_replica_does_not_hoard() -> None:
     """Eight seats a replica: of 600 rows it holds at most those that run, those that wait, and a chunk."""
     scene = constant((), [pool_of(600)], refill=False, profile=profile(256), max_num_seqs=8, window_s=(0.0, 1.0))
-    result = simulate_cluster(scene, Fleet(replicas=2)).result
+    result = simulate_cluster(scene, SimulatedFleet(replicas=2)).result
     assert result.rows.done + result.rows.open == 600
     assert result.rows.done < 300
 
 
 def test_requests_wait_for_a_replica_that_starts() -> None:
-    fleet = Fleet(lost_at_s=(0.0,), start_up_s=2.0)
+    fleet = SimulatedFleet(lost_at_s=(0.0,), start_up_s=2.0)
     result = simulate_cluster(constant(chats(3)), fleet).result
     assert result.failed_online == 0
     assert result.online.ttft_s["p50"] == pytest.approx(2.0, abs=0.2)
@@ -183,7 +183,7 @@ def test_a_fleet_grows_and_shrinks_with_its_load_and_loses_nothing(monkeypatch: 
     monkeypatch.setattr(online_load, "LOAD_WINDOW_S", 1.0)
     busy, calm = chats(300, 0.01, 60), online(*((3.5 + k, 4, 1) for k in range(30)))
     scene = mixed(online=[*busy, *calm], offline=[pool_of(100)], refill=False, max_num_seqs=64, window_s=(0.0, 35.0))
-    fleet = Fleet(scale=Scale(1, 4, down_after_s=5.0), start_up_s=0.5, decide_s=0.5)
+    fleet = SimulatedFleet(scale=Scale(1, 4, down_after_s=5.0), start_up_s=0.5, decide_s=0.5)
     result = simulate_cluster(scene, fleet).result
     sizes = [size for _, size in result.sizes]
     assert max(sizes) > 1
@@ -222,11 +222,11 @@ def test_parts_hold_every_row_once_and_share_the_work() -> None:
 )
 def test_a_fleet_that_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Fleet(**fields)
+        SimulatedFleet(**fields)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_set_in_batches_is_not_shared(placement: Placement) -> None:
     scene = constant(offline_sets=[offline(*[(0, 4, 3)] * 6, batch_size=2)])
     with pytest.raises(ValueError, match="keeps one engine busy"):
-        simulate_cluster(scene, Fleet(replicas=2, placement=placement))
+        simulate_cluster(scene, SimulatedFleet(replicas=2, placement=placement))

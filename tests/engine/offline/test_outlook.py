@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from neaptide.engine.config import CacheConfig
-from neaptide.engine.messages import AddBatch, BatchOutlook, CancelBatch, Outlook, SetOffline
+from neaptide.engine.messages import AddBatch, BatchDeadlineStatus, CancelBatch, DeadlineStatus, SetOffline
 from neaptide.engine.offline import outlook
-from neaptide.engine.offline.outlook import PERIOD_S, Outlooks
+from neaptide.engine.offline.outlook import PERIOD_S, DeadlineJudge
 from neaptide.engine.offline.pool import OfflinePool
 from neaptide.engine.offline.work import WholeDevice
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
@@ -31,31 +31,31 @@ class Judged:
 
     def __init__(self, *messages: AddBatch) -> None:
         self.pool = OfflinePool()
-        self.outlooks = Outlooks(WholeDevice(ConstantCostModel(0.01), STEP_TOKENS, 256, 1_000_000))
+        self.outlooks = DeadlineJudge(WholeDevice(ConstantCostModel(0.01), STEP_TOKENS, 256, 1_000_000))
         self._table = Harness().core.scheduler.queues.table
         for message in messages:
             self.pool.add_batch(message, 0.0, 4096)
 
-    def report(self, now_s: float = 0.0, rate: float | None = None) -> list[BatchOutlook] | None:
+    def report(self, now_s: float = 0.0, rate: float | None = None) -> list[BatchDeadlineStatus] | None:
         return self.outlooks.report(self.pool.jobs, self._table, rate, now_s)
 
-    def found(self, now_s: float = 0.0, rate: float | None = None) -> dict[str, Outlook]:
+    def found(self, now_s: float = 0.0, rate: float | None = None) -> dict[str, DeadlineStatus]:
         self.outlooks.hurry()
         report = self.report(now_s, rate)
         assert report is not None
         return {one.batch_id: one.outlook for one in report}
 
 
-@pytest.mark.parametrize(("deadline_s", "outlook"), [(1.99, Outlook.INFEASIBLE), (2.0, Outlook.ON_TIME)])
+@pytest.mark.parametrize(("deadline_s", "outlook"), [(1.99, DeadlineStatus.INFEASIBLE), (2.0, DeadlineStatus.ON_TIME)])
 def test_a_window_shorter_than_the_whole_device_needs_is_infeasible(
-    deadline_s: float, outlook: Outlook, tmp_path: Path
+    deadline_s: float, outlook: DeadlineStatus, tmp_path: Path
 ) -> None:
     (one,) = Judged(job(tmp_path, "a", 200, deadline_s)).report() or []
-    assert one == BatchOutlook("a", outlook, pytest.approx(2.0), None, deadline_s)
+    assert one == BatchDeadlineStatus("a", outlook, pytest.approx(2.0), None, deadline_s)
 
 
-@pytest.mark.parametrize(("rate", "outlook"), [(4999.0, Outlook.AT_RISK), (5050.0, Outlook.ON_TIME)])
-def test_a_window_too_short_for_the_rate_of_late_is_a_risk(rate: float, outlook: Outlook, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rate", "outlook"), [(4999.0, DeadlineStatus.AT_RISK), (5050.0, DeadlineStatus.ON_TIME)])
+def test_a_window_too_short_for_the_rate_of_late_is_a_risk(rate: float, outlook: DeadlineStatus, tmp_path: Path) -> None:
     """200 prompts of 100 tokens and an answer of one."""
     (one,) = Judged(job(tmp_path, "a", 200, 4.0)).report(rate=rate) or []
     assert (one.outlook, one.expected_s) == (outlook, pytest.approx(20_200 / rate))
@@ -63,37 +63,37 @@ def test_a_window_too_short_for_the_rate_of_late_is_a_risk(rate: float, outlook:
 
 def test_what_is_due_earlier_comes_before(tmp_path: Path) -> None:
     judged = Judged(job(tmp_path, "late", 200, 4.0), job(tmp_path, "early", 210, 3.0))
-    assert judged.found() == {"early": Outlook.ON_TIME, "late": Outlook.INFEASIBLE}
-    assert judged.found(rate=10_200.0) == {"early": Outlook.ON_TIME, "late": Outlook.INFEASIBLE}
+    assert judged.found() == {"early": DeadlineStatus.ON_TIME, "late": DeadlineStatus.INFEASIBLE}
+    assert judged.found(rate=10_200.0) == {"early": DeadlineStatus.ON_TIME, "late": DeadlineStatus.INFEASIBLE}
 
 
 def test_what_cannot_be_in_time_stands_in_nobodys_way(tmp_path: Path) -> None:
     judged = Judged(job(tmp_path, "late", 200, 4.0), job(tmp_path, "lost", 310, 3.0))
-    assert judged.found(rate=8_000.0) == {"lost": Outlook.INFEASIBLE, "late": Outlook.ON_TIME}
+    assert judged.found(rate=8_000.0) == {"lost": DeadlineStatus.INFEASIBLE, "late": DeadlineStatus.ON_TIME}
 
 
 def test_a_batch_at_risk_does_not_count_for_the_rate_but_for_the_device(tmp_path: Path) -> None:
     judged = Judged(job(tmp_path, "late", 150, 4.0), job(tmp_path, "risky", 250, 3.0))
-    assert judged.found(rate=8_000.0) == {"risky": Outlook.AT_RISK, "late": Outlook.ON_TIME}
-    assert judged.found(now_s=0.1, rate=8_000.0) == {"risky": Outlook.AT_RISK, "late": Outlook.INFEASIBLE}
+    assert judged.found(rate=8_000.0) == {"risky": DeadlineStatus.AT_RISK, "late": DeadlineStatus.ON_TIME}
+    assert judged.found(now_s=0.1, rate=8_000.0) == {"risky": DeadlineStatus.AT_RISK, "late": DeadlineStatus.INFEASIBLE}
 
 
 def test_an_outlook_brightens_only_with_room(tmp_path: Path) -> None:
     judged = Judged(job(tmp_path, "a", 200, 4.0))
     rates = (5_000.0, 5_100.0, 5_600.0, 5_700.0, 5_100.0)
     found = [judged.found(rate=rate)["a"] for rate in rates]
-    assert found == [Outlook.AT_RISK] * 3 + [Outlook.ON_TIME] * 2
+    assert found == [DeadlineStatus.AT_RISK] * 3 + [DeadlineStatus.ON_TIME] * 2
 
 
 def test_an_infeasible_batch_is_given_another_chance_when_it_needs_much_less(tmp_path: Path) -> None:
     judged = Judged(job(tmp_path, "a", 200, 1.9))
-    assert judged.found()["a"] is Outlook.INFEASIBLE
+    assert judged.found()["a"] is DeadlineStatus.INFEASIBLE
     for _ in range(20):
         judged.pool.ended(judged.pool.pop())
-    assert judged.found()["a"] is Outlook.INFEASIBLE, "180 steps in 1.9 s, more than nine tenths"
+    assert judged.found()["a"] is DeadlineStatus.INFEASIBLE, "180 steps in 1.9 s, more than nine tenths"
     for _ in range(10):
         judged.pool.ended(judged.pool.pop())
-    assert judged.found()["a"] is Outlook.ON_TIME
+    assert judged.found()["a"] is DeadlineStatus.ON_TIME
 
 
 def test_reports_come_once_in_a_period_and_at_once_when_a_batch_comes_or_goes(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def run_until(harness: Harness, end_s: float) -> None:
         harness.core.step()
 
 
-def only_report(harness: Harness) -> BatchOutlook:
+def only_report(harness: Harness) -> BatchDeadlineStatus:
     (one,) = harness.core.report_outlooks() or []
     return one
 
@@ -134,10 +134,10 @@ def test_an_impossible_job_is_flagged_when_it_is_submitted(tmp_path: Path) -> No
     harness = engine(step_s=0.01)
     harness.core.handle(job(tmp_path, "impossible", 200, 1.5))
     assert harness.core.report_outlooks() == [
-        BatchOutlook("impossible", Outlook.INFEASIBLE, pytest.approx(2.0), None, 1.5)
+        BatchDeadlineStatus("impossible", DeadlineStatus.INFEASIBLE, pytest.approx(2.0), None, 1.5)
     ]
     harness.core.handle(job(tmp_path, "normal", 200, 100.0))
-    assert [one.outlook for one in harness.core.report_outlooks() or []] == [Outlook.INFEASIBLE, Outlook.ON_TIME]
+    assert [one.outlook for one in harness.core.report_outlooks() or []] == [DeadlineStatus.INFEASIBLE, DeadlineStatus.ON_TIME]
     harness.core.handle(CancelBatch("impossible"))
     assert [one.batch_id for one in harness.core.report_outlooks() or []] == ["normal"]
 
@@ -161,11 +161,11 @@ def test_a_pause_does_not_count_as_slow_work_and_the_time_goes_on(tmp_path: Path
     harness.core.handle(online("chat", [1] * 10, max_tokens=150, arrival_s=1.6))
     run_until(harness, 15.05)
     after = only_report(harness)
-    assert (before.outlook, after.outlook) == (Outlook.ON_TIME, Outlook.ON_TIME)
+    assert (before.outlook, after.outlook) == (DeadlineStatus.ON_TIME, DeadlineStatus.ON_TIME)
     assert after.expected_s == pytest.approx(before.expected_s)
     harness.clock.sleep_until(17.0)
     last = only_report(harness)
-    assert (last.outlook, last.left_s) == (Outlook.INFEASIBLE, pytest.approx(3.0))
+    assert (last.outlook, last.left_s) == (DeadlineStatus.INFEASIBLE, pytest.approx(3.0))
 
 
 def test_it_says_how_far_the_answers_are_that_run(tmp_path: Path) -> None:

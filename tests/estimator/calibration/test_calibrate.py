@@ -16,27 +16,27 @@ from neaptide.estimator.calibration.calibrate import (
     Calibration,
     MeasuredRun,
     Measurements,
-    Pace,
+    CalibrationPace,
 )
 from neaptide.estimator.calibration.micro_runs import MicroRunner, shape_of
 from neaptide.estimator.calibration.report import (
     OURS,
     VISIBLE_DRIFT,
-    Report,
+    CalibrationReport,
     evaluate,
     noise_floor,
     repeats_of,
     report,
 )
-from neaptide.estimator.calibration.steps import Limits, calibration_steps, ragged_step, start_steps
+from neaptide.estimator.calibration.steps import CalibrationLimits, calibration_steps, ragged_step, start_steps
 from neaptide.estimator.cost.iteration_time import Regime, regime_of
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.device_profile import load_profile, save_profile
 from neaptide.estimator.subject import Subject
 from tests.estimator.machine_executor import COST, DIFFERENT, SAME_EVERYWHERE, MachineExecutor
 
-LIMITS = Limits(max_batched_tokens=2048, max_seqs=64, max_model_len=8192, kv_tokens=2048 * 16)
-BRIEF = Pace(budget_s=60.0, max_step_s=1.0, max_rounds=2)
+LIMITS = CalibrationLimits(max_batched_tokens=2048, max_seqs=64, max_model_len=8192, kv_tokens=2048 * 16)
+BRIEF = CalibrationPace(budget_s=60.0, max_step_s=1.0, max_rounds=2)
 
 
 @dataclass
@@ -45,11 +45,11 @@ class Lab:
     calibration: Calibration
 
     @classmethod
-    def of(cls, pace: Pace = BRIEF, *, seed: int = 0, slow: float = 1.0, num_blocks: int = 2048) -> "Lab":
+    def of(cls, pace: CalibrationPace = BRIEF, *, seed: int = 0, slow: float = 1.0, num_blocks: int = 2048) -> "Lab":
         return cls.on(MachineExecutor(VirtualClock(), num_blocks, slow=lambda: slow), pace, seed)
 
     @classmethod
-    def on(cls, executor: MachineExecutor, pace: Pace = BRIEF, seed: int = 0) -> "Lab":
+    def on(cls, executor: MachineExecutor, pace: CalibrationPace = BRIEF, seed: int = 0) -> "Lab":
         runner = MicroRunner(executor, executor.clock, 16)
         return cls(executor, Calibration(runner, executor.clock, LIMITS, pace, seed))
 
@@ -60,11 +60,11 @@ def measured() -> Measurements:
 
 
 @pytest.fixture(scope="module")
-def found(measured: Measurements) -> Report:
+def found(measured: Measurements) -> CalibrationReport:
     return report(measured)
 
 
-def test_a_machine_that_the_model_can_represent_is_recovered_exactly(found: Report) -> None:
+def test_a_machine_that_the_model_can_represent_is_recovered_exactly(found: CalibrationReport) -> None:
     truth = RooflineModel(SAME_EVERYWHERE)
     for sample in found.raw.training + found.raw.held_out:
         assert found.raw.ours.predict(sample.shape).seconds == pytest.approx(truth.predict(sample.shape).seconds, 1e-6)
@@ -87,7 +87,7 @@ def test_regimes_that_differ_are_recovered_closely() -> None:
     assert max(found.raw.mape[OURS].values()) < 0.03
 
 
-def test_every_model_is_judged_in_every_regime_and_ours_is_lowest_here(found: Report) -> None:
+def test_every_model_is_judged_in_every_regime_and_ours_is_lowest_here(found: CalibrationReport) -> None:
     assert list(found.raw.mape) == ["echo_max", "echo_sum", "bros", "hygen", OURS]
     for errors in found.raw.mape.values():
         assert set(errors) == set(Regime)
@@ -95,7 +95,7 @@ def test_every_model_is_judged_in_every_regime_and_ours_is_lowest_here(found: Re
     assert found.raw.echo in ("echo_max", "echo_sum")
 
 
-def test_a_machine_without_noise_has_no_noise_floor(found: Report) -> None:
+def test_a_machine_without_noise_has_no_noise_floor(found: CalibrationReport) -> None:
     assert max(found.raw.noise_floor.values()) < 1e-9
     assert {found.raw.bound(regime) for regime in Regime} == {0.05}
     assert found.measurements.drift == pytest.approx(0.0, abs=1e-9)
@@ -126,7 +126,7 @@ def test_steps_that_ran_once_tell_nothing_of_noise() -> None:
     assert repeats_of(measured) == {Regime.PREFILL: 0, Regime.DECODE: 3, Regime.MIXED: 0}
 
 
-def test_where_nothing_was_repeated_the_noise_is_unknown_and_the_bound_is_the_least(found: Report) -> None:
+def test_where_nothing_was_repeated_the_noise_is_unknown_and_the_bound_is_the_least(found: CalibrationReport) -> None:
     once = replace(found.raw, noise_floor=noise_floor(noisy(1)), repeats=repeats_of(noisy(1)))
     assert {once.bound(regime) for regime in Regime} == {0.05}
     table = error_table(once, "")
@@ -134,11 +134,11 @@ def test_where_nothing_was_repeated_the_noise_is_unknown_and_the_bound_is_the_le
     assert (cells["decode"]["noise floor"], cells["decode"]["from repeats"]) == ("?", "0")
 
 
-def test_the_report_says_how_often_steps_were_repeated(found: Report) -> None:
+def test_the_report_says_how_often_steps_were_repeated(found: CalibrationReport) -> None:
     assert found.raw.repeats == dict.fromkeys(Regime, 2)
 
 
-def test_errors_on_the_grid_and_on_ragged_steps_make_up_the_whole(measured: Measurements, found: Report) -> None:
+def test_errors_on_the_grid_and_on_ragged_steps_make_up_the_whole(measured: Measurements, found: CalibrationReport) -> None:
     for evaluation in (found.raw, found.normalised):
         for name, errors in evaluation.mape.items():
             for regime in Regime:
@@ -170,7 +170,7 @@ def test_every_measured_step_is_either_fitted_or_held_out(measured: Measurements
     assert len(measured.samples(held_out=False)) == len(run & set(steps.training))
 
 
-def test_no_model_is_fitted_to_a_held_out_step(measured: Measurements, found: Report) -> None:
+def test_no_model_is_fitted_to_a_held_out_step(measured: Measurements, found: CalibrationReport) -> None:
     """Held-out steps that took other times change every error, and not one coefficient."""
     rng = random.Random(0)
     runs = [
@@ -186,7 +186,7 @@ def test_no_model_is_fitted_to_a_held_out_step(measured: Measurements, found: Re
             assert other.mape[name][regime] != found.raw.mape[name][regime]
 
 
-def test_the_bound_is_5_percent_or_one_and_a_half_times_the_noise(found: Report) -> None:
+def test_the_bound_is_5_percent_or_one_and_a_half_times_the_noise(found: CalibrationReport) -> None:
     noise = {Regime.PREFILL: 0.02, Regime.DECODE: 0.1, Regime.MIXED: 0.04}
     bounds = [replace(found.raw, noise_floor=noise).bound(regime) for regime in Regime]
     assert bounds == pytest.approx([0.05, 0.15, 0.06])
@@ -201,7 +201,7 @@ def test_held_out_steps_lie_between_powers_of_two_and_differ_in_context() -> Non
 
 @pytest.mark.parametrize("seed", range(3))
 def test_steps_keep_to_the_limits(seed: int) -> None:
-    limits = Limits(max_batched_tokens=300, max_seqs=10, max_model_len=512, kv_tokens=3000)
+    limits = CalibrationLimits(max_batched_tokens=300, max_seqs=10, max_model_len=512, kv_tokens=3000)
     steps = calibration_steps(limits, seed)
     for parts in steps.training + steps.held_out + start_steps(limits):
         shape = shape_of(parts)
@@ -269,7 +269,7 @@ def test_a_machine_that_slows_down_is_normalised_by_its_reference_step() -> None
     assert max(found.chosen.mape[OURS].values()) < 0.02
 
 
-def test_the_profile_holds_what_was_found(found: Report, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_profile_holds_what_was_found(found: CalibrationReport, tmp_path_factory: pytest.TempPathFactory) -> None:
     subject = Subject.of(MachineExecutor(VirtualClock()), "tiny", 16)
     profile = found.profile(subject, "cpu-tiny", "2026-01-01", "abc")
     assert (profile.device, profile.dtype, profile.model) == ("a machine", "float32", "tiny")

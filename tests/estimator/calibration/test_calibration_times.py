@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from neaptide.engine.clock import VirtualClock
-from neaptide.estimator.calibration.calibrate import Calibration, Measurements, Pace
+from neaptide.estimator.calibration.calibrate import Calibration, Measurements, CalibrationPace
 from neaptide.estimator.calibration.micro_runs import MicroRunner
 from neaptide.estimator.calibration.report import report
-from neaptide.estimator.calibration.steps import Limits
+from neaptide.estimator.calibration.steps import CalibrationLimits
 from neaptide.estimator.calibration.times import CalibrationTimes, load_times, save_times, times_path
 from tests.estimator.machine_executor import MachineExecutor
 
-LIMITS = Limits(max_batched_tokens=512, max_seqs=16, max_model_len=1024, kv_tokens=2048 * 16)
+LIMITS = CalibrationLimits(max_batched_tokens=512, max_seqs=16, max_model_len=1024, kv_tokens=2048 * 16)
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def measured() -> Measurements:
     """Of a machine that slows down, with steps left out."""
     clock = VirtualClock()
     executor = MachineExecutor(clock, slow=lambda: 1.0 + 0.02 * clock.now())
-    pace = Pace(budget_s=15.0, max_step_s=0.05, max_rounds=3)
+    pace = CalibrationPace(budget_s=15.0, max_step_s=0.05, max_rounds=3)
     return Calibration(MicroRunner(executor, clock, 16), clock, LIMITS, pace).measure()
 
 

@@ -13,14 +13,14 @@ import pytest
 from neaptide.engine.clock import VirtualClock
 from neaptide.estimator.calibration.micro_runs import MicroRunner, shape_of
 from neaptide.estimator.calibration.start_up import MAX_STEP_S, MAX_TOTAL_S, ROUNDS, WARM_UP_S, StartUp
-from neaptide.estimator.calibration.steps import Limits, start_steps
+from neaptide.estimator.calibration.steps import CalibrationLimits, start_steps
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.device_profile import load_profile, save_profile
 from neaptide.estimator.subject import Subject, check_profile
 from tests.estimator.machine_executor import SAME_EVERYWHERE, MachineExecutor
 
-LIMITS = Limits(max_batched_tokens=2048, max_seqs=256, max_model_len=8192, kv_tokens=2048 * 16)
+LIMITS = CalibrationLimits(max_batched_tokens=2048, max_seqs=256, max_model_len=8192, kv_tokens=2048 * 16)
 STEPS = start_steps(LIMITS)
 TRUTH = RooflineModel(SAME_EVERYWHERE)
 
@@ -32,7 +32,7 @@ def start(
     fingerprint: str = "f",
     slow: float | Callable[[], float] = 1.0,
     num_blocks: int = 2048,
-    limits: Limits = LIMITS,
+    limits: CalibrationLimits = LIMITS,
 ) -> tuple[OnlineCostModel, MachineExecutor]:
     clock = VirtualClock()
     executor = MachineExecutor(clock, num_blocks, slow=slow if callable(slow) else lambda: slow)

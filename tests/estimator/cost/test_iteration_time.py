@@ -1,7 +1,7 @@
 """What the models share."""
 
 from neaptide.engine.steps.plan import BatchShape
-from neaptide.estimator.cost.iteration_time import ConstantCostModel, Regime, Sample, mean_relative_error, regime_of
+from neaptide.estimator.cost.iteration_time import ConstantCostModel, Regime, StepSample, mean_relative_error, regime_of
 from tests.estimator.machines import decodes, prefills
 
 
@@ -13,5 +13,5 @@ def test_regimes() -> None:
 
 
 def test_the_error_is_relative_to_the_measured_time() -> None:
-    samples = [Sample(decodes(1, 10), 4.0), Sample(decodes(1, 10), 0.5)]
+    samples = [StepSample(decodes(1, 10), 4.0), StepSample(decodes(1, 10), 0.5)]
     assert mean_relative_error(ConstantCostModel(1.0), samples) == (0.75 + 1.0) / 2

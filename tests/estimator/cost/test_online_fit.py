@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neaptide.estimator.cost.conformal import AdaptiveQuantile
-from neaptide.estimator.cost.iteration_time import Regime, Sample, mean_relative_error
+from neaptide.estimator.cost.iteration_time import Regime, StepSample, mean_relative_error
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
 from tests.estimator.machines import decodes, linear_machine, measure, random_shape
@@ -17,18 +17,18 @@ from tests.estimator.machines import decodes, linear_machine, measure, random_sh
 MACHINE = partial(linear_machine, mixed=1.15)
 
 
-def slowing_run(seed: int, steps: int, noise: float = 0.03) -> list[Sample]:
+def slowing_run(seed: int, steps: int, noise: float = 0.03) -> list[StepSample]:
     """A changing mix of steps on a machine that becomes 1.5 times slower in the middle."""
     rng, samples = random.Random(seed), []
     for step in range(steps):
         weights = ((1, 6, 3), (3, 4, 5), (1, 9, 1))[3 * step // steps]
         shape = random_shape(rng, rng.choices(list(Regime), weights)[0])
         slow = 1.5 if step >= steps // 2 else 1.0
-        samples.append(Sample(shape, slow * MACHINE(shape) * rng.lognormvariate(0.0, noise)))
+        samples.append(StepSample(shape, slow * MACHINE(shape) * rng.lognormvariate(0.0, noise)))
     return samples
 
 
-def errors(model: OnlineCostModel, samples: list[Sample]) -> list[float]:
+def errors(model: OnlineCostModel, samples: list[StepSample]) -> list[float]:
     """Relative errors before each step is observed."""
     found = []
     for sample in samples:

@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 
 from neaptide.engine.steps.plan import BatchShape
-from neaptide.estimator.cost.iteration_time import Sample, mean_relative_error
+from neaptide.estimator.cost.iteration_time import StepSample, mean_relative_error
 from neaptide.estimator.cost.paper_models import BrosModel, EchoModel, HygenModel
 from tests.estimator.machines import decodes, measure, prefills
 
@@ -69,7 +69,7 @@ def test_bros_hides_the_swap_behind_the_step_until_it_is_longer() -> None:
         return shape
 
     step_s = bros_machine(decodes(4, 100))
-    swaps = [Sample(with_swap(blocks), max(step_s, 1e-3 * blocks)) for blocks in (1, 2, 8, 16, 32, 64)]
+    swaps = [StepSample(with_swap(blocks), max(step_s, 1e-3 * blocks)) for blocks in (1, 2, 8, 16, 32, 64)]
     model = BrosModel()
     model.fit(measure(bros_machine, 0, 100) + swaps)
     assert model.predict(with_swap(2)).seconds == pytest.approx(step_s)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neaptide.engine.steps.plan import BatchShape
-from neaptide.estimator.cost.iteration_time import Regime, Sample, mean_relative_error, raggedness
+from neaptide.estimator.cost.iteration_time import Regime, StepSample, mean_relative_error, raggedness
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.cost.step_cost import StepCost, StepFormula, gemm_knot, gemm_segment
 from neaptide.estimator.device_profile import DeviceProfile
@@ -169,7 +169,7 @@ def test_a_regime_without_samples_gets_the_common_coefficients() -> None:
 
 def test_one_stalled_step_in_ten_does_not_bend_the_fit() -> None:
     samples = measure(linear_machine, 0, 300)
-    stalled = [Sample(s.shape, s.seconds * (3.0 if i % 10 == 0 else 1.0)) for i, s in enumerate(samples)]
+    stalled = [StepSample(s.shape, s.seconds * (3.0 if i % 10 == 0 else 1.0)) for i, s in enumerate(samples)]
     model = RooflineModel()
     model.fit(stalled)
     assert mean_relative_error(model, measure(linear_machine, 1, 100)) < 0.02
@@ -194,7 +194,7 @@ def smoothed_error_s(jump_at: int, tokens: int) -> float:
 
     sizes = [2, 3, *(size for k in range(2, 9) for size in (1 << k, 3 << k - 1))]
     model = RooflineModel()
-    model.fit([Sample(prefills(1, size), seconds(size)) for size in sizes])
+    model.fit([StepSample(prefills(1, size), seconds(size)) for size in sizes])
     return model.predict(prefills(1, tokens)).seconds - seconds(tokens)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from neaptide.engine.params import GRAMMAR_ERROR
 from neaptide.executors.grammar_masks import NICENESS, GrammarMasks
-from neaptide.executors.grammar_places import BASE_BYTES, Follower, Place, Places
+from neaptide.executors.grammar_places import BASE_BYTES, Follower, GrammarPlace, GrammarPlaces
 from neaptide.executors.grammar_pool import MatcherPool
 from neaptide.executors.step_mask import Constrained, Patience, StepMask
 from neaptide.models.grammars import TOO_SLOW, GrammarError, Grammars
@@ -44,7 +44,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Outputs of which a mask was computed."""
     finish, outputs = GrammarMasks._finish, []
 
-    def noted(masks: GrammarMasks, place: Place, *rest: object) -> None:
+    def noted(masks: GrammarMasks, place: GrammarPlace, *rest: object) -> None:
         outputs.append(place.output.tobytes())
         finish(masks, place, *rest)  # type: ignore[arg-type]
 
@@ -229,7 +229,7 @@ def test_matchers_beyond_the_bound_are_dropped_and_made_again(masks: GrammarMask
     picks = [lambda i, tokens: tokens[i % len(tokens)]] * 8
     for pick in picks:
         free.step(pick)
-    masks._places = Places(most_bytes=3 * BASE_BYTES, most_unused_bytes=0)
+    masks._places = GrammarPlaces(most_bytes=3 * BASE_BYTES, most_unused_bytes=0)
     bound = Requests(masks, OBJECT, 6)
     for pick in picks:
         bound.step(pick)
@@ -238,7 +238,7 @@ def test_matchers_beyond_the_bound_are_dropped_and_made_again(masks: GrammarMask
 
 
 def test_grammars_that_no_request_has_are_kept_within_their_bound(masks: GrammarMasks) -> None:
-    masks._places = Places(most_unused_bytes=20 * BASE_BYTES)
+    masks._places = GrammarPlaces(most_unused_bytes=20 * BASE_BYTES)
     for number in range(40):
         requests = Requests(masks, f'start: "{number}" /[a-z]*/', 2)
         for _ in range(3):

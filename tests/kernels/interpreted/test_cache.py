@@ -7,7 +7,7 @@ from torch import Tensor
 
 from neaptide.kernels.kv_copy import launch, reference
 from neaptide.kernels.kv_write.launch import write
-from neaptide.kernels.kv_write.reference import Places, slots_of
+from neaptide.kernels.kv_write.reference import WritePlaces, slots_of
 from neaptide.kernels.kv_write.reference import write as write_by_torch
 from neaptide.kernels.layer_ops import TorchLayerOps
 from neaptide.kernels.layer_ops.fused import FusedLayerOps
@@ -16,7 +16,7 @@ from tests.kernels.interpreted.steps import planned
 
 SIZE = 4
 # Blocks 5, 3 back to front and 0; 2, 3 and 6 back to front.
-PLACES = Places(
+PLACES = WritePlaces(
     torch.tensor([[10, 7, 0], [4, 6, 13]], dtype=torch.int32),
     torch.tensor([0, 0, 0, 3, 3], dtype=torch.int32),
     torch.tensor([1, 5, 8, 6, 12], dtype=torch.int32),

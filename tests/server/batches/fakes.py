@@ -20,7 +20,7 @@ from neaptide.engine.messages import (
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.params import FinishReason
 from neaptide.engine.row_id import RowId
-from neaptide.server.batches.checking.validate import Check, Checker, Keep, Report, Validator
+from neaptide.server.batches.checking.validate import Check, Checker, Keep, CheckReport, Validator
 from neaptide.server.batches.lines import LineCompiler
 from neaptide.server.batches.planning.planning import MakesPlans
 from neaptide.server.batches.served import NO_LIMIT
@@ -44,7 +44,7 @@ class ThreadChecker:
     def __init__(self, compiler: LineCompiler) -> None:
         self._compiler = compiler
 
-    async def check(self, check: Check, keep: Keep) -> Report:
+    async def check(self, check: Check, keep: Keep) -> CheckReport:
         loop = asyncio.get_running_loop()
 
         def keep_blocking(lines: Sequence[NewLine]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from neaptide.engine.messages import Outlook
+from neaptide.engine.messages import DeadlineStatus
 from neaptide.engine.params import Tier
 from neaptide.server.app import ServerState, create_app
 from neaptide.server.edge.auth import KeyRing
@@ -57,7 +57,7 @@ def test_the_page_knows_the_batch_object_and_its_outlook() -> None:
     named = set(re.findall(r"\bseen\.(\w+)", SCRIPT))
     assert named == set(BatchExtension.__annotations__)
     styles = (Path(dashboard.__file__).parent / "dashboard.css").read_text(encoding="utf-8")
-    assert all(f".{outlook.value} " in styles for outlook in Outlook)
+    assert all(f".{outlook.value} " in styles for outlook in DeadlineStatus)
 
 
 def test_the_page_shows_every_tier() -> None:

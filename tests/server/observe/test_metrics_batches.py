@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from neaptide.server.batches import metrics
 from neaptide.server.batches.metrics import BatchMetrics, Overview
-from neaptide.server.batches.running.outlooks import Outlooks
+from neaptide.server.batches.running.outlooks import BatchStatuses
 from tests.server.batches.fakes import Server, jsonl, line, numbered
 from tests.server.conftest import Server as OnlineServer
 
@@ -15,7 +15,7 @@ from tests.server.conftest import Server as OnlineServer
 async def test_every_series_is_there_before_anything_happened(tmp_path: Path) -> None:
     registry = CollectorRegistry()
     async with Server(tmp_path) as server:
-        await BatchMetrics(registry, server.service.store, lambda: 0.0, Outlooks()).refresh()
+        await BatchMetrics(registry, server.service.store, lambda: 0.0, BatchStatuses()).refresh()
     assert registry.get_sample_value("neaptide_batches", {"status": "in_progress"}) == 0
     assert registry.get_sample_value("neaptide_batch_requests_total", {"outcome": "failed"}) == 0
     assert registry.get_sample_value("neaptide_batch_job_seconds_count", {"status": "completed"}) == 0

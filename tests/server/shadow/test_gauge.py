@@ -15,7 +15,7 @@ from neaptide.launch import simulating
 from neaptide.server.link.engine_client import EngineClient, EngineUnavailableError
 from neaptide.server.link.supervisor import Supervisor
 from neaptide.server.shadow.frames import ShadowAnswer
-from neaptide.server.shadow.gauge import Pace
+from neaptide.server.shadow.gauge import ReplayPace
 from neaptide.server.shadow.ring import MAX_AGE_S, NoAnswerError, TrafficRing
 from neaptide.server.shadow.service import Shadow
 from tests.server.conftest import Server
@@ -23,8 +23,8 @@ from tests.server.fake_engine import FakeEngine
 from tests.server.link.test_supervisor import config, request
 from tests.server.shadow.at_once import simulate_at_once
 
-QUICK = Pace(warm_s=0.3, window_s=0.6, least_window_s=0.6, least_rest_s=0.1, rest_factor=0.0)
-SOME_PIECES = Pace(warm_s=0.5, window_s=5.0, least_window_s=5.0, least_rest_s=0.1, rest_factor=0.0)
+QUICK = ReplayPace(warm_s=0.3, window_s=0.6, least_window_s=0.6, least_rest_s=0.1, rest_factor=0.0)
+SOME_PIECES = ReplayPace(warm_s=0.5, window_s=5.0, least_window_s=5.0, least_rest_s=0.1, rest_factor=0.0)
 """An engine tells what it served every two seconds."""
 
 
@@ -153,7 +153,7 @@ async def test_the_gauge_waits_until_enough_is_recorded() -> None:
     client, engine, clock, _ = ring_of()
     shadow = Shadow(client, CollectorRegistry(), clock)
     tell(client, b"one")
-    clock.now_s += Pace().warm_s + Pace().least_window_s - 1
+    clock.now_s += ReplayPace().warm_s + ReplayPace().least_window_s - 1
     tell(client, b"another")
     await shadow.gauge._round()
     assert engine.received == []
@@ -173,7 +173,7 @@ async def test_where_nothing_is_served_there_is_no_child(server: Server) -> None
 async def test_a_child_that_is_killed_is_replaced_after_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     client, _, clock, _ = ring_of()
     registry = CollectorRegistry()
-    shadow = Shadow(client, registry, clock, Pace(fault_rest_s=7.0))
+    shadow = Shadow(client, registry, clock, ReplayPace(fault_rest_s=7.0))
     rests: list[float] = []
     tell(client, b"one")
     clock.now_s += 200
@@ -219,8 +219,8 @@ async def test_a_round_that_worked_in_bursts_rests_the_less(monkeypatch: pytest.
 
     monkeypatch.setattr(shadow.gauge, "_ask", answer)
     monkeypatch.setattr(shadow.ring, "pieces", pieces)
-    assert await shadow.gauge._round() == 2.0 * Pace().rest_factor - 50
+    assert await shadow.gauge._round() == 2.0 * ReplayPace().rest_factor - 50
 
 
 def test_the_rest_is_long_enough_for_two_percent_of_a_core() -> None:
-    assert 1 / Pace().rest_factor < 0.02
+    assert 1 / ReplayPace().rest_factor < 0.02

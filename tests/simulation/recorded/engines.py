@@ -21,7 +21,7 @@ from neaptide.estimator.device_profile import PlanningCost
 from neaptide.estimator.recipes import recipe_as_it_is
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest, content_base
-from neaptide.simulation.recorded.recording import Recording
+from neaptide.simulation.recorded.recording import TrafficRecording
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import Run, simulate
 from tests.simulation.scenes import profile
@@ -143,7 +143,7 @@ def scene(policy: str, seconds: float, **fields: object) -> Scenario:
     return replace(Scenario(profile=DEVICE), **(values | fields))  # type: ignore[arg-type]
 
 
-def recorded(policy: str, seconds: float = 90.0, **fields: object) -> tuple[Recording, Run]:
+def recorded(policy: str, seconds: float = 90.0, **fields: object) -> tuple[TrafficRecording, Run]:
     watch = Recorded()
     run = simulate(scene(policy, seconds, **fields), observers=[watch])
-    return Recording.decode(watch.pieces()), run
+    return TrafficRecording.decode(watch.pieces()), run

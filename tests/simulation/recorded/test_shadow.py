@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from neaptide.engine.record.traffic import ERROR_UNIT, ServedRequest
-from neaptide.simulation.recorded.recording import Recording, StepErrors, is_online
+from neaptide.simulation.recorded.recording import TrafficRecording, StepErrors, is_online
 from neaptide.simulation.recorded.shadow import Comparison, compare
 from tests.simulation.recorded.engines import Stalling, recorded
 
@@ -18,7 +18,7 @@ WITHIN = 0.1
 
 
 @cache
-def run_of(policy: str) -> tuple[Recording, float]:
+def run_of(policy: str) -> tuple[TrafficRecording, float]:
     """Its recording, and the offline tokens/s of the window as the run itself has them."""
     recording, run = recorded(policy, RUN_S)
     steps = run.measures.steps((recording.now_s - WINDOW_S, recording.now_s))
@@ -90,7 +90,7 @@ def test_a_request_under_way_is_judged_by_its_first_token_on_both_sides() -> Non
     assert found.shadows["priority"].met > len(due) / 2
 
 
-def endless(recording: Recording, seconds: float) -> Recording:
+def endless(recording: TrafficRecording, seconds: float) -> TrafficRecording:
     """With no end of the online requests that came in the last ``seconds``, and a pace that none can keep."""
 
     def is_last(one: ServedRequest) -> bool:
@@ -103,7 +103,7 @@ def endless(recording: Recording, seconds: float) -> Recording:
     )
     others = [one for one in recording.present.requests if not is_last(one)]
     under_way = [replace(one, reason=None, tpot_slo_s=1e-9) for one in last]
-    return Recording([*pieces, replace(end, present=replace(recording.present, requests=others + under_way))])
+    return TrafficRecording([*pieces, replace(end, present=replace(recording.present, requests=others + under_way))])
 
 
 def test_beside_a_run_of_ours_the_shadow_of_another_policy_is_that_policy() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from neaptide.engine.offline.planning.plan import Pool, plan_pool
+from neaptide.engine.offline.planning.plan import PromptPool, plan_pool
 from neaptide.estimator.device_profile import load_profile
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.loadgen.workloads.traces import TraceRequest
@@ -77,7 +77,7 @@ def run(quick: bool) -> ExperimentResult:
 
 
 def _curve(
-    requests: Sequence[TraceRequest], pool: Pool, policy: str, eviction: Eviction | None, held_tokens: int
+    requests: Sequence[TraceRequest], pool: PromptPool, policy: str, eviction: Eviction | None, held_tokens: int
 ) -> Curve:
     """
     Args:

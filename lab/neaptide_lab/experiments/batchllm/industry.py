@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from neaptide.engine.offline.planning.plan import Pool, plan_pool
+from neaptide.engine.offline.planning.plan import PromptPool, plan_pool
 from neaptide.estimator.device_profile import load_profile
 from neaptide.loadgen.workloads.generated_sets import INDUSTRY_REQUESTS
 from neaptide.loadgen.workloads.offline_sets import load_offline
@@ -60,7 +60,7 @@ def run(quick: bool) -> ExperimentResult:
     return ExperimentResult(NAME, rows, _notes(scale), data, lambda figure: _plot(figure, runs))
 
 
-def _shares(pool: Pool) -> dict[str, float]:
+def _shares(pool: PromptPool) -> dict[str, float]:
     """Fraction of all prompt tokens that each way to share saves by the tree alone."""
     prefixes, total = Prefixes.of(pool.tree), int(pool.work.prompt_tokens.sum())
     savings = {

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from neaptide.engine.arrays import FloatArray, IntArray
 from neaptide.engine.config import SchedulerConfig
-from neaptide.engine.offline.planning.plan import Pool
+from neaptide.engine.offline.planning.plan import PromptPool
 from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.estimator.recipes import DEFAULT_HEADROOM
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
@@ -35,7 +35,7 @@ class Engine:
     slots together fill the memory."""
 
 
-def seats_by_memory(pool: Pool) -> int:
+def seats_by_memory(pool: PromptPool) -> int:
     """Number of requests that fit into memory with their answers, prefixes held once (no other cap: BatchLLM, section
     4.3)."""
     held_tokens = pool.work.prompt_tokens.sum() - pool.shared_tokens.sum() + pool.work.output_tokens.sum()

@@ -1,6 +1,6 @@
 """What BlendServe's figures have in common: traces, device, orders, sizes."""
 
-from neaptide.engine.offline.planning.plan import Pool
+from neaptide.engine.offline.planning.plan import PromptPool
 from neaptide.estimator.device_profile import DeviceProfile, load_profile
 from neaptide.loadgen.workloads.blend_sets import TRACE_TARGETS
 from neaptide.loadgen.workloads.offline_sets import OfflineSet, load_offline
@@ -23,7 +23,7 @@ def profile() -> DeviceProfile:
     return load_profile(PROFILE)
 
 
-def pool_with_true_lengths(set_: OfflineSet) -> Pool:
+def pool_with_true_lengths(set_: OfflineSet) -> PromptPool:
     return pool_of(set_.requests, profile())
 
 

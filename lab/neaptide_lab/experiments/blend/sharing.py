@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from neaptide.engine.offline.planning.plan import Pool, plan_pool
+from neaptide.engine.offline.planning.plan import PromptPool, plan_pool
 from neaptide.loadgen.workloads.blend_sets import TRACE_TARGETS, Mix
 from neaptide.simulation.pools.prefix_cache import Eviction, cached_tokens, sharing
 from neaptide_lab.experiments.blend.setting import PROFILE, TRACES, pool_with_true_lengths, trace
@@ -66,7 +66,7 @@ def _mix_rows(number: int, mix: Mix) -> list[Row]:
     ]
 
 
-def _kept(pool: Pool, policy: str) -> list[float]:
+def _kept(pool: PromptPool, policy: str) -> list[float]:
     (order,) = plan_pool(pool, policy)
     lengths, bound = pool.work.prompt_tokens, float(pool.shared_tokens.sum())
     sizes = [int(share * pool.kv_tokens) // 16 * 16 for share in FREE_SHARES]

@@ -8,7 +8,7 @@ import msgspec
 
 from neaptide.cluster.autoscaling import Scale
 from neaptide.cluster.simulation.cluster import simulate_cluster
-from neaptide.cluster.simulation.fleet import Fleet
+from neaptide.cluster.simulation.fleet import SimulatedFleet
 from neaptide.cluster.simulation.result import ClusterResult
 from neaptide.estimator.device_profile import load_profile
 from neaptide.loadgen.workloads.offline_sets import OfflineSet, load_offline
@@ -57,7 +57,7 @@ QUICK = Size(240.0, 2.4, 300)
 def run(quick: bool) -> ExperimentResult:
     logger, size = logging.getLogger(__name__), QUICK if quick else FULL
     scenario, day_s = _scenario(size), size.day_s
-    fixed = Fleet(replicas=PEAK_REPLICAS, start_up_s=START_UP * day_s, lease_s=15.0)
+    fixed = SimulatedFleet(replicas=PEAK_REPLICAS, start_up_s=START_UP * day_s, lease_s=15.0)
     scale = Scale(1, PEAK_REPLICAS, down_after_s=day_s / 24)
     fleets = {
         FIXED: fixed,

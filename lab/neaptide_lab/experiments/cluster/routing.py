@@ -8,7 +8,7 @@ import msgspec
 
 from neaptide.cluster.routing import ROUTERS
 from neaptide.cluster.simulation.cluster import simulate_cluster
-from neaptide.cluster.simulation.fleet import Fleet
+from neaptide.cluster.simulation.fleet import SimulatedFleet
 from neaptide.estimator.device_profile import DeviceProfile, load_profile
 from neaptide.loadgen.workloads.online_sets import online_requests
 from neaptide.loadgen.workloads.traces import TraceRequest
@@ -61,7 +61,7 @@ def run(quick: bool) -> ExperimentResult:
         found[case.trace] = runs
         for router in ROUTERS:
             logger.info("%s, %s", case.trace, router)
-            runs[router] = simulate_cluster(scenario, Fleet(replicas=REPLICAS, router=router)).result
+            runs[router] = simulate_cluster(scenario, SimulatedFleet(replicas=REPLICAS, router=router)).result
         logger.info("%s, %s", case.trace, ONE_BIG)
         runs[ONE_BIG] = simulate(replace(scenario, profile=as_one(scenario.profile, REPLICAS))).result
         seconds = requests[-1].arrival_s - requests[0].arrival_s

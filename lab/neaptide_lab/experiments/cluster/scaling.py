@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from neaptide.cluster.simulation.cluster import simulate_cluster
-from neaptide.cluster.simulation.fleet import PLACEMENTS, Fleet, Placement
+from neaptide.cluster.simulation.fleet import PLACEMENTS, SimulatedFleet, Placement
 from neaptide.cluster.simulation.result import ClusterResult
 from neaptide.estimator.device_profile import load_profile
 from neaptide.loadgen.workloads.offline_sets import OfflineSet, load_offline
@@ -36,7 +36,7 @@ def run(quick: bool) -> ExperimentResult:
         for replicas in sizes if placement == JUDGED else sizes[1:]:
             logger.info("%s, %d replicas", placement, replicas)
             found[placement][replicas] = simulate_cluster(
-                _scenario(pool), Fleet(replicas=replicas, placement=placement)
+                _scenario(pool), SimulatedFleet(replicas=replicas, placement=placement)
             ).result
     alone = found[JUDGED][1]
     rows = [row for placement in PLACEMENTS for row in _rows(placement, found[placement], alone, bound)]

@@ -9,7 +9,7 @@ import numpy as np
 from neaptide.engine.arrays import IntArray
 from neaptide.engine.offline.planning.blend import rank
 from neaptide.engine.offline.planning.partition import partition
-from neaptide.engine.offline.planning.plan import Pool, dual_scanned, plan_pool
+from neaptide.engine.offline.planning.plan import PromptPool, dual_scanned, plan_pool
 from neaptide.estimator.device_profile import load_profile
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.simulation.pools.planned import pool_of
@@ -90,7 +90,7 @@ def _rows(name: str, replicas: int, parts: Parts) -> list[Row]:
     ]
 
 
-def parted(pool: Pool, replicas: int) -> Parts:
+def parted(pool: PromptPool, replicas: int) -> Parts:
     ranked = rank(pool.tree, pool.work)
     places = partition(ranked, replicas)
     lengths, outputs = pool.work.prompt_tokens, pool.work.output_tokens
@@ -110,7 +110,7 @@ def parted(pool: Pool, replicas: int) -> Parts:
     return Parts(uneven, 1.0 - shared / bound, 1.0 - cached / bound, replicas * largest)
 
 
-def _found(pool: Pool, rows: IntArray) -> int:
+def _found(pool: PromptPool, rows: IntArray) -> int:
     found = cached_tokens(pool.tree, pool.work.prompt_tokens, rows, pool.kv_tokens, Eviction.LRU, 16)
     return int(found.sum())
 

@@ -14,7 +14,7 @@ from neaptide.engine.arrays import FloatArray
 from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.planning.order import PromptOrder
-from neaptide.engine.offline.planning.plan import Pool, plan_pool
+from neaptide.engine.offline.planning.plan import PromptPool, plan_pool
 from neaptide.engine.offline.pool import OfflinePool
 from neaptide.engine.offline.prefix_tree import PrefixTree, write_prefixes
 from neaptide.engine.offline.token_file import TokenFileWriter
@@ -103,7 +103,7 @@ def _timed(requests: list[TraceRequest]) -> dict[str, float]:
     seconds: dict[str, float] = {}
     for _ in range(REPEATS if len(requests) <= LONG[0] else 1):
         with _timing(seconds, "tree"):
-            pool = Pool.of(prompts, outputs, model, profile.kv_capacity_tokens, profile.block_size)
+            pool = PromptPool.of(prompts, outputs, model, profile.kv_capacity_tokens, profile.block_size)
         for policy in ("batchllm", "blendserve"):
             with _timing(seconds, policy):
                 plan_pool(pool, policy)

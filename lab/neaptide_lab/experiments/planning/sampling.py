@@ -8,7 +8,7 @@ import numpy as np
 from neaptide.engine.arrays import BoolArray, FloatArray
 from neaptide.engine.offline.planning.blend import rank
 from neaptide.engine.offline.planning.lengths import estimated_outputs, sampled_rows
-from neaptide.engine.offline.planning.plan import Pool
+from neaptide.engine.offline.planning.plan import PromptPool
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.simulation.pools.planned import pool_of
 from neaptide_lab.experiments.blend.setting import PROFILE, TRACES, pool_with_true_lengths, profile, trace
@@ -56,7 +56,7 @@ def run(quick: bool) -> ExperimentResult:
     return ExperimentResult(NAME, rows, notes, {"found": data}, lambda figure: _plot(figure, found))
 
 
-def _by_share(set_: OfflineSet, known: Pool) -> dict[float, tuple[float, float]]:
+def _by_share(set_: OfflineSet, known: PromptPool) -> dict[float, tuple[float, float]]:
     """By share: the work that stands at its right end, and the root's density; both of what all lengths give."""
     work_s, truth = known.work.compute_s + known.work.memory_s, _Ends.of(known)
     found = {}
@@ -74,14 +74,14 @@ class _Ends:
         self.root_density = root_density
 
     @classmethod
-    def of(cls, pool: Pool) -> "_Ends":
+    def of(cls, pool: PromptPool) -> "_Ends":
         ranked = rank(pool.tree, pool.work)
         is_left = np.zeros(len(ranked.rows), np.bool_)
         is_left[ranked.rows] = ranked.compute_s > ranked.root_density * ranked.memory_s
         return cls(is_left, ranked.root_density)
 
 
-def _estimated(pool: Pool, share: float) -> FloatArray:
+def _estimated(pool: PromptPool, share: float) -> FloatArray:
     truth = pool.work.output_tokens
     known = np.full(len(truth), np.nan)
     if share:

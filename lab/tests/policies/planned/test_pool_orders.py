@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lab.tests.again import again
 from neaptide.engine.extensions import ExtensionError
-from neaptide.engine.offline.planning.plan import Pool, plan_pool
+from neaptide.engine.offline.planning.plan import PromptPool, plan_pool
 from neaptide_lab.policies import ORDERS
 from neaptide_lab.policies.pool_orders import in_groups
 from neaptide_lab.policies.prefix_groups import (
@@ -68,20 +68,20 @@ def test_an_order_that_an_engine_follows_from_both_sides_is_no_list(tmp_path: Pa
         plan_pool(made(tmp_path, [[1], [2]], [1, 1]), "density")
 
 
-def test_50_000_duplicates_are_one_prefix_computed_once(copies: Pool) -> None:
+def test_50_000_duplicates_are_one_prefix_computed_once(copies: PromptPool) -> None:
     prefixes = Prefixes.of(copies.tree)
     for grouping in (first_level(prefixes), enlarged_first_level(prefixes), best_single_level(prefixes)):
         assert grouping.saving == multi_level_saving(prefixes) == (COPIES - 1) * 4 * UNIT
 
 
-def test_a_chain_of_10_000_prefixes_has_as_many_levels(chain: Pool) -> None:
+def test_a_chain_of_10_000_prefixes_has_as_many_levels(chain: PromptPool) -> None:
     prefixes = Prefixes.of(chain.tree)
     assert prefixes.num_levels == DEEP - 1
     assert prefixes.depth_tokens.tolist() == list(range(UNIT, UNIT * DEEP, UNIT))
     assert multi_level_saving(prefixes) == UNIT * DEEP * (DEEP - 1) // 2
 
 
-def test_algorithm_1_puts_a_chain_into_groups_of_three(chain: Pool) -> None:
+def test_algorithm_1_puts_a_chain_into_groups_of_three(chain: PromptPool) -> None:
     # A third member makes (leaves - 1) tokens exceed the child's; then the group is forked up to the top. The first two
     # prompts are left: they share the first.
     grouping = enlarged_first_level(Prefixes.of(chain.tree))
@@ -93,7 +93,7 @@ def test_algorithm_1_puts_a_chain_into_groups_of_three(chain: Pool) -> None:
     assert grouping.saving == by_hand
 
 
-def test_the_exact_groups_of_a_chain(chain: Pool) -> None:
+def test_the_exact_groups_of_a_chain(chain: PromptPool) -> None:
     # Along a chain the choice is one of cut points: prompts from one open prefix to the next share it, and it is
     # computed once. best[k]: the most that the prompts from k on save if the prefix at k is open.
     best = np.zeros(DEEP + 1, np.int64)

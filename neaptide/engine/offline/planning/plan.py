@@ -20,7 +20,7 @@ from neaptide.engine.offline.prefix_tree import PrefixTree, groups_in_file_order
 
 
 @dataclass(frozen=True)
-class Pool:
+class PromptPool:
     """A pool to plan. Rows are numbered as in ``Prompts``."""
 
     tree: PrefixTree
@@ -34,7 +34,7 @@ class Pool:
     @classmethod
     def of(
         cls, prompts: Prompts, output_tokens: FloatArray, model: DensityModel, kv_tokens: int, unit_tokens: int
-    ) -> "Pool":
+    ) -> "PromptPool":
         tree = PrefixTree.of_order(PromptOrder.of(prompts), unit_tokens)
         lengths = prompts.lengths[tree.rows]
         shared_tokens = lengths - tree.new_tokens(lengths)
@@ -52,12 +52,12 @@ class Pool:
         return int(np.count_nonzero(np.diff(top[rows], prepend=0)))
 
 
-Order: TypeAlias = Callable[[Pool, IntArray], IntArray | Ranked]
+Order: TypeAlias = Callable[[PromptPool, IntArray], IntArray | Ranked]
 """Puts the given rows of a pool in order. One that returns the pool ``Ranked`` leaves it to the engine from which of
 the two sides it takes the next row."""
 
 
-def plan_pool(pool: Pool, order: str, num_replicas: int = 1) -> list[IntArray]:
+def plan_pool(pool: PromptPool, order: str, num_replicas: int = 1) -> list[IntArray]:
     """The rows of each replica, in the order in which they should run.
 
     Replicas get parts of equal work and density (``partition``), whatever the order.
@@ -71,14 +71,14 @@ def plan_pool(pool: Pool, order: str, num_replicas: int = 1) -> list[IntArray]:
     return [_rows_in_order(pool, order, pool.ranked.rows[part]) for part in parts]
 
 
-def _rows_in_order(pool: Pool, order: str, rows: IntArray) -> IntArray:
+def _rows_in_order(pool: PromptPool, order: str, rows: IntArray) -> IntArray:
     found = find_order(order)(pool, rows)
     if isinstance(found, Ranked):
         raise ExtensionError(f"the order {order!r} is for an engine, which takes rows from both sides as it runs")
     return found
 
 
-def dual_scanned(pool: Pool, ranked: Ranked, part: IntArray) -> IntArray:
+def dual_scanned(pool: PromptPool, ranked: Ranked, part: IntArray) -> IntArray:
     """The ranked rows at these places, in the order in which a dual scan takes them from both ends."""
     rows = ranked.rows[part]
     outputs = pool.work.output_tokens[rows]
@@ -87,11 +87,11 @@ def dual_scanned(pool: Pool, ranked: Ranked, part: IntArray) -> IntArray:
     return rows[order]
 
 
-def _as_handed_in(pool: Pool, rows: IntArray) -> IntArray:
+def _as_handed_in(pool: PromptPool, rows: IntArray) -> IntArray:
     return np.sort(rows)
 
 
-def _groups_as_handed_in(pool: Pool, rows: IntArray) -> IntArray:
+def _groups_as_handed_in(pool: PromptPool, rows: IntArray) -> IntArray:
     by_file, _ = groups_in_file_order(pool.tree.rows, pool.shared_tokens)
     return by_file[np.isin(by_file, rows)]
 

@@ -14,7 +14,7 @@ from neaptide.engine.offline.planned import FULL_SHARE, PROMPT_STEPS, raw
 from neaptide.engine.offline.planning.blend import REPEATED_SHARE, PoolWork, Ranked, rank
 from neaptide.engine.offline.planning.lengths import estimated_outputs, sampled_rows
 from neaptide.engine.offline.planning.order import PromptOrder
-from neaptide.engine.offline.planning.plan import Pool, find_order
+from neaptide.engine.offline.planning.plan import PromptPool, find_order
 from neaptide.engine.offline.planning.prompts import Prompts
 from neaptide.engine.offline.planning.spread import spread
 from neaptide.engine.offline.planning.timetable import timetable
@@ -94,7 +94,7 @@ class PooledRows:
         lengths = self._prompts.lengths
         in_order = lengths[self.tree.rows]
         shared_tokens = in_order - self.tree.new_tokens(in_order)
-        pool = Pool(self.tree, shared_tokens, PoolWork.of(model, lengths, outputs), kv_tokens)
+        pool = PromptPool(self.tree, shared_tokens, PoolWork.of(model, lengths, outputs), kv_tokens)
         first = self._samples({job for job, *_ in (*known, *so_far)}) if samples_first else np.zeros(0, np.int64)
         rows, ends = _ordered(pool, order, model, is_known, first)
         job_of = self._job[rows]
@@ -114,7 +114,7 @@ class PooledRows:
 
 
 def _ordered(
-    pool: Pool, order: str, model: DensityModel, is_known: BoolArray, first: IntArray
+    pool: PromptPool, order: str, model: DensityModel, is_known: BoolArray, first: IntArray
 ) -> tuple[IntArray, TwoEnds | None]:
     """The order and its dual-scan data.
 
@@ -140,7 +140,7 @@ def _ordered(
     token_s, kv_token_s = 2.0 * model.parameters / model.flops_per_s, model.kv_bytes_per_token / model.bytes_per_s
     starts = None
     if order == TWO_ENDS:
-        room = Room(held_tokens * outputs, own_tokens, ranked.root_density * kv_token_s / token_s, pool.kv_tokens)
+        room = PoolRoom(held_tokens * outputs, own_tokens, ranked.root_density * kv_token_s / token_s, pool.kv_tokens)
         starts = timetable(ranked, pool.work, is_known, room.beside)
     return ranked.rows, TwoEnds(
         raw(held_tokens),
@@ -158,7 +158,7 @@ def _ordered(
 
 
 @dataclass(slots=True, frozen=True)
-class Room:
+class PoolRoom:
     """Memory of the sparse end while the other end runs."""
 
     held_tokens: FloatArray

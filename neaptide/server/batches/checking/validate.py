@@ -31,7 +31,7 @@ ENDPOINTS = tuple(_PROMPT_FIELD)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class FileLimits:
     max_lines: int = 50_000
     max_prompt_tokens: int = 1 << 28
     """Prompt tokens of all choices of all lines; 4 bytes each on disk."""
@@ -56,7 +56,7 @@ class LineFault(Exception):
 
 
 @dataclass(slots=True)
-class Report:
+class CheckReport:
     """Result of a check. The job can start if ``errors`` is empty."""
 
     errors: list[BatchError] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Check:
     path: str
     stem: str
     """Where the job's plan is written."""
-    limits: Limits
+    limits: FileLimits
     share: str = ""
     """Key that the check is charged to, as named in the scheduler's shares."""
     others: tuple[Abilities, ...] | None = None
@@ -109,7 +109,7 @@ class CheckerDiedError(Exception):
 class Checker(Protocol):
     """Checks files, one of each key at a time, off the event loop."""
 
-    async def check(self, check: Check, keep: Keep) -> Report:
+    async def check(self, check: Check, keep: Keep) -> CheckReport:
         """Checks a file; returns when all lines are stored and the plan is durable.
 
         Cancelling it stops the work, and waits until nothing more is written.
@@ -177,9 +177,9 @@ class Validator:
         self._pause = pause
         self._custom_ids: set[str] = set()
         self._group: list[NewLine] = []
-        self._report = Report()
+        self._report = CheckReport()
 
-    def run(self) -> Report:
+    def run(self) -> CheckReport:
         """Checks the file and writes the job's plan.
 
         Raises:
@@ -198,7 +198,7 @@ class Validator:
                 plan.close()
         except _ForeignModelError as error:
             plan.abandon()
-            return Report(model=error.model, is_foreign=True)
+            return CheckReport(model=error.model, is_foreign=True)
         except BaseException:
             plan.abandon()
             raise

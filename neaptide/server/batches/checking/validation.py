@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 
 from neaptide.server.batches.checking.job_files import PlanLostError, remove_plan, seal_plan
-from neaptide.server.batches.checking.validate import Check, CheckerDiedError, Keep, LineFault, Report
+from neaptide.server.batches.checking.validate import Check, CheckerDiedError, Keep, LineFault, CheckReport
 from neaptide.server.batches.served import Abilities
 from neaptide.server.batches.sharing import Hold, LeaseLostError
 from neaptide.server.batches.storing import batch_rows, server_rows
@@ -55,7 +55,7 @@ class Validation:
             except PlanLostError as error:
                 logger.warning("batch %s: its file is checked again: %s", record.id, error)
 
-    async def _write_verdict(self, record: BatchRecord, report: Report, stop: asyncio.Event, hold: Hold) -> bool:
+    async def _write_verdict(self, record: BatchRecord, report: CheckReport, stop: asyncio.Event, hold: Hold) -> bool:
         if report.is_foreign:
             await self._disk.retry(record.id, lambda: self._leave(record, report, hold))
             return False
@@ -64,7 +64,7 @@ class Validation:
         await self._disk.retry(record.id, lambda: self._write_failed(record, report, stop, hold))
         return False
 
-    async def _check_unless(self, record: BatchRecord, stop: asyncio.Event, hold: Hold) -> Report | None:
+    async def _check_unless(self, record: BatchRecord, stop: asyncio.Event, hold: Hold) -> CheckReport | None:
         """The file's report, or None if ``stop`` came first."""
         checking, stopped = asyncio.create_task(self._check(record, hold)), asyncio.create_task(stop.wait())
         try:
@@ -77,7 +77,7 @@ class Validation:
         finally:
             stopped.cancel()
 
-    async def _check(self, record: BatchRecord, hold: Hold) -> Report:
+    async def _check(self, record: BatchRecord, hold: Hold) -> CheckReport:
         insert_lines, discard_lines = hold.guarded(batch_rows.insert_lines), hold.guarded(batch_rows.discard_lines)
 
         async def begin() -> None:
@@ -93,7 +93,7 @@ class Validation:
             await self._p.files.verify(file)
         except NotFoundError:
             fault = LineFault("invalid_request", "Cannot find the input file.", "file_id")
-            return Report(errors=[fault.entry(None)])
+            return CheckReport(errors=[fault.entry(None)])
         return report
 
     async def make_plan_again(self, record: BatchRecord, file: FileRecord) -> list[NewLine]:
@@ -132,7 +132,7 @@ class Validation:
 
     async def _check_file(
         self, record: BatchRecord, file: FileRecord, begin: Callable[[], Awaitable[None]], keep: Keep
-    ) -> Report:
+    ) -> CheckReport:
         """Retries a check; ``begin`` is called before each try."""
         path, stem, others = self._p.files.path(file.id), self._p.stem(record.id), await self._others()
         check = Check(record.endpoint, str(path), str(stem), self._p.settings.limits, share_of(record.owner), others)
@@ -157,9 +157,9 @@ class Validation:
             # Other files are checked in the meantime: a machine that is short of memory kills the larger process first.
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, MAX_DELAY_S)
-        return Report(errors=[LineFault("internal_error", "The file could not be checked.").entry(None)])
+        return CheckReport(errors=[LineFault("internal_error", "The file could not be checked.").entry(None)])
 
-    async def _leave(self, record: BatchRecord, report: Report, hold: Hold) -> None:
+    async def _leave(self, record: BatchRecord, report: CheckReport, hold: Hold) -> None:
         logger.info(
             "batch %s: its lines name the model %r; it is left to a server that has it", record.id, report.model
         )
@@ -167,14 +167,14 @@ class Validation:
 
     # Both look at ``stop`` first: a failing disk must not keep a cancelled batch and its plan's space.
 
-    async def _write_failed(self, record: BatchRecord, report: Report, stop: asyncio.Event, hold: Hold) -> bool:
+    async def _write_failed(self, record: BatchRecord, report: CheckReport, stop: asyncio.Event, hold: Hold) -> bool:
         if stop.is_set():
             return False
         logger.info("batch %s: failed validation with %d errors", record.id, len(report.errors))
         fail_batch = hold.guarded(batch_rows.fail_batch)
         return await self._p.store.write(fail_batch, record.id, report.errors, self._p.now(record))
 
-    async def _write_begun(self, record: BatchRecord, report: Report, stop: asyncio.Event, hold: Hold) -> bool:
+    async def _write_begun(self, record: BatchRecord, report: CheckReport, stop: asyncio.Event, hold: Hold) -> bool:
         if stop.is_set():
             return False
         await asyncio.to_thread(seal_plan, self._p.stem(record.id), report.plan_digest)

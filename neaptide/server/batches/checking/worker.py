@@ -18,7 +18,7 @@ from typing import BinaryIO
 import msgspec
 
 from neaptide.server.batches.checking.job_files import remove_plan
-from neaptide.server.batches.checking.validate import Check, CheckerDiedError, Keep, Report, Validator
+from neaptide.server.batches.checking.validate import Check, CheckerDiedError, Keep, CheckReport, Validator
 from neaptide.server.batches.lines import LineCompiler, Recipe
 from neaptide.server.batches.storing.models import NewLine
 from neaptide.server.children.child import bound_memory, pipes, stand_back
@@ -54,7 +54,7 @@ class _Paused(msgspec.Struct, tag=True):
 
 
 class _Done(msgspec.Struct, tag=True):
-    report: Report
+    report: CheckReport
 
 
 class _DiskFault(msgspec.Struct, tag=True):
@@ -103,7 +103,7 @@ class WorkerChecker:
         """The worker's process, while there is one."""
         return self._child.pid
 
-    async def check(self, check: Check, keep: Keep, turn: Turn = nullcontext) -> Report:
+    async def check(self, check: Check, keep: Keep, turn: Turn = nullcontext) -> CheckReport:
         """Checks a file. Raises CheckerDiedError, UnavailableError, OSError and ValidationError. An early end of the
         check ends the worker too."""
         try:
@@ -121,7 +121,7 @@ class WorkerChecker:
         """Kills the worker and waits for its end."""
         await self._child.close()
 
-    async def _talk(self, check: Check, keep: Keep, turn: Turn) -> Report:
+    async def _talk(self, check: Check, keep: Keep, turn: Turn) -> CheckReport:
         word = _encoder.encode(check)
         while True:
             lines: list[NewLine] = []
@@ -140,7 +140,7 @@ class WorkerChecker:
                 return report
             word = _GO_ON
 
-    async def _slice(self, lines: list[NewLine]) -> Report | None:
+    async def _slice(self, lines: list[NewLine]) -> CheckReport | None:
         """Collects the lines of one slice; returns the report if it was the last one."""
         while True:
             match await self._receive():
@@ -186,7 +186,7 @@ class CheckerPool:
         self._idle: list[WorkerChecker] = []
         self._all: list[WorkerChecker] = []
 
-    async def check(self, check: Check, keep: Keep) -> Report:
+    async def check(self, check: Check, keep: Keep) -> CheckReport:
         """As ``WorkerChecker.check``."""
         async with self._seats:
             worker = self._idle.pop() if self._idle else self._add()

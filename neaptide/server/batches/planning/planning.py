@@ -21,7 +21,7 @@ class MakesPlans(Protocol):
     async def plan(self, request: PlanRequest) -> PlanReady | None: ...
 
 
-class Running(NamedTuple):
+class RunningPlan(NamedTuple):
     """Lines of one batch that have output and have not ended, with their output tokens; raw arrays."""
 
     rows: bytes
@@ -50,7 +50,7 @@ class Planning:
         self._period_s = period_s
         self._now = now
         self._occasions = Occasions(period_s)
-        self._running: dict[str, Running] = {}
+        self._running: dict[str, RunningPlan] = {}
         """Running lines by batch, as last reported by the engine."""
         self._task: asyncio.Task[None] | None = None
         engine.subscribe(BatchOutlooks, self._hear)
@@ -76,7 +76,7 @@ class Planning:
             self._task = None
 
     def _hear(self, heard: BatchOutlooks) -> None:
-        self._running = {one.batch_id: Running(one.running_rows, one.running_tokens) for one in heard.outlooks}
+        self._running = {one.batch_id: RunningPlan(one.running_rows, one.running_tokens) for one in heard.outlooks}
 
     def _begin_if_due(self) -> None:
         if self._task is None and self._occasions.is_due(self._now()):
@@ -111,7 +111,7 @@ class Planning:
             logger.info("the offline pool is planned: %d rows", num_rows)
 
 
-def _request(info: EngineReady, rows: Sequence[Callable[[], JobRows]], running: Mapping[str, Running]) -> PlanRequest:
+def _request(info: EngineReady, rows: Sequence[Callable[[], JobRows]], running: Mapping[str, RunningPlan]) -> PlanRequest:
     return PlanRequest(
         jobs=[_with_running(of_job(), running) for of_job in rows],
         order=info.planned_order,
@@ -123,7 +123,7 @@ def _request(info: EngineReady, rows: Sequence[Callable[[], JobRows]], running: 
     )
 
 
-def _with_running(job: JobRows, running: Mapping[str, Running]) -> JobRows:
+def _with_running(job: JobRows, running: Mapping[str, RunningPlan]) -> JobRows:
     found = running.get(job.batch_id)
     if found is None:
         return job

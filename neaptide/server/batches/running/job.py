@@ -19,7 +19,7 @@ from neaptide.server.batches.planning.request import JobRows, packed
 from neaptide.server.batches.running.replies import StoredReplies
 from neaptide.server.batches.running.suspects import LineKey, Suspects
 from neaptide.server.batches.sharing import LineLease
-from neaptide.server.batches.storing.models import BatchRecord, FileRecord, LineResult, LineState, PendingLine, Usage
+from neaptide.server.batches.storing.models import BatchRecord, FileRecord, LineResult, LineState, PendingLine, StoredUsage
 from neaptide.server.edge.auth import share_of
 from neaptide.server.edge.errors import ApiError, EngineFailedError, is_passing
 
@@ -324,11 +324,11 @@ def _ended(line_no: int, assembler: Assembler) -> LineResult:
     return LineResult(line_no, LineState.COMPLETED, 200, request_id, dump_json(body), _usage(body))
 
 
-def _usage(body: Mapping[str, Any]) -> Usage:
+def _usage(body: Mapping[str, Any]) -> StoredUsage:
     usage = body.get("usage") or {}
     # The Responses API has its own names.
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-    return Usage(
+    return StoredUsage(
         input_tokens=usage.get("prompt_tokens", usage.get("input_tokens", 0)),
         cached_tokens=details.get("cached_tokens", 0),
         output_tokens=usage.get("completion_tokens", usage.get("output_tokens", 0)),

@@ -3,23 +3,23 @@
 import logging
 from collections.abc import Sequence
 
-from neaptide.engine.messages import BatchOutlook, Outlook
+from neaptide.engine.messages import BatchDeadlineStatus, DeadlineStatus
 
 logger = logging.getLogger(__name__)
 
 _CHANGES = {
-    Outlook.INFEASIBLE: (
+    DeadlineStatus.INFEASIBLE: (
         logging.WARNING,
         "batch %s cannot end in its window: it needs %.1f s with the whole device, %.1f s at the current rate, and has "
         "%.1f s left; lines that have not ended by then expire. Cancel it or batches that are due before it, or submit "
         "the missing lines again with a longer window",
     ),
-    Outlook.AT_RISK: (
+    DeadlineStatus.AT_RISK: (
         logging.WARNING,
         "batch %s may not end in its window: it needs %.1f s with the whole device, %.1f s at the current rate, and "
         "has %.1f s left; less online load, or fewer batches that are due before it, would help",
     ),
-    Outlook.ON_TIME: (
+    DeadlineStatus.ON_TIME: (
         logging.INFO,
         "batch %s can end in its window again: it needs %.1f s with the whole device, %.1f s at the current rate, and "
         "has %.1f s left",
@@ -27,25 +27,25 @@ _CHANGES = {
 }
 
 
-class Outlooks:
+class BatchStatuses:
     """Receives the engine's reports. Event loop only. Batches that it has not reported have no status."""
 
     def __init__(self) -> None:
-        self._latest: dict[str, BatchOutlook] = {}
+        self._latest: dict[str, BatchDeadlineStatus] = {}
 
-    def hear(self, outlooks: Sequence[BatchOutlook]) -> None:
+    def hear(self, outlooks: Sequence[BatchDeadlineStatus]) -> None:
         """Takes the status of all batches that the engine has."""
         for one in outlooks:
             last = self._latest.get(one.batch_id)
-            if one.outlook is not (Outlook.ON_TIME if last is None else last.outlook):
+            if one.outlook is not (DeadlineStatus.ON_TIME if last is None else last.outlook):
                 level, text = _CHANGES[one.outlook]
                 # Until the rate is known, the time on the whole device is used.
                 expected_s = one.needed_s if one.expected_s is None else one.expected_s
                 logger.log(level, text, one.batch_id, one.needed_s, expected_s, one.left_s)
         self._latest = {one.batch_id: one for one in outlooks}
 
-    def of(self, batch_id: str) -> BatchOutlook | None:
+    def of(self, batch_id: str) -> BatchDeadlineStatus | None:
         return self._latest.get(batch_id)
 
-    def count(self, outlook: Outlook) -> int:
+    def count(self, outlook: DeadlineStatus) -> int:
         return sum(one.outlook is outlook for one in self._latest.values())

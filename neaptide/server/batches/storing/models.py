@@ -114,7 +114,7 @@ class NewBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class StoredUsage:
     """Token counts of one or more answers."""
 
     input_tokens: int = 0
@@ -131,7 +131,7 @@ class LineResult:
     status_code: int
     request_id: str
     body: str
-    usage: Usage = Usage()
+    usage: StoredUsage = StoredUsage()
 
     @property
     def checksum(self) -> int:

@@ -1,4 +1,4 @@
-"""Store of files and batches: one writer and several readers on SQLite, or on the database of a ``Sharing``."""
+"""Store of files and batches: one writer and several readers on SQLite, or on the database of a ``BatchSharing``."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -9,7 +9,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import sqlalchemy as sa
 
 from neaptide.engine.private_files import make_private_directory
-from neaptide.server.batches.sharing import BlobStorage, Sharing
+from neaptide.server.batches.sharing import BlobStorage, BatchSharing
 from neaptide.server.batches.storing.data_dir import CACHE, FILES, DataDir, StoreError
 from neaptide.server.batches.storing.databases import deadline
 from neaptide.server.batches.storing.databases.deadline import DeadlineError, StuckError
@@ -49,7 +49,7 @@ class Store:
     def __init__(
         self,
         data_dir: Path,
-        sharing: Sharing | None = None,
+        sharing: BatchSharing | None = None,
         limit_s: float = deadline.CALL_LIMIT_S,
     ) -> None:
         self.data_dir = data_dir

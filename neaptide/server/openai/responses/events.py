@@ -14,7 +14,7 @@ from neaptide.server.openai.responses.shape import (
     status_of,
     text_part,
 )
-from neaptide.server.openai.tool_calls import ToolCall
+from neaptide.server.openai.tool_calls import ParsedToolCall
 
 
 class ResponseEvents:
@@ -115,7 +115,7 @@ class ResponseEvents:
         events.append(self._part_event("done", item_id, text, self._logprobs))
         self._add_done(message_item(item_id, status, [text_part(text, self._logprobs)]), events)
 
-    def _add_call(self, call: ToolCall, events: list[ResponseEvent]) -> None:
+    def _add_call(self, call: ParsedToolCall, events: list[ResponseEvent]) -> None:
         """Adds the events of a call. Calls are known only when complete, so the arguments come in one piece."""
         item_id = new_id("fc")
         events.append(self._item_event("added", call_item(item_id, call, "in_progress", has_arguments=False)))

@@ -18,7 +18,7 @@ from neaptide.server.openai.responses.replies import (
     ResponseUsage,
     Status,
 )
-from neaptide.server.openai.tool_calls import ToolCall
+from neaptide.server.openai.tool_calls import ParsedToolCall
 
 if TYPE_CHECKING:
     from neaptide.server.openai.reply_form import Reply
@@ -95,7 +95,7 @@ def text_part(text: str, logprobs: list[TokenLogprob]) -> OutputText:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-def call_item(item_id: str, call: ToolCall, status: Status, *, has_arguments: bool = True) -> OutputCall:
+def call_item(item_id: str, call: ParsedToolCall, status: Status, *, has_arguments: bool = True) -> OutputCall:
     return {
         "type": "function_call",
         "id": item_id,

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from neaptide.engine.offline.density import DensityModel
-from neaptide.engine.offline.planning.plan import Pool
+from neaptide.engine.offline.planning.plan import PromptPool
 from tests.engine.offline.planning.files import Prompt, pool
 
 MODEL = DensityModel.in_seconds(token_s=1e-4, kv_token_s=1e-7)
@@ -26,9 +26,9 @@ OUTPUTS = st.lists(st.sampled_from([1, 2, 50, 4000]), min_size=12, max_size=12)
 
 def made(
     directory: Path, prompts: list[Prompt], outputs: list[int], kv_tokens: int = 100_000, unit_tokens: int = 16
-) -> Pool:
+) -> PromptPool:
     lengths = np.array(outputs[: len(prompts)], float)
-    return Pool.of(pool(directory, [prompts]), lengths, MODEL, kv_tokens, unit_tokens)
+    return PromptPool.of(pool(directory, [prompts]), lengths, MODEL, kv_tokens, unit_tokens)
 
 
 def grouped(*groups: tuple[int, int, int]) -> list[Prompt]:

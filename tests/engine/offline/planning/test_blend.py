@@ -17,14 +17,14 @@ from neaptide.engine.offline.planning.blend import (
     sort_layers,
     split,
 )
-from neaptide.engine.offline.planning.plan import Pool
+from neaptide.engine.offline.planning.plan import PromptPool
 from neaptide.engine.offline.planning.pooled import TWO_ENDS, PooledJob, PooledRows
 from neaptide.engine.offline.prefix_tree import NO_NODE
 from tests.engine.offline.planning.files import Prompt, written
 from tests.engine.offline.planning.pools import MODEL, OUTPUTS, PROMPTS, grouped, made
 
 
-def density_of(pool: Pool, prompts: list[Prompt], rows: list[int]) -> float:
+def density_of(pool: PromptPool, prompts: list[Prompt], rows: list[int]) -> float:
     """From the definition: every unit of 16 tokens that rows share is computed once."""
     outputs = [float(pool.work.output_tokens[row]) for row in rows]
     units = {tuple(prompts[row][: end + 16]) for row in rows for end in range(0, len(prompts[row]) - 15, 16)}

@@ -8,18 +8,18 @@ import pytest
 from neaptide.engine.offline.planning.blend import Ranked, rank
 from neaptide.engine.offline.planning.order import PromptOrder
 from neaptide.engine.offline.planning.partition import partition
-from neaptide.engine.offline.planning.plan import Pool
+from neaptide.engine.offline.planning.plan import PromptPool
 from neaptide.engine.offline.prefix_tree import PrefixTree
 from tests.engine.offline.planning.files import pool
 from tests.engine.offline.planning.pools import MODEL, grouped
 
 
-def mixed(tmp_path: Path) -> tuple[Pool, list[list[int]]]:
+def mixed(tmp_path: Path) -> tuple[PromptPool, list[list[int]]]:
     """Groups that share much and answer briefly, rows alone, and long answers of many lengths."""
     prompts = grouped((120, 160, 16), (90, 320, 16), (400, 16, 48), *[(1, 0, 64)] * 300, *[(1, 0, 8)] * 200)
     rng = np.random.default_rng(0)
     outputs = [*[2] * 210, *rng.integers(20, 80, 400), *rng.integers(20, 80, 300), *rng.exponential(1500, 200) + 1]
-    pool_ = Pool.of(pool(tmp_path, [prompts]), np.array(outputs, float), MODEL, 100_000, 16)
+    pool_ = PromptPool.of(pool(tmp_path, [prompts]), np.array(outputs, float), MODEL, 100_000, 16)
     return pool_, prompts
 
 

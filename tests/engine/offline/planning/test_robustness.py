@@ -8,7 +8,7 @@ import pytest
 from neaptide.engine.offline.planning.blend import PoolWork, rank
 from neaptide.engine.offline.planning.order import PromptOrder
 from neaptide.engine.offline.planning.partition import partition
-from neaptide.engine.offline.planning.plan import ORDERS, Pool, plan_pool
+from neaptide.engine.offline.planning.plan import ORDERS, PromptPool, plan_pool
 from neaptide.engine.offline.prefix_tree import PrefixTree
 from tests.engine.offline.planning.files import pool, random_tokens
 from tests.engine.offline.planning.pools import MODEL, made
@@ -45,13 +45,13 @@ def test_a_single_request_is_the_plan(tmp_path: Path, order: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def copies(tmp_path_factory: pytest.TempPathFactory) -> Pool:
+def copies(tmp_path_factory: pytest.TempPathFactory) -> PromptPool:
     prompt = np.full(4 * UNIT, 5, np.int32)
     prompts = pool(tmp_path_factory.mktemp("copies"), [[prompt] * COPIES])
-    return Pool.of(prompts, np.full(COPIES, 10.0), MODEL, 100_000, UNIT)
+    return PromptPool.of(prompts, np.full(COPIES, 10.0), MODEL, 100_000, UNIT)
 
 
-def test_50_000_duplicates_are_one_prefix_computed_once(copies: Pool) -> None:
+def test_50_000_duplicates_are_one_prefix_computed_once(copies: PromptPool) -> None:
     assert copies.tree.depth_tokens.tolist() == [4 * UNIT]
     assert copies.tree.num_wanted.tolist() == [COPIES]
     assert copies.shared_tokens.sum() == (COPIES - 1) * 4 * UNIT
@@ -59,7 +59,7 @@ def test_50_000_duplicates_are_one_prefix_computed_once(copies: Pool) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_50_000_duplicates_run_one_after_the_other(copies: Pool, order: str) -> None:
+def test_50_000_duplicates_run_one_after_the_other(copies: PromptPool, order: str) -> None:
     (rows,) = plan_pool(copies, order)
     assert copies.num_runs(rows) == 1
     if order in KEEPING:
@@ -70,7 +70,7 @@ def test_50_000_duplicates_run_one_after_the_other(copies: Pool, order: str) -> 
         assert np.array_equal(np.sort(rows), np.arange(COPIES))
 
 
-def test_50_000_duplicates_are_parted_evenly(copies: Pool) -> None:
+def test_50_000_duplicates_are_parted_evenly(copies: PromptPool) -> None:
     parts = partition(rank(copies.tree, copies.work), 4)
     sizes = np.array([len(part) for part in parts])
     assert sizes.sum() == COPIES
@@ -78,20 +78,20 @@ def test_50_000_duplicates_are_parted_evenly(copies: Pool) -> None:
 
 
 @pytest.fixture(scope="module")
-def chain() -> Pool:
+def chain() -> PromptPool:
     """Each prompt is the one before it and 16 tokens more; sorted already, for their tokens would be 3 GB."""
     lengths = UNIT * np.arange(1, DEEP + 1)
     shared = lengths - UNIT
     tree = PrefixTree.of_order(PromptOrder(np.arange(DEEP), shared), UNIT)
-    return Pool(tree, shared, PoolWork.of(MODEL, lengths, np.full(DEEP, 10.0)), 100_000)
+    return PromptPool(tree, shared, PoolWork.of(MODEL, lengths, np.full(DEEP, 10.0)), 100_000)
 
 
-def test_a_chain_of_10_000_prefixes_has_as_many_levels(chain: Pool) -> None:
+def test_a_chain_of_10_000_prefixes_has_as_many_levels(chain: PromptPool) -> None:
     assert chain.tree.num_levels == DEEP - 1
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_chain_of_10_000_prefixes_runs_once_in_every_order(chain: Pool, order: str) -> None:
+def test_a_chain_of_10_000_prefixes_runs_once_in_every_order(chain: PromptPool, order: str) -> None:
     (rows,) = plan_pool(chain, order)
     assert np.array_equal(np.sort(rows), np.arange(DEEP))
     if order in ("fcfs", "dfs", "neaptide"):
@@ -114,7 +114,7 @@ def test_one_giant_prompt_among_small_ones(tmp_path: Path, order: str) -> None:
     """Larger than the memory: it runs alone when its turn comes."""
     giant = random_tokens(np.random.default_rng(0), 1_000_000)
     prompts = pool(tmp_path, [[[1, 2, 3], giant, [1, 2, 4]]])
-    found = Pool.of(prompts, np.full(3, 10.0), MODEL, 100_000, 1)
+    found = PromptPool.of(prompts, np.full(3, 10.0), MODEL, 100_000, 1)
     assert found.shared_tokens.sum() == 2
     for num_replicas in (1, 2):
         orders = plan_pool(found, order, num_replicas)

@@ -15,8 +15,8 @@ from neaptide.server.batches.checking.validate import (
     Check,
     CheckerDiedError,
     Keep,
-    Limits,
-    Report,
+    FileLimits,
+    CheckReport,
     Validator,
 )
 from neaptide.server.batches.checking.worker import WorkerChecker
@@ -39,7 +39,7 @@ class MortalChecker(ThreadChecker):
         self._deaths = list(deaths_by_itself)
         self.checked: list[str] = []
 
-    async def check(self, check: Check, keep: Keep) -> Report:
+    async def check(self, check: Check, keep: Keep) -> CheckReport:
         report = await super().check(check, keep)
         self.checked.append(Path(check.stem).name)
         if self._deaths:
@@ -92,7 +92,7 @@ class BusyCompiler(FakeCompiler):
 def two_lines(directory: Path) -> Check:
     path = directory / "input.jsonl"
     path.write_bytes(jsonl([line("a"), line("b", response_format={"type": "json_object"})]))
-    return Check(CHAT, str(path), str(directory / "job"), Limits())
+    return Check(CHAT, str(path), str(directory / "job"), FileLimits())
 
 
 def test_a_line_that_meets_a_busy_machine_is_tried_again_and_then_the_file_has_to_wait(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from neaptide.engine.offline.token_file import TokenFile
 from neaptide.server.batches.checking.job_files import read_plan
 from neaptide.server.batches.checking.validate import (
     Check,
-    Limits,
-    Report,
+    FileLimits,
+    CheckReport,
     Validator,
     read_body,
     read_lines,
@@ -22,7 +22,7 @@ from tests.server.batches.fake_compiler import FakeCompiler
 from tests.server.batches.fakes import CHAT, Server, jsonl, line
 
 
-def validate(tmp_path: Path, content: bytes, limits: Limits | None = None) -> tuple[Report, list[NewLine]]:
+def validate(tmp_path: Path, content: bytes, limits: FileLimits | None = None) -> tuple[CheckReport, list[NewLine]]:
     path = tmp_path / "input.jsonl"
     path.write_bytes(content)
     kept: list[NewLine] = []
@@ -30,7 +30,7 @@ def validate(tmp_path: Path, content: bytes, limits: Limits | None = None) -> tu
     def keep(lines: Sequence[NewLine]) -> None:
         kept.extend(lines)
 
-    check = Check(CHAT, str(path), str(tmp_path / "job"), limits or Limits())
+    check = Check(CHAT, str(path), str(tmp_path / "job"), limits or FileLimits())
     return Validator(check, FakeCompiler(), keep).run(), kept
 
 
@@ -107,18 +107,18 @@ def test_every_bad_line_is_listed_up_to_a_hundred(tmp_path: Path) -> None:
 
 
 def test_too_many_lines(tmp_path: Path) -> None:
-    report, _ = validate(tmp_path, jsonl(line(f"c{i}") for i in range(4)), Limits(max_lines=3))
+    report, _ = validate(tmp_path, jsonl(line(f"c{i}") for i in range(4)), FileLimits(max_lines=3))
     assert [(e["code"], e["line"]) for e in report.errors] == [("too_many_tasks", None)]
 
 
 def test_too_many_lines_are_told_before_one_is_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeCompiler, "compile", lambda *_: pytest.fail("tokenized"))
-    report, _ = validate(tmp_path, jsonl(line(f"c{i}") for i in range(4)), Limits(max_lines=3))
+    report, _ = validate(tmp_path, jsonl(line(f"c{i}") for i in range(4)), FileLimits(max_lines=3))
     assert [e["code"] for e in report.errors] == ["too_many_tasks"]
 
 
 def test_too_many_prompt_tokens(tmp_path: Path) -> None:
-    report, _ = validate(tmp_path, jsonl([line("a", "x" * 60), line("b", "x" * 60)]), Limits(max_prompt_tokens=100))
+    report, _ = validate(tmp_path, jsonl([line("a", "x" * 60), line("b", "x" * 60)]), FileLimits(max_prompt_tokens=100))
     assert [e["code"] for e in report.errors] == ["token_limit_exceeded"]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.server.batches.checking.job_files import read_plan
-from neaptide.server.batches.checking.validate import Check, Checker, CheckerDiedError, Limits, Validator
+from neaptide.server.batches.checking.validate import Check, Checker, CheckerDiedError, FileLimits, Validator
 from neaptide.server.batches.checking.worker import NICENESS, CheckerPool, ValidationError, WorkerChecker
 from neaptide.server.batches.lines import Recipe
 from neaptide.server.batches.storing.models import TERMINAL, BatchRecord, NewLine
@@ -110,10 +110,10 @@ async def test_it_finds_what_the_validator_finds(tmp_path: Path) -> None:
     async def keep(lines: Sequence[NewLine]) -> None:
         there.extend(lines)
 
-    expected = Validator(Check(CHAT, str(path), str(tmp_path / "here"), Limits()), FakeCompiler(), here.extend).run()
+    expected = Validator(Check(CHAT, str(path), str(tmp_path / "here"), FileLimits()), FakeCompiler(), here.extend).run()
     checker = hostile_checker(tmp_path)
     try:
-        report = await checker.check(Check(CHAT, str(path), str(tmp_path / "there"), Limits()), keep)
+        report = await checker.check(Check(CHAT, str(path), str(tmp_path / "there"), FileLimits()), keep)
         assert report == expected
         assert checker.pid is not None
         assert psutil.Process(checker.pid).nice() == min(psutil.Process().nice() + NICENESS, LEAST_PRIORITY)
@@ -139,12 +139,12 @@ async def test_what_goes_wrong_in_it_is_told_and_leaves_no_plan(tmp_path: Path) 
             path = tmp_path / f"{text}.jsonl"
             path.write_bytes(jsonl([line("a", text)]))
             with pytest.raises(error) as found:
-                await checker.check(Check(CHAT, str(path), str(tmp_path / "job"), Limits()), keep)
+                await checker.check(Check(CHAT, str(path), str(tmp_path / "job"), FileLimits()), keep)
             assert "secret" not in str(found.value)
             assert not files_of_job(tmp_path)
             assert getattr(found.value, "by_itself", None) == (True if text == "die" else None)
         with pytest.raises(FileNotFoundError):
-            await checker.check(Check(CHAT, str(path), str(tmp_path / "nowhere" / "job"), Limits()), keep)
+            await checker.check(Check(CHAT, str(path), str(tmp_path / "nowhere" / "job"), FileLimits()), keep)
     finally:
         await checker.close()
 
@@ -156,7 +156,7 @@ async def test_a_worker_that_was_killed_says_so(tmp_path: Path) -> None:
         raise AssertionError("no line is read")
 
     with pytest.raises(CheckerDiedError, match="ended with status -9") as found:
-        await checker.check(Check(CHAT, str(tmp_path / "input"), str(tmp_path / "job"), Limits()), keep)
+        await checker.check(Check(CHAT, str(tmp_path / "input"), str(tmp_path / "job"), FileLimits()), keep)
     assert not found.value.by_itself
 
 
@@ -170,7 +170,7 @@ async def test_an_idle_worker_ends_and_the_next_file_starts_another(tmp_path: Pa
 
     try:
         for _ in range(2):
-            report = await checker.check(Check(CHAT, str(path), str(tmp_path / "job"), Limits()), keep)
+            report = await checker.check(Check(CHAT, str(path), str(tmp_path / "job"), FileLimits()), keep)
             assert report.errors == []
             await until(lambda: checker.pid is None)
     finally:

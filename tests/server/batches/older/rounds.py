@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from neaptide.server.batches.checking.validate import Check, Keep, Report
+from neaptide.server.batches.checking.validate import Check, Keep, CheckReport
 from neaptide.server.batches.mending.repair import repair
 from neaptide.server.batches.running import finalize
 from neaptide.server.batches.storing.data_dir import DATABASE_NAME, StoreError
@@ -95,7 +95,7 @@ class GatedChecker(ThreadChecker):
         super().__init__(FakeCompiler())
         self._gates = gates
 
-    async def check(self, check: Check, keep: Keep) -> Report:
+    async def check(self, check: Check, keep: Keep) -> CheckReport:
         self._gates.checking.set()
         await self._gates.check.wait()
         return await super().check(check, keep)

@@ -9,7 +9,7 @@ import pytest
 
 from neaptide.engine.messages import PlanReady, TwoEnds
 from neaptide.engine.offline.density import DensityModel
-from neaptide.engine.offline.planning.plan import Pool, plan_pool
+from neaptide.engine.offline.planning.plan import PromptPool, plan_pool
 from neaptide.engine.offline.planning.prompts import Prompts
 from neaptide.engine.offline.token_file import TokenFile, TokenFileWriter
 from neaptide.launch.planner import made
@@ -119,7 +119,7 @@ def test_a_plan_for_a_job_alone_is_the_planners(tmp_path: Path) -> None:
     request = asked(tmp_path, "neaptide")
     prompts = Prompts([TokenFile(job.path) for job in request.jobs])
     model = DensityModel.in_seconds(1e-4, 1e-7)
-    (rows,) = plan_pool(Pool.of(prompts, np.full(6, 8.0), model, 10_000, 16), "neaptide")
+    (rows,) = plan_pool(PromptPool.of(prompts, np.full(6, 8.0), model, 10_000, 16), "neaptide")
     assert [3 * (name == "two") + row for name, row in entries(made(request))] == rows.tolist()
 
 

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from neaptide.engine.messages import BatchOutlook, EngineReady, Outlook, PlanReady, StepOutputs, ToEngine
+from neaptide.engine.messages import BatchDeadlineStatus, EngineReady, DeadlineStatus, PlanReady, StepOutputs, ToEngine
 from neaptide.engine.offline.planning.occasions import GROWTH, LEAST_ROWS
 from neaptide.server.batches.planning.planning import Planning
 from neaptide.server.batches.planning.request import JobRows, PlanRequest, packed
@@ -177,7 +177,7 @@ async def test_not_before_its_time() -> None:
 async def test_the_planner_is_told_how_far_answers_are_that_run() -> None:
     scene = Scene()
     running = packed([3, 7]), packed([40, 50])
-    outlooks = [BatchOutlook(name, Outlook.ON_TIME, 1.0, None, 2.0, *running) for name in ("job", "gone")]
+    outlooks = [BatchDeadlineStatus(name, DeadlineStatus.ON_TIME, 1.0, None, 2.0, *running) for name in ("job", "gone")]
     scene.client.on_message(StepOutputs([], [], outlooks))
     scene.given(LEAST_ROWS)
     ((job,),) = ((await scene.answered()).jobs,)
@@ -187,7 +187,7 @@ async def test_the_planner_is_told_how_far_answers_are_that_run() -> None:
 
 async def test_what_ran_in_an_engine_that_has_gone_is_forgotten() -> None:
     scene = Scene()
-    outlook = BatchOutlook("job", Outlook.ON_TIME, 1.0, None, 2.0, packed([3]), packed([40]))
+    outlook = BatchDeadlineStatus("job", DeadlineStatus.ON_TIME, 1.0, None, 2.0, packed([3]), packed([40]))
     scene.client.on_message(StepOutputs([], [], [outlook]))
     scene.client.detach()
     scene.client.attach(scene.link, FOLLOWS)

@@ -17,7 +17,7 @@ from neaptide.server.batches.storing.models import (
     LineState,
     NewBatch,
     NewLine,
-    Usage,
+    StoredUsage,
 )
 from neaptide.server.batches.storing.store import Store
 
@@ -38,7 +38,7 @@ def store(tmp_path: Path, store_url: str | None) -> Iterator[Store]:
 
 
 def result(line_no: int, body: str = "{}") -> LineResult:
-    return LineResult(line_no, LineState.COMPLETED, 200, "req_1", body, Usage(3, 1, 2))
+    return LineResult(line_no, LineState.COMPLETED, 200, "req_1", body, StoredUsage(3, 1, 2))
 
 
 def test_another_owners_file_has_no_purpose(store: Store) -> None:

@@ -13,7 +13,7 @@ from neaptide.server.batches.checking.job_files import SealedPlan
 from neaptide.server.batches.running import ending, finalize, plans
 from neaptide.server.batches.storing import batch_rows, file_rows
 from neaptide.server.batches.storing.faults import FileDamagedError
-from neaptide.server.batches.storing.models import LineResult, LineState, NewBatch, NewLine, Usage
+from neaptide.server.batches.storing.models import LineResult, LineState, NewBatch, NewLine, StoredUsage
 from neaptide.server.batches.storing.store import Store
 from tests.patience import PATIENCE_S
 from tests.server.batches.fakes import Server, jsonl, line, numbered
@@ -114,7 +114,7 @@ def test_a_stop_ends_finalizing_between_lines_and_leaves_nothing(tmp_path: Path,
     store.write_blocking(batch_rows.create_batch, new, ("file-o", "file-e"))
     lines = [NewLine(n, f"c{n}", 0, 1, n - 1, 1) for n in range(1, 6)]
     store.write_blocking(batch_rows.insert_lines, new.id, lines)
-    ended = [LineResult(n, LineState.COMPLETED, 200, "req_1", "{}", Usage(1, 0, 1)) for n in range(1, 6)]
+    ended = [LineResult(n, LineState.COMPLETED, 200, "req_1", "{}", StoredUsage(1, 0, 1)) for n in range(1, 6)]
     store.write_blocking(batch_rows.end_lines, new.id, ended)
     asked: list[bool] = []
 

@@ -16,7 +16,7 @@ from alembic.runtime.migration import MigrationContext
 from neaptide.cluster.sharing import sharing_of
 from neaptide.server.batches.storing import batch_rows, file_rows
 from neaptide.server.batches.storing.data_dir import DATABASE_NAME, DataDirLockedError, StoreError
-from neaptide.server.batches.storing.models import FileRecord, LineResult, LineState, NewBatch, NewLine, Usage
+from neaptide.server.batches.storing.models import FileRecord, LineResult, LineState, NewBatch, NewLine, StoredUsage
 from neaptide.server.batches.storing.store import (
     Store,
     StoreUnavailableError,
@@ -209,7 +209,7 @@ def test_a_database_of_a_newer_version_is_refused(tmp_path: Path, kind: str, req
 
 
 def result(line_no: int, body: str = "{}") -> LineResult:
-    return LineResult(line_no, LineState.COMPLETED, 200, "req_1", body, Usage(3, 1, 2))
+    return LineResult(line_no, LineState.COMPLETED, 200, "req_1", body, StoredUsage(3, 1, 2))
 
 
 def start_batch(store: Store, count: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from neaptide.server.batches.checking import validation
-from neaptide.server.batches.checking.validate import Check, Keep, Report
+from neaptide.server.batches.checking.validate import Check, Keep, CheckReport
 from neaptide.server.batches.running import finalize
 from neaptide.server.batches.storing.models import BatchRecord
 from tests.patience import until
@@ -55,7 +55,7 @@ class GatedChecker(ThreadChecker):
         super().__init__(FakeCompiler("fake"))
         self.begun, self.go_on = asyncio.Event(), asyncio.Event()
 
-    async def check(self, check: Check, keep: Keep) -> Report:
+    async def check(self, check: Check, keep: Keep) -> CheckReport:
         self.begun.set()
         await self.go_on.wait()
         return await super().check(check, keep)
