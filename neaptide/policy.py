@@ -9,7 +9,7 @@ from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor, Prediction
 from neaptide.engine.kv.draft import NO_HIT, PrefixHit
 from neaptide.engine.kv.manager import KVCacheManager
-from neaptide.engine.offline.delivery import RowKey
+from neaptide.engine.offline.row_source import RowKey
 from neaptide.engine.offline.planning.blend import Ranked
 from neaptide.engine.offline.planning.plan import Order, PromptPool, dual_scanned
 from neaptide.engine.offline.prefix_tree import NO_NODE, PrefixTree

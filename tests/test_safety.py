@@ -62,7 +62,7 @@ def test_no_assert_guards_input(place: str) -> None:
 
 
 def test_an_assert_elsewhere_is_admitted() -> None:
-    assert not is_refused("assert __file__", "neaptide/server/link/supervisor.py")
+    assert not is_refused("assert __file__", "neaptide/server/engine_client/supervisor.py")
 
 
 @pytest.mark.parametrize(("name", "floor"), FLOORS.items())

@@ -1,7 +1,7 @@
 """Looks for flaky tests: runs some of them repeatedly in random order, every second time on a busy machine.
 
     python -m tools.shake                                   # tests of processes, 20 times
-    python -m tools.shake --times 5 tests/server/link       # others
+    python -m tools.shake --times 5 tests/server/engine_client       # others
 
 Each failure is appended to ``--out`` with its seed. The exit status is 1 if anything failed.
 """
@@ -19,9 +19,9 @@ from pathlib import Path
 from neaptide.engine.process.beside import beside
 
 PROCESSES = [
-    "tests/server/link",
-    "tests/server/children",
-    "tests/server/shadow",
+    "tests/server/engine_client",
+    "tests/server/subprocesses",
+    "tests/server/counterfactual",
     "tests/server/batches/checking",
     "tests/engine/process",
     "tests/commands",

@@ -36,7 +36,7 @@ from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arri
 from neaptide.loadgen.client.prometheus import Samples
 from neaptide.loadgen.client.recorder import ChatRecord
 from neaptide.loadgen.percentiles import percentiles
-from neaptide.server.shadow.gauge import CHILD, ReplayPace
+from neaptide.server.counterfactual.gauge import CHILD, ReplayPace
 
 LOAD = 0.20
 PROBE_S = 60.0

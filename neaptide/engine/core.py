@@ -27,7 +27,7 @@ from neaptide.engine.messages import (
     ToEngine,
 )
 from neaptide.engine.observer import EngineObserver, Observers
-from neaptide.engine.offline.outlook import DeadlineJudge
+from neaptide.engine.offline.deadline_status import DeadlineJudge
 from neaptide.engine.offline.planned import PlannedOrder
 from neaptide.engine.offline.work import WholeDevice
 from neaptide.engine.params import INTERNAL_ERROR, FinishReason

@@ -7,7 +7,7 @@ import numpy as np
 
 from neaptide.engine.arrays import TokenArray
 from neaptide.engine.deadlines import first_token_due_s, later_token_due_s
-from neaptide.engine.kv.segments import Path
+from neaptide.engine.kv.prefix_nodes import Path
 from neaptide.engine.messages import TokenLogprobs
 from neaptide.engine.params import RequestClass, SamplingParams, Tier, request_class
 from neaptide.engine.table import RequestTable

@@ -13,7 +13,7 @@ from neaptide.executors.registry import start_executor
 from neaptide.launch.serve import embedded_model_path
 from neaptide.launch.threads import default_num_threads
 from neaptide.models.checkpoint import load_model_facts, resolve_model
-from neaptide.server.link.interpreter import wait_as_in_an_engine
+from neaptide.server.engine_client.interpreter import wait_as_in_an_engine
 from neaptide.server.settings import EMBEDDED_MODEL
 
 

@@ -9,8 +9,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from neaptide.launch.stopping import LAST_REPLIES_S, ends_quietly
-from neaptide.server.edge.middleware import MAX_HEADER_BYTES
-from neaptide.server.edge.transport import TransportLimits, protocol_class
+from neaptide.server.http.middleware import MAX_HEADER_BYTES
+from neaptide.server.http.transport import TransportLimits, protocol_class
 from neaptide.server.observe.metrics_http import HttpMetrics
 from neaptide.server.settings import Settings
 

@@ -14,8 +14,8 @@ from neaptide.engine.observer import EngineObserver
 from neaptide.engine.offline.planning.plan import find_order
 from neaptide.engine.offline.planning.pooled import TWO_ENDS
 from neaptide.engine.process.request_log import RequestLog
-from neaptide.engine.process.witness import StepWitness
-from neaptide.engine.process.witness_observer import WitnessObserver
+from neaptide.engine.process.crash_marker import StepWitness
+from neaptide.engine.process.crash_marker_observer import WitnessObserver
 from neaptide.engine.record.step_log import create_log
 from neaptide.engine.record.step_recorder import StepRecorder
 from neaptide.engine.record.traffic_recorder import TrafficRecorder

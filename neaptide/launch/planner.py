@@ -22,8 +22,8 @@ from neaptide.server.batches.planning.request import (
     request_decoder,
     unpacked,
 )
-from neaptide.server.children.child import bound_memory, pipes, stand_back
-from neaptide.server.children.frames import read_frame, write_frame
+from neaptide.server.subprocesses.child import bound_memory, pipes, stand_back
+from neaptide.server.subprocesses.frames import read_frame, write_frame
 
 NICENESS = 19
 MEMORY_BYTES = 4 << 30

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from neaptide.server.batches.service import BatchService
     from neaptide.server.context import ServingContext
-    from neaptide.server.shadow.service import Shadow
+    from neaptide.server.counterfactual.service import Shadow
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def engine_config(
     """
     from neaptide.engine.scheduler.policies import check_name
     from neaptide.executors.registry import check_executor
-    from neaptide.server.edge.auth import KeyRing
+    from neaptide.server.http.auth import KeyRing
 
     arguments = executor_arguments(settings.executor_arg)
     host_cache_bytes = int(settings.host_cache_gib * (1 << 30))
@@ -176,8 +176,8 @@ def serve(settings: Settings, listener: socket.socket | None = None) -> int:
 async def _serve(
     settings: Settings, context: "ServingContext", config: EngineConfig, data_dir: Path, listener: socket.socket
 ) -> int:
-    from neaptide.server.link.interpreter import Interpreter
-    from neaptide.server.link.supervisor import EngineStartError, Supervisor
+    from neaptide.server.engine_client.interpreter import Interpreter
+    from neaptide.server.engine_client.supervisor import EngineStartError, Supervisor
 
     try:
         server, service, shadow = _http_server(settings, context, data_dir)
@@ -227,12 +227,12 @@ def _http_server(
     from neaptide.server.batches.service import BatchService
     from neaptide.server.batches.storing.files import DAY_S
     from neaptide.server.batches.wiring import BatchSettings
-    from neaptide.server.edge.auth import KeyRing
-    from neaptide.server.edge.hosts import HostFilter
+    from neaptide.server.http.auth import KeyRing
+    from neaptide.server.http.hosts import HostFilter
     from neaptide.server.routes.batches import batches_router
     from neaptide.server.routes.figures import backlog_router
     from neaptide.server.routes.files import files_router
-    from neaptide.server.shadow.service import Shadow
+    from neaptide.server.counterfactual.service import Shadow
 
     try:
         keys = KeyRing(settings.api_key)
@@ -304,9 +304,9 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
     from neaptide.models.checkpoint import load_model_config, load_model_facts, resolve_model
     from neaptide.models.config import ModelFacts, UnsupportedModelError
     from neaptide.server.context import Admission, GenerationDefaults, ServingContext
-    from neaptide.server.link.engine_client import EngineClient
-    from neaptide.server.link.fingerprint import model_fingerprint
-    from neaptide.server.link.interpreter import Interpreter, InterpreterError
+    from neaptide.server.engine_client.client import EngineClient
+    from neaptide.server.engine_client.fingerprint import model_fingerprint
+    from neaptide.server.engine_client.interpreter import Interpreter, InterpreterError
     from neaptide.server.text.tokenizer import Tokenizer
 
     try:

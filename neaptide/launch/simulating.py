@@ -6,7 +6,7 @@ at idle priority, with bounded memory.
 
 import signal
 
-from neaptide.server.children.child import bound_memory, pipes, stand_back
+from neaptide.server.subprocesses.child import bound_memory, pipes, stand_back
 
 MEMORY_BYTES = 2 << 30
 

@@ -8,9 +8,9 @@ from typing import BinaryIO
 
 import msgspec
 
-from neaptide.server.children.child import in_bursts
-from neaptide.server.children.frames import read_frame, write_frame
-from neaptide.server.shadow.frames import (
+from neaptide.server.subprocesses.child import in_bursts
+from neaptide.server.subprocesses.frames import read_frame, write_frame
+from neaptide.server.counterfactual.frames import (
     ShadowAnswer,
     ShadowFigures,
     ShadowTask,

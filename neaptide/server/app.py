@@ -13,15 +13,15 @@ from neaptide.engine.messages import StepStats
 from neaptide.server.batches.metrics import BatchMetrics
 from neaptide.server.batches.service import BatchService
 from neaptide.server.context import ServingContext
-from neaptide.server.edge.audit import AuditMiddleware
-from neaptide.server.edge.auth import AuthMiddleware, KeyRing
-from neaptide.server.edge.error_replies import install_handlers
-from neaptide.server.edge.head_requests import HeadMiddleware
-from neaptide.server.edge.hosts import HostFilter
-from neaptide.server.edge.middleware import EdgeMiddleware
-from neaptide.server.link.engine_state import EngineState
-from neaptide.server.link.events import RequestFailed
-from neaptide.server.link.room_desk import RoomDesk
+from neaptide.server.http.audit import AuditMiddleware
+from neaptide.server.http.auth import AuthMiddleware, KeyRing
+from neaptide.server.http.error_replies import install_handlers
+from neaptide.server.http.head_requests import HeadMiddleware
+from neaptide.server.http.hosts import HostFilter
+from neaptide.server.http.middleware import EdgeMiddleware
+from neaptide.server.engine_client.engine_state import EngineState
+from neaptide.server.engine_client.events import RequestFailed
+from neaptide.server.engine_client.capacity_queries import RoomDesk
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.observe.metrics_engine import EngineMetrics
 from neaptide.server.observe.metrics_vllm import VllmMetrics
@@ -38,7 +38,7 @@ from neaptide.server.routes import (
     responses,
     tokenize,
 )
-from neaptide.server.shadow.service import Shadow
+from neaptide.server.counterfactual.service import Shadow
 
 __all__ = ["ServerState", "ServingContext", "create_app"]
 

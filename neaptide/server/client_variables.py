@@ -23,6 +23,6 @@ def client_api_key(environ: Mapping[str, str] = os.environ) -> str | None:
     first = environ.get(f"{ENV_PREFIX}API_KEY", "").split(",")[0]
     if not first:
         return None
-    from neaptide.server.edge.auth import split_marks  # the web framework, which no other command should wait for
+    from neaptide.server.http.auth import split_marks  # the web framework, which no other command should wait for
 
     return split_marks(first)[0]

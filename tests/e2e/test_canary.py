@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.conftest import KEYS
 from tests.e2e.server import RunningServer, result_lines, submit_batch, wait_terminal
 from tests.patience import PATIENCE_S
-from tests.server.edge.test_errors import BAD_CHAT
+from tests.server.http.test_errors import BAD_CHAT
 
 CHAT = "/v1/chat/completions"
 MODEL = "neaptide/tiny"

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.server import RunningServer, result_lines, submit_batch, wait_terminal
 from tests.patience import PATIENCE_S
-from tests.server.edge.test_errors import BAD_CHAT, BAD_COMPLETIONS
+from tests.server.http.test_errors import BAD_CHAT, BAD_COMPLETIONS
 
 KEY = "key-canary-93b1"
 CANARY = "canary-5e1f\r\nforged\x1b[31m"

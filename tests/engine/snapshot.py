@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from neaptide.engine.core import EngineCore
-from neaptide.engine.kv.segments import Segment
+from neaptide.engine.kv.prefix_nodes import Segment
 from neaptide.engine.offline.lanes import FlexLane, JobLane, Lane
 from neaptide.engine.offline.pool import OfflinePool
 from neaptide.engine.offline.sharing.by_shares import ByShares

@@ -13,7 +13,7 @@ from neaptide.engine.messages import AbortRequest
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, FinishReason, Tier
 from neaptide.engine.process.request_log import RequestLog
-from neaptide.engine.process.witness_observer import WitnessObserver
+from neaptide.engine.process.crash_marker_observer import WitnessObserver
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.engine.steps.isolation import PROBE
 from neaptide.engine.steps.plan import StepPlan

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fuzz.app import CANARY, FuzzedApp
 from tests.server.conftest import MODEL_ID
-from tests.server.edge.test_errors import BAD_CHAT, BAD_COMPLETIONS, BAD_JSON
+from tests.server.http.test_errors import BAD_CHAT, BAD_COMPLETIONS, BAD_JSON
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 JSON = {"content-type": "application/json"}

@@ -23,7 +23,7 @@ from neaptide.engine.messages import (
     to_engine_encoder,
 )
 from neaptide.engine.params import FinishReason
-from neaptide.server.link.engine_client import EngineClient
+from neaptide.server.engine_client.client import EngineClient
 
 FIRST_PLAIN, LAST_PLAIN = 6, 402
 """Token ids of the small model's vocabulary that are no special tokens."""

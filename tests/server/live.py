@@ -11,8 +11,8 @@ import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from neaptide.server.edge.middleware import MAX_HEADER_BYTES
-from neaptide.server.edge.transport import BoundedH11Protocol, TransportLimits, protocol_class
+from neaptide.server.http.middleware import MAX_HEADER_BYTES
+from neaptide.server.http.transport import BoundedH11Protocol, TransportLimits, protocol_class
 from neaptide.server.observe.metrics_http import HttpMetrics
 from tests.patience import until
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from neaptide.engine.params import RequestClass
 from neaptide.server.context import Admission
-from neaptide.server.edge.errors import OverloadedError
+from neaptide.server.http.errors import OverloadedError
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from neaptide.engine.messages import SetOffline
 from neaptide.engine.params import Tier
-from neaptide.server.edge.auth import OPEN_PATHS, KeyRing
+from neaptide.server.http.auth import OPEN_PATHS, KeyRing
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.server.conftest import MODEL_ID, USER, Server, make_server
 

@@ -35,7 +35,7 @@ from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.executors.simulated.trace_executor import StepTally, TraceExecutor
 from neaptide.launch.threads import default_num_threads
-from neaptide.server.link.interpreter import wait_as_in_an_engine
+from neaptide.server.engine_client.interpreter import wait_as_in_an_engine
 from neaptide.simulation.driven_runs import (
     DRAWS,
     ERRORS,

@@ -21,7 +21,7 @@ from neaptide.server.batches.storing import batch_rows, server_rows
 from neaptide.server.batches.storing.models import BatchRecord, FileRecord
 from neaptide.server.batches.storing.tables import batches
 from neaptide.server.batches.wiring import BatchPlane
-from neaptide.server.link.engine_client import EngineClient, EngineUnavailableError
+from neaptide.server.engine_client.client import EngineClient, EngineUnavailableError
 
 logger = logging.getLogger(__name__)
 

@@ -39,8 +39,8 @@ from neaptide.server.batches.storing.faults import FileAwayError
 from neaptide.server.batches.storing.models import BatchRecord, FileRecord, LineState, PendingLine
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.batches.wiring import BatchPlane
-from neaptide.server.edge.errors import NotFoundError
-from neaptide.server.link.events import EngineLost
+from neaptide.server.http.errors import NotFoundError
+from neaptide.server.engine_client.events import EngineLost
 
 logger = logging.getLogger(__name__)
 

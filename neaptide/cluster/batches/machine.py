@@ -22,7 +22,7 @@ from neaptide.server.batches.checking.validation import Validation
 from neaptide.server.batches.running import finalize
 from neaptide.server.batches.running.background import Background
 from neaptide.server.batches.running.ending import Ending
-from neaptide.server.batches.running.upkeep import Upkeep, say_what_waits
+from neaptide.server.batches.running.expiry import Upkeep, say_what_waits
 from neaptide.server.batches.sharing import JobLeft, LeaseFigures, LeaseLostError
 from neaptide.server.batches.storing import batch_rows, server_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk, ServerStoppingError

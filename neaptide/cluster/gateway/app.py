@@ -34,12 +34,12 @@ from neaptide.cluster.gateway.replicas import Chosen, Replica, Replicas, Replica
 from neaptide.cluster.gateway.series import ReplicaSeries
 from neaptide.cluster.routing import Prompt
 from neaptide.server.context import ServingContext
-from neaptide.server.edge.auth import KeyRing
-from neaptide.server.edge.error_replies import install_handlers
-from neaptide.server.edge.errors import AuthenticationError, UnavailableError, local_callers_only
-from neaptide.server.edge.hosts import HostFilter, is_loopback
-from neaptide.server.edge.jsonbody import read_body
-from neaptide.server.edge.middleware import EdgeMiddleware
+from neaptide.server.http.auth import KeyRing
+from neaptide.server.http.error_replies import install_handlers
+from neaptide.server.http.errors import AuthenticationError, UnavailableError, local_callers_only
+from neaptide.server.http.hosts import HostFilter, is_loopback
+from neaptide.server.http.jsonbody import read_body
+from neaptide.server.http.middleware import EdgeMiddleware
 from neaptide.server.observe.exposition import Scrapes
 from neaptide.server.observe.metrics_http import HttpMetrics
 from neaptide.server.openai.endpoints import ENDPOINTS

@@ -11,9 +11,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from neaptide.cluster.gateway.replicas import Replica
-from neaptide.server.edge.errors import NOT_BEGUN, UnavailableError
-from neaptide.server.edge.hosts import is_own
-from neaptide.server.edge.sse import DONE, event
+from neaptide.server.http.errors import NOT_BEGUN, UnavailableError
+from neaptide.server.http.hosts import is_own
+from neaptide.server.http.sse import DONE, event
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from starlette.datastructures import Headers
 from neaptide.cluster.routing import Prompt
 from neaptide.engine.params import RequestClass, request_class
 from neaptide.server.context import ServingContext
-from neaptide.server.edge.auth import KeyRing, Principal
-from neaptide.server.edge.errors import ApiError
-from neaptide.server.edge.jsonbody import parse_object
+from neaptide.server.http.auth import KeyRing, Principal
+from neaptide.server.http.errors import ApiError
+from neaptide.server.http.jsonbody import parse_object
 from neaptide.server.openai.prepare import prepare
 
 ANYWHERE = Prompt(0)

@@ -14,7 +14,7 @@ import httpx
 from neaptide.cluster.autoscaling import Backlog
 from neaptide.cluster.routing import RoutingFigures, Prompt, Router
 from neaptide.engine.kv.cache_digest import KEY_BYTES
-from neaptide.server.edge.errors import UnavailableError
+from neaptide.server.http.errors import UnavailableError
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from neaptide.cluster.routing import SlackRouter
 from neaptide.engine.kv.prefix_index import extend_block_hashes
 from neaptide.launch.serve import LaunchError, model_context
 from neaptide.server.context import ServingContext
-from neaptide.server.edge.auth import KeyRing, split_marks
-from neaptide.server.edge.hosts import HostFilter
+from neaptide.server.http.auth import KeyRing, split_marks
+from neaptide.server.http.hosts import HostFilter
 from neaptide.server.observe.metrics_http import OF_A_GATEWAY, HttpMetrics
 from neaptide.server.settings import Settings
 from neaptide.server.settings_sources import data_path

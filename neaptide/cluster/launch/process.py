@@ -12,7 +12,7 @@ import msgspec
 
 from neaptide.engine.process.beside import beside
 from neaptide.launch.serve import LaunchError, listen
-from neaptide.server.children.start import child_command
+from neaptide.server.subprocesses.start import child_command
 from neaptide.server.settings import Settings
 from neaptide.server.settings_sources import data_path
 

@@ -23,7 +23,7 @@ from neaptide.engine.kv.eviction import (
 )
 from neaptide.engine.kv.host_tier import HostTier
 from neaptide.engine.kv.prefix_index import PrefixIndex
-from neaptide.engine.kv.segments import Path, Segment
+from neaptide.engine.kv.prefix_nodes import Path, Segment
 from neaptide.engine.params import RequestClass
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.kv.pool_draft import BlockPoolDraft
 from neaptide.engine.kv.prefix_index import extend_block_hashes
-from neaptide.engine.kv.segments import known_head, remember_head, segments_of_blocks
+from neaptide.engine.kv.prefix_nodes import known_head, remember_head, segments_of_blocks
 from neaptide.engine.params import RequestClass
 from neaptide.engine.request import Request
 

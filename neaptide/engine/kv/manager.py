@@ -16,7 +16,7 @@ from neaptide.engine.kv.draft import KVDraft, PrefixHit
 from neaptide.engine.kv.eviction import NUM_BUCKETS, SEEN_ONLINE, WANTED
 from neaptide.engine.kv.host_tier import HostTier
 from neaptide.engine.kv.prefix_index import extend_block_hashes
-from neaptide.engine.kv.segments import Path, Segment, segments_of_blocks
+from neaptide.engine.kv.prefix_nodes import Path, Segment, segments_of_blocks
 from neaptide.engine.kv.slot_copies import SlotCopies
 from neaptide.engine.request import Request
 from neaptide.engine.table import RequestTable

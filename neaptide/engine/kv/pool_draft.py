@@ -10,7 +10,7 @@ from heapq import merge
 from itertools import groupby, islice
 
 from neaptide.engine.kv.block_pool import BlockPool, joined
-from neaptide.engine.kv.segments import Segment
+from neaptide.engine.kv.prefix_nodes import Segment
 from neaptide.engine.params import RequestClass
 
 

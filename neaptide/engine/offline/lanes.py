@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from neaptide.engine.kv.segments import Segment
+from neaptide.engine.kv.prefix_nodes import Segment
 from neaptide.engine.messages import AddBatch
-from neaptide.engine.offline.delivery import UNPLANNED, Delivery, PlannedRows, PrefixDelivery, RowKey
+from neaptide.engine.offline.row_source import UNPLANNED, Delivery, PlannedRows, PrefixDelivery, RowKey
 from neaptide.engine.offline.prefix_tree import OrderedFile
 from neaptide.engine.offline.row_groups import length_bucket
 from neaptide.engine.offline.work import Work

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from neaptide.engine.arrays import FloatArray, IntArray
 from neaptide.engine.messages import PlanReady, TwoEnds
-from neaptide.engine.offline.delivery import UNPLANNED, PlannedRows
+from neaptide.engine.offline.row_source import UNPLANNED, PlannedRows
 from neaptide.engine.offline.dual_scan import MemoryShares, split_memory, window_rows, window_sums
 from neaptide.engine.offline.lanes import JobLane, Lane, LanePlace
 from neaptide.engine.offline.planning.timetable import Timetable

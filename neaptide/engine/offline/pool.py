@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from neaptide.engine.kv.segments import Segment, own_segment
+from neaptide.engine.kv.prefix_nodes import Segment, own_segment
 from neaptide.engine.messages import AddBatch
-from neaptide.engine.offline.delivery import Delivery, PlannedRows, PrefixDelivery, RowKey
+from neaptide.engine.offline.row_source import Delivery, PlannedRows, PrefixDelivery, RowKey
 from neaptide.engine.offline.dual_scan import MemoryShares
 from neaptide.engine.offline.lanes import FlexLane, JobLane, Lane
 from neaptide.engine.offline.planned import Ends, PlannedOrder, Scan, in_planned_turn

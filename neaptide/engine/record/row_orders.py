@@ -4,7 +4,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from neaptide.engine.offline.delivery import RowKey
+from neaptide.engine.offline.row_source import RowKey
 from neaptide.engine.offline.token_file import TokenFile
 
 

@@ -11,7 +11,7 @@ from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.kv.two_tenant_cache import TwoTenantCache
-from neaptide.engine.offline.delivery import RowKey
+from neaptide.engine.offline.row_source import RowKey
 from neaptide.engine.offline.pool import OfflinePool
 from neaptide.engine.offline.sharing.by_shares import ByShares
 from neaptide.engine.offline.turns import Turns

@@ -6,7 +6,7 @@ from itertools import takewhile
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import HeadroomPredictor
 from neaptide.engine.kv.draft import NO_HIT, PrefixHit
-from neaptide.engine.kv.segments import segment_after
+from neaptide.engine.kv.prefix_nodes import segment_after
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.budget import Reads
 from neaptide.engine.scheduler.draft import Draft, Limit

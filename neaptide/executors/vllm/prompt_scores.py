@@ -13,7 +13,7 @@ import numpy as np
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR
 from neaptide.engine.steps.plan import StepPlan, StepResult
 from neaptide.executors.vllm.collect import record
-from neaptide.executors.vllm.telling.told import Told
+from neaptide.executors.vllm.telling.runner_state import Told
 
 logger = logging.getLogger(__name__)
 

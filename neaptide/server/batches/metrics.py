@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from neaptide.engine.messages import DeadlineStatus
-from neaptide.server.batches.running.outlooks import BatchStatuses
+from neaptide.server.batches.running.deadline_status import BatchStatuses
 from neaptide.server.batches.sharing import LeaseFigures
 from neaptide.server.batches.storing import server_rows
 from neaptide.server.batches.storing.database_clock import database_now_ms

@@ -7,7 +7,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
 from neaptide.server.batches.storing.files import Upload, UploadForm
-from neaptide.server.edge.errors import InvalidRequestError, PayloadTooLargeError
+from neaptide.server.http.errors import InvalidRequestError, PayloadTooLargeError
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import cast
 
-from neaptide.server.batches.running.outlooks import BatchStatuses
+from neaptide.server.batches.running.deadline_status import BatchStatuses
 from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, FileRecord
 from neaptide.server.openai.stored_replies import (
     Batch,

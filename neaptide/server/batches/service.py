@@ -15,8 +15,8 @@ from neaptide.server.batches.lines import LineCompiler
 from neaptide.server.batches.mending.report import report
 from neaptide.server.batches.objects import batch_object
 from neaptide.server.batches.planning.planning import MakesPlans
-from neaptide.server.batches.running.machine import Machine
-from neaptide.server.batches.running.outlooks import BatchStatuses
+from neaptide.server.batches.running.state_machine import Machine
+from neaptide.server.batches.running.deadline_status import BatchStatuses
 from neaptide.server.batches.sharing import BatchMachine, JobLeft
 from neaptide.server.batches.storing import batch_rows, server_rows
 from neaptide.server.batches.storing.batch_rows import WrongPurposeError
@@ -35,9 +35,9 @@ from neaptide.server.batches.storing.models import (
 )
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
 from neaptide.server.batches.wiring import BatchPlane, BatchSettings, Clocks
-from neaptide.server.edge.errors import ConflictError, InvalidRequestError, NotFoundError, server_stops
-from neaptide.server.link.engine_client import EngineClient
-from neaptide.server.link.events import BatchOutlooks
+from neaptide.server.http.errors import ConflictError, InvalidRequestError, NotFoundError, server_stops
+from neaptide.server.engine_client.client import EngineClient
+from neaptide.server.engine_client.events import BatchOutlooks
 from neaptide.server.openai.stored_replies import Batch
 
 logger = logging.getLogger(__name__)

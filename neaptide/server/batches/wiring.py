@@ -16,7 +16,7 @@ from neaptide.server.batches.storing.faults import no_such_file
 from neaptide.server.batches.storing.files import DEFAULT_LIFE_S, FileStore
 from neaptide.server.batches.storing.models import BatchRecord, FileRecord
 from neaptide.server.batches.storing.store import Store
-from neaptide.server.link.engine_client import EngineClient
+from neaptide.server.engine_client.client import EngineClient
 
 
 @dataclass(frozen=True, slots=True)

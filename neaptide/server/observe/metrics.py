@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from neaptide.engine.messages import StepStats
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, OUT_OF_MEMORY, RequestClass, Tier, request_class
-from neaptide.server.link.events import RequestFailed
+from neaptide.server.engine_client.events import RequestFailed
 from neaptide.server.observe.exposition import Scrapes
 from neaptide.server.observe.metrics_http import E2E_BUCKETS_S, HttpMetrics
 from neaptide.server.observe.request_log import RequestRecord, log_request

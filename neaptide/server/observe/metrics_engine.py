@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from neaptide.server.link.engine_state import EngineState
+from neaptide.server.engine_client.engine_state import EngineState
 
 CLASSES = ("online", "offline")
 BLOCK_STATES = ("free", "cached", "online", "offline")

@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from neaptide.engine.messages import EngineReady, StepStats
 from neaptide.engine.params import RequestClass, Tier, request_class
-from neaptide.server.link.engine_client import EngineClient
-from neaptide.server.link.engine_state import EngineState
+from neaptide.server.engine_client.client import EngineClient
+from neaptide.server.engine_client.engine_state import EngineState
 from neaptide.server.observe.request_log import RequestRecord
 from neaptide.server.observe.timing import RequestTiming
 from neaptide.server.openai.prepare import Prepared

@@ -13,19 +13,19 @@ from starlette.responses import Response
 from neaptide.engine.messages import AddRequest, RequestOutput
 from neaptide.engine.params import FinishReason, Tier, request_class
 from neaptide.server.context import ServingContext
-from neaptide.server.edge.auth import Principal, principal_of
-from neaptide.server.edge.errors import (
+from neaptide.server.http.auth import Principal, principal_of
+from neaptide.server.http.errors import (
     ApiError,
     OverloadedError,
     RequestTimeoutError,
     engine_unavailable,
 )
-from neaptide.server.edge.jsonbody import parse_aside, read_json
-from neaptide.server.edge.patience import first_within, patience_s
-from neaptide.server.edge.refusals import Cost
-from neaptide.server.edge.sse import EventStream, event, unless_disconnected
-from neaptide.server.link.backlog import SlowReaderError
-from neaptide.server.link.engine_client import EngineUnavailableError
+from neaptide.server.http.jsonbody import parse_aside, read_json
+from neaptide.server.http.patience import first_within, patience_s
+from neaptide.server.http.refusals import Cost
+from neaptide.server.http.sse import EventStream, event, unless_disconnected
+from neaptide.server.engine_client.backlog import SlowReaderError
+from neaptide.server.engine_client.client import EngineUnavailableError
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.observe.request_log import RequestRecord
 from neaptide.server.observe.timing import ChoiceTiming, RequestTiming

@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
-from neaptide.server.edge.auth import OPEN_PATHS, KeyRing
+from neaptide.server.http.auth import OPEN_PATHS, KeyRing
 from neaptide.server.openai.replies import ChatCompletionChunk, CompletionChunk, ErrorReply
 from neaptide.server.openai.responses.bodies import ResponsesBody
 from neaptide.server.openai.responses.replies import ResponseEvent

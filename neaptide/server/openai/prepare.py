@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.server.context import ServingContext
-from neaptide.server.edge.errors import (
+from neaptide.server.http.errors import (
     ApiError,
     ContextLengthError,
     InvalidRequestError,

@@ -8,7 +8,7 @@ import msgspec
 
 from neaptide.engine.messages import RequestOutput, TokenLogprobs
 from neaptide.engine.params import FinishReason
-from neaptide.server.edge.errors import ApiError, EngineFailedError, UnavailableError
+from neaptide.server.http.errors import ApiError, EngineFailedError, UnavailableError
 from neaptide.server.openai.endpoints import CHAT, COMPLETIONS, RESPONSES
 from neaptide.server.openai.logprobs import ScoredToken, chat_logprobs, completion_logprobs
 from neaptide.server.openai.prepare import Prepared

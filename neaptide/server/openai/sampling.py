@@ -2,7 +2,7 @@
 
 from neaptide.engine.params import SamplingParams
 from neaptide.server.context import ServingContext
-from neaptide.server.edge.errors import InvalidRequestError
+from neaptide.server.http.errors import InvalidRequestError
 from neaptide.server.openai.schemas import GenerationBody
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from neaptide.server.edge.errors import InvalidRequestError
-from neaptide.server.edge.jsonbody import parse_json
+from neaptide.server.http.errors import InvalidRequestError
+from neaptide.server.http.jsonbody import parse_json
 from neaptide.server.openai import replies
 from neaptide.server.structured.call_formats import HERMES, CallFormat
 

@@ -5,8 +5,8 @@ from textwrap import shorten
 from fastapi import APIRouter, Request
 
 from neaptide.server.context import ServingContext
-from neaptide.server.edge.auth import KeyRing, principal_of
-from neaptide.server.edge.errors import (
+from neaptide.server.http.auth import KeyRing, principal_of
+from neaptide.server.http.errors import (
     MAX_MESSAGE_CHARS,
     ConflictError,
     InvalidRequestError,
@@ -15,19 +15,19 @@ from neaptide.server.edge.errors import (
     engine_unavailable,
     local_callers_only,
 )
-from neaptide.server.edge.hosts import is_loopback
-from neaptide.server.edge.jsonbody import read_object
-from neaptide.server.edge.sse import unless_disconnected
-from neaptide.server.link.engine_client import EngineUnavailableError
+from neaptide.server.http.hosts import is_loopback
+from neaptide.server.http.jsonbody import read_object
+from neaptide.server.http.sse import unless_disconnected
+from neaptide.server.engine_client.client import EngineUnavailableError
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.openai.openapi import JSON_BODY_ERRORS, replies, request_body
 from neaptide.server.openai.prepare import parse_body
 from neaptide.server.openai.replies import OfflineSwitch, WhatIfReply, WhatIfShares
 from neaptide.server.openai.schemas import OfflineSwitchBody, WhatIfBody
-from neaptide.server.shadow.desk import DeskBusyError, TooMuchError
-from neaptide.server.shadow.frames import WhatIfAnswer, WhatIfTask
-from neaptide.server.shadow.ring import NoAnswerError
-from neaptide.server.shadow.service import Shadow
+from neaptide.server.counterfactual.what_if import DeskBusyError, TooMuchError
+from neaptide.server.counterfactual.frames import WhatIfAnswer, WhatIfTask
+from neaptide.server.counterfactual.ring import NoAnswerError
+from neaptide.server.counterfactual.service import Shadow
 
 router = APIRouter()
 

@@ -10,9 +10,9 @@ from neaptide.server.batches.checking.validate import ENDPOINTS
 from neaptide.server.batches.objects import batch_list, batch_object
 from neaptide.server.batches.service import BatchService
 from neaptide.server.batches.storing.faults import storage_faults
-from neaptide.server.edge.audit import note_object
-from neaptide.server.edge.auth import principal_of
-from neaptide.server.edge.jsonbody import read_object
+from neaptide.server.http.audit import note_object
+from neaptide.server.http.auth import principal_of
+from neaptide.server.http.jsonbody import read_object
 from neaptide.server.openai.openapi import IDEMPOTENCY_KEY, JSON_BODY_ERRORS, body_schema, replies
 from neaptide.server.openai.stored_replies import Batch, BatchList
 from neaptide.server.routes.files import idempotency_key, lifetime_schema

@@ -12,7 +12,7 @@ from importlib import resources
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse
 
-from neaptide.server.edge.auth import KeyRing
+from neaptide.server.http.auth import KeyRing
 
 SCRIPTS = ("dashboard_figures.js", "dashboard.js")
 

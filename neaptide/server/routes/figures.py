@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from neaptide.server.batches.service import BatchService
 from neaptide.server.batches.storing.faults import storage_faults
 from neaptide.server.context import ServingContext
-from neaptide.server.link.room_desk import RoomDesk
+from neaptide.server.engine_client.capacity_queries import RoomDesk
 from neaptide.server.openai.openapi import replies
 from neaptide.server.openai.replies import Backlogs, ReplicaFigures
 

@@ -16,9 +16,9 @@ from neaptide.server.batches.objects import file_list, file_object
 from neaptide.server.batches.service import BatchService
 from neaptide.server.batches.storing.faults import storage_faults
 from neaptide.server.batches.storing.files import MAX_EXPIRY_S, MIN_EXPIRY_S, PURPOSES
-from neaptide.server.edge.audit import note_object
-from neaptide.server.edge.auth import principal_of
-from neaptide.server.edge.errors import InvalidRequestError
+from neaptide.server.http.audit import note_object
+from neaptide.server.http.auth import principal_of
+from neaptide.server.http.errors import InvalidRequestError
 from neaptide.server.openai.openapi import IDEMPOTENCY_KEY, body_schema, replies
 from neaptide.server.openai.stored_replies import File, FileDeleted, FileList
 

@@ -10,7 +10,7 @@ import neaptide
 from neaptide.engine.params import RequestClass
 from neaptide.server.batches.service import BatchService
 from neaptide.server.context import ServingContext
-from neaptide.server.edge.errors import UnavailableError, engine_unavailable
+from neaptide.server.http.errors import UnavailableError, engine_unavailable
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.openai.openapi import replies
 from neaptide.server.openai.replies import Load, Version

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request
 
 from neaptide.server.context import ServingContext
-from neaptide.server.edge.errors import model_not_found
+from neaptide.server.http.errors import model_not_found
 from neaptide.server.openai.openapi import replies
 from neaptide.server.openai.replies import Model, ModelList
 

@@ -9,9 +9,9 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from neaptide.server.context import ServingContext
-from neaptide.server.edge.auth import principal_of
-from neaptide.server.edge.errors import ContextLengthError, InvalidRequestError
-from neaptide.server.edge.jsonbody import parse_aside, read_json
+from neaptide.server.http.auth import principal_of
+from neaptide.server.http.errors import ContextLengthError, InvalidRequestError
+from neaptide.server.http.jsonbody import parse_aside, read_json
 from neaptide.server.openai.openapi import JSON_BODY_ERRORS, replies, request_body
 from neaptide.server.openai.prepare import check_model, parse_body
 from neaptide.server.openai.replies import Detokenized, Tokenized, TokenizerInfo

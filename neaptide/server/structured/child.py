@@ -15,8 +15,8 @@ from typing import BinaryIO
 
 from neaptide.engine.process.parent import ignore_stop_signals
 from neaptide.models.grammars import GrammarError, Grammars
-from neaptide.server.children.child import bound_memory, pipes, stand_back
-from neaptide.server.children.frames import read_frame, write_frame
+from neaptide.server.subprocesses.child import bound_memory, pipes, stand_back
+from neaptide.server.subprocesses.frames import read_frame, write_frame
 from neaptide.server.structured.statuses import NO_GRAMMARS_STATUS
 
 NICENESS = 10

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from neaptide.server.context import ServingContext
-from neaptide.server.edge.errors import InvalidRequestError, UnavailableError, UnsupportedParameterError
-from neaptide.server.edge.jsonbody import parse_json
+from neaptide.server.http.errors import InvalidRequestError, UnavailableError, UnsupportedParameterError
+from neaptide.server.http.jsonbody import parse_json
 from neaptide.server.openai.schemas import ChatBody, GenerationBody, Tool, ToolChoiceObject
 from neaptide.server.structured.checker import TOO_LONG, CheckerBusyError, NoGrammarsError
 from neaptide.server.structured.grammars import (

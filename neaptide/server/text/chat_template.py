@@ -11,7 +11,7 @@ import jinja2.parser
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from neaptide.server.edge.errors import ContextLengthError, InvalidRequestError
+from neaptide.server.http.errors import ContextLengthError, InvalidRequestError
 
 Message = Mapping[str, Any]
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from neaptide.server.context import ServingContext
-from neaptide.server.edge.errors import ContextLengthError, InvalidRequestError, UnsupportedParameterError
-from neaptide.server.edge.jsonbody import parse_object
+from neaptide.server.http.errors import ContextLengthError, InvalidRequestError, UnsupportedParameterError
+from neaptide.server.http.jsonbody import parse_object
 from neaptide.server.openai.schemas import ChatBody, ChatMessage, CompletionBody, Conversation, Tool
 
 MAX_CHOICES = 2048

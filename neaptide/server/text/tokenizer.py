@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 
-from neaptide.server.edge.errors import InvalidRequestError, UnsupportedParameterError
+from neaptide.server.http.errors import InvalidRequestError, UnsupportedParameterError
 from neaptide.server.text.chat_template import ChatTemplate, Message
 from neaptide.server.text.piece_cache import PieceCache
 

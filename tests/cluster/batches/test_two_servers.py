@@ -16,7 +16,7 @@ from neaptide.server.batches.checking.job_files import SealedPlan
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.data_dir import StoreError
 from neaptide.server.batches.storing.store import Store
-from neaptide.server.link.engine_state import NOTHING
+from neaptide.server.engine_client.engine_state import NOTHING
 from tests.cluster.batches.pair import (
     answer_all,
     answered_to_the_end,

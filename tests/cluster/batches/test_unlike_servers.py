@@ -13,7 +13,7 @@ from neaptide.cluster.storage.blobs import Blobs
 from neaptide.server.batches.lines import CompiledLine
 from neaptide.server.batches.storing.models import BatchStatus
 from neaptide.server.batches.storing.tables import servers
-from neaptide.server.edge.errors import InvalidRequestError
+from neaptide.server.http.errors import InvalidRequestError
 from tests.cluster.batches.pair import (
     answer_all,
     answered_to_the_end,

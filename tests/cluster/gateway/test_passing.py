@@ -15,7 +15,7 @@ from neaptide.server.settings import Settings
 from tests.cluster.gateway.conftest import CHAT, STORE, TO_STREAM, Cluster, ScriptedReplica, begin, say
 from tests.patience import until
 from tests.server.asgi import Exchange
-from tests.server.link.loop_clock import LoopClock
+from tests.server.engine_client.loop_clock import LoopClock
 
 EVENTS = [f'data: {{"n": {n}}}\n\n' for n in range(4)]
 LOST = {

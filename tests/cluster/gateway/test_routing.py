@@ -12,7 +12,7 @@ from neaptide.cluster.gateway.replicas import Replica, ReplicaStatus
 from neaptide.cluster.launch.gateway import block_hashes
 from neaptide.cluster.routing import Prompt
 from neaptide.engine.kv.cache_digest import digest_of
-from neaptide.server.edge.auth import KeyRing
+from neaptide.server.http.auth import KeyRing
 from neaptide.server.settings import Settings
 from tests.cluster.gateway.conftest import CHAT, STORE, TO_STREAM, Cluster, ScriptedReplica, begin, say
 from tests.patience import until

@@ -10,11 +10,11 @@ from prometheus_client.parser import text_string_to_metric_families as classic
 
 from neaptide.cluster.gateway.series import BEHIND_S, OF_THE_DATABASE
 from neaptide.server.batches.metrics import BatchMetrics
-from neaptide.server.batches.running.outlooks import BatchStatuses
+from neaptide.server.batches.running.deadline_status import BatchStatuses
 from neaptide.server.batches.storing.store import Store
 from neaptide.server.observe.exposition import OPENMETRICS
 from tests.cluster.gateway.conftest import CHAT, TO_STREAM, Cluster
-from tests.server.link.loop_clock import LoopClock
+from tests.server.engine_client.loop_clock import LoopClock
 
 
 def page(tokens: float, pending: int) -> str:

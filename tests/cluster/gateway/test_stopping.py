@@ -5,7 +5,7 @@ import json
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from neaptide.server.edge.errors import server_stops
+from neaptide.server.http.errors import server_stops
 from tests.cluster.gateway.conftest import CHAT, TO_STREAM, Cluster, ScriptedReplica, say
 
 UPLOAD = "/v1/files"

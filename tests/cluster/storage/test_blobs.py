@@ -19,7 +19,7 @@ from neaptide.server.batches.storing.faults import FileDamagedError, storage_fau
 from neaptide.server.batches.storing.files import DAY_S
 from neaptide.server.batches.storing.offline import Prune, check, leftover_blobs, prune
 from neaptide.server.batches.storing.store import Store
-from neaptide.server.edge.errors import UnavailableError
+from neaptide.server.http.errors import UnavailableError
 from tests.s3 import BUCKET
 from tests.server.batches.fakes import Server, numbered
 

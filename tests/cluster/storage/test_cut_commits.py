@@ -23,7 +23,7 @@ from neaptide.server.batches.storing import batch_rows, file_rows
 from neaptide.server.batches.storing.files import UploadForm
 from neaptide.server.batches.storing.models import BatchRecord, FileRecord
 from neaptide.server.batches.storing.store import StoreUnavailableError
-from neaptide.server.edge.errors import ConflictError, NotFoundError
+from neaptide.server.http.errors import ConflictError, NotFoundError
 from tests.cluster.storage.commit_proxy import CommitProxy, Harm
 from tests.patience import until
 from tests.postgres import PostgresServer

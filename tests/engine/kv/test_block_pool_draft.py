@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.kv.pool_draft import BlockPoolDraft
-from neaptide.engine.kv.segments import Segment
+from neaptide.engine.kv.prefix_nodes import Segment
 from neaptide.engine.params import RequestClass
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE

@@ -8,7 +8,7 @@ from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.kv.draft import PrefixHit
 from neaptide.engine.kv.manager import KVCacheManager, KVOccupancy
 from neaptide.engine.kv.prefix_index import block_hash, extend_block_hashes, root_hash
-from neaptide.engine.kv.segments import own_segment
+from neaptide.engine.kv.prefix_nodes import own_segment
 from neaptide.engine.messages import AbortRequest
 from neaptide.engine.params import FinishReason, RequestClass, SamplingParams, Tier
 from neaptide.engine.request import Request, RequestStatus

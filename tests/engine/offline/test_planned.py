@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neaptide.engine.messages import AddBatch
-from neaptide.engine.offline.delivery import RowKey
+from neaptide.engine.offline.row_source import RowKey
 from neaptide.engine.offline.dual_scan import MemoryShares
 from neaptide.engine.offline.planned import FULL_SHARE, STEADY_SHARE, Ends, PlannedOrder, Scan
 from neaptide.engine.offline.pool import OfflinePool

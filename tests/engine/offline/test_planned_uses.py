@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neaptide.engine.kv.segments import NEXT, Segment
+from neaptide.engine.kv.prefix_nodes import NEXT, Segment
 from neaptide.engine.offline.planned import FIRST_USE, PlannedOrder
 from neaptide.engine.offline.planned_uses import NEVER, PlannedUses
 from neaptide.engine.offline.pool import OfflinePool

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neaptide.engine.messages import AddBatch
-from neaptide.engine.offline.delivery import RowKey
+from neaptide.engine.offline.row_source import RowKey
 from neaptide.engine.offline.pool import OfflinePool
 from neaptide.engine.offline.pool_draft import PoolDraft
 from neaptide.engine.params import SamplingParams, Tier

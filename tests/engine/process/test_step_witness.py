@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from neaptide.engine.process.witness import StepWitness, create_witness, read_witness
-from neaptide.engine.process.witness_observer import WitnessObserver
+from neaptide.engine.process.crash_marker import StepWitness, create_witness, read_witness
+from neaptide.engine.process.crash_marker_observer import WitnessObserver
 from tests.engine.harness import Harness, online
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from neaptide.engine.config import CacheConfig
-from neaptide.engine.offline.sharing import party
+from neaptide.engine.offline.sharing import tenant_account
 from tests.engine.harness import Harness, batch
 
 ROW_TOKENS = 64

@@ -9,7 +9,7 @@ from neaptide.engine.messages import RequestOutput
 from neaptide.engine.params import SamplingParams
 from neaptide.server.batches.lines import Assembler, CompiledLine, LineCompiler
 from neaptide.server.batches.served import NO_LIMIT, Abilities, Served
-from neaptide.server.edge.errors import ApiError, ContextLengthError, InvalidRequestError
+from neaptide.server.http.errors import ApiError, ContextLengthError, InvalidRequestError
 
 
 class FakeForm(msgspec.Struct, frozen=True):

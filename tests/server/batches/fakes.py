@@ -29,8 +29,8 @@ from neaptide.server.batches.storing.files import UploadForm
 from neaptide.server.batches.storing.housekeeping import Housekeeping
 from neaptide.server.batches.storing.models import TERMINAL, BatchRecord, FileRecord, NewLine
 from neaptide.server.batches.wiring import BatchSettings, Clocks
-from neaptide.server.link.deaths import Evidence
-from neaptide.server.link.engine_client import EngineClient
+from neaptide.server.engine_client.deaths import Evidence
+from neaptide.server.engine_client.client import EngineClient
 from tests.patience import until
 from tests.server.batches.fake_compiler import FakeCompiler
 

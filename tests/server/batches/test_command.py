@@ -17,9 +17,9 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 
 from neaptide.commands import batch
-from neaptide.server.edge.auth import AuthMiddleware, KeyRing
-from neaptide.server.edge.body_threads import BodyThreads
-from neaptide.server.edge.error_replies import install_handlers
+from neaptide.server.http.auth import AuthMiddleware, KeyRing
+from neaptide.server.http.body_threads import BodyThreads
+from neaptide.server.http.error_replies import install_handlers
 from neaptide.server.routes.batches import batches_router
 from neaptide.server.routes.files import files_router
 from tests.patience import PATIENCE_S

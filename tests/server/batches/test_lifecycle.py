@@ -10,7 +10,7 @@ from neaptide.server.batches.objects import batch_object
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.models import NewLine
 from neaptide.server.batches.storing.store import StoreUnavailableError
-from neaptide.server.edge.errors import ConflictError, NotFoundError
+from neaptide.server.http.errors import ConflictError, NotFoundError
 from tests.server.batches.fake_compiler import FakeAssembler
 from tests.server.batches.fakes import FakeClock, Server, jsonl, line, numbered, output
 

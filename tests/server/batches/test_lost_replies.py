@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from neaptide.server.batches.storing.models import BatchRecord
-from neaptide.server.edge.errors import ConflictError
+from neaptide.server.http.errors import ConflictError
 from tests.server.batches.fakes import Server, numbered
 from tests.server.batches.test_http import app_of
 from tests.server.live import serving

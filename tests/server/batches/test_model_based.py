@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from neaptide.server.batches.storing.models import TERMINAL, BatchRecord
-from neaptide.server.edge.errors import ConflictError
+from neaptide.server.http.errors import ConflictError
 from tests.postgres import PostgresServer
 from tests.server.batches.fakes import FakeClock, Server, jsonl, line
 from tests.server.batches.invariants import durable_rows

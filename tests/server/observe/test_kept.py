@@ -49,7 +49,7 @@ async def test_requests_leave_nothing_behind(server: Server) -> None:
     for number in range(1, ROUNDS):
         await visit(number)
     assert found() == before
-    assert before["neaptide.server.link.engine_client.EngineClient._queues"] == 0
+    assert before["neaptide.server.engine_client.client.EngineClient._queues"] == 0
     assert before["prometheus_client.metrics.Histogram"] > 10
 
 

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from neaptide.server.batches import metrics
 from neaptide.server.batches.metrics import BatchMetrics, Overview
-from neaptide.server.batches.running.outlooks import BatchStatuses
+from neaptide.server.batches.running.deadline_status import BatchStatuses
 from tests.server.batches.fakes import Server, jsonl, line, numbered
 from tests.server.conftest import Server as OnlineServer
 

@@ -5,7 +5,7 @@ import httpx2
 from neaptide.engine.messages import Occupancy, StepOutputs
 from neaptide.loadgen.client.prometheus import Samples
 from neaptide.server.app import ServerState, create_app
-from neaptide.server.edge.auth import KeyRing
+from neaptide.server.http.auth import KeyRing
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.server.conftest import Server, make_context
 

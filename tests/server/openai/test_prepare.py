@@ -10,7 +10,7 @@ from neaptide.engine.messages import RequestOutput
 from neaptide.engine.params import FinishReason, Tier
 from neaptide.server.batches.lines import ContextCompiler
 from neaptide.server.context import GenerationDefaults
-from neaptide.server.edge.errors import ApiError, EngineFailedError, InvalidRequestError
+from neaptide.server.http.errors import ApiError, EngineFailedError, InvalidRequestError
 from neaptide.server.openai.endpoints import CHAT, COMPLETIONS
 from neaptide.server.openai.prepare import parse_body, prepare
 from neaptide.server.openai.respond import ResponseAssembler

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from neaptide.server.edge.jsonbody import MAX_STRUCTURE, parse_object
+from neaptide.server.http.jsonbody import MAX_STRUCTURE, parse_object
 from neaptide.server.openai.openapi import BODIES
 
 MANY = MAX_STRUCTURE // 26

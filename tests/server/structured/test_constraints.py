@@ -17,7 +17,7 @@ from neaptide.server.structured.checker import TOO_LONG, CheckerBusyError
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.patience import PATIENCE_S, Stopwatch, until
 from tests.server.conftest import USER, Server, make_context, make_server
-from tests.server.link.loop_clock import LoopClock
+from tests.server.engine_client.loop_clock import LoopClock
 from tests.server.structured.test_lengths import chained
 from tests.server.structured.test_schemas import MANY_ADDRESSES
 

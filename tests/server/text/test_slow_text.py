@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from neaptide.server.edge.body_threads import LONG_BYTES, BodyThreads
+from neaptide.server.http.body_threads import LONG_BYTES, BodyThreads
 from neaptide.server.openai import logprobs
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.patience import PATIENCE_S, until
 from tests.server.asgi import Exchange
 from tests.server.conftest import MODEL_ID, Server
-from tests.server.link.loop_clock import LoopClock
+from tests.server.engine_client.loop_clock import LoopClock
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 UNITS = {

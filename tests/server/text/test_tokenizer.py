@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from neaptide.server.edge.errors import ApiError, ContextLengthError, InvalidRequestError
+from neaptide.server.http.errors import ApiError, ContextLengthError, InvalidRequestError
 from neaptide.server.text.chat_template import ChatTemplate
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.server.conftest import MODEL_DIR, MODEL_ID, Server

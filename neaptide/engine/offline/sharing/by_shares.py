@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neaptide.engine.offline.lanes import Lane
-from neaptide.engine.offline.sharing.party import Party, Turn
+from neaptide.engine.offline.sharing.tenant_account import Party, Turn
 from neaptide.engine.offline.sharing.urgency import Urgency
 from neaptide.engine.offline.turns import Look, Turns
 from neaptide.engine.request import Request

@@ -7,7 +7,7 @@ from typing import Any
 
 from neaptide.server.batches.checking.validate import ENDPOINTS
 from neaptide.server.batches.storing.files import MAX_EXPIRY_S, MIN_EXPIRY_S
-from neaptide.server.edge.errors import InvalidRequestError
+from neaptide.server.http.errors import InvalidRequestError
 
 MAX_METADATA_PAIRS = 16
 MAX_METADATA_KEY_CHARS = 64

@@ -16,8 +16,8 @@ from neaptide.server.batches.checking.job_files import PlanWriter
 from neaptide.server.batches.lines import CompiledLine, LineCompiler
 from neaptide.server.batches.served import Abilities, is_model_name
 from neaptide.server.batches.storing.models import LineResult, LineState, NewLine
-from neaptide.server.edge.errors import ApiError, InvalidRequestError, UnavailableError, is_passing
-from neaptide.server.edge.jsonbody import MAX_BODY_BYTES, parse_json
+from neaptide.server.http.errors import ApiError, InvalidRequestError, UnavailableError, is_passing
+from neaptide.server.http.jsonbody import MAX_BODY_BYTES, parse_json
 from neaptide.server.openai.stored_replies import BatchError
 
 MAX_ERRORS = 100

@@ -16,8 +16,8 @@ from neaptide.server.batches.storing.faults import FileAwayError
 from neaptide.server.batches.storing.models import BatchRecord, FileRecord, NewLine
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.batches.wiring import BatchPlane
-from neaptide.server.edge.auth import share_of
-from neaptide.server.edge.errors import NotFoundError, UnavailableError
+from neaptide.server.http.auth import share_of
+from neaptide.server.http.errors import NotFoundError, UnavailableError
 
 logger = logging.getLogger(__name__)
 

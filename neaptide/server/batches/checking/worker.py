@@ -21,12 +21,12 @@ from neaptide.server.batches.checking.job_files import remove_plan
 from neaptide.server.batches.checking.validate import Check, CheckerDiedError, Keep, CheckReport, Validator
 from neaptide.server.batches.lines import LineCompiler, Recipe
 from neaptide.server.batches.storing.models import NewLine
-from neaptide.server.children.child import bound_memory, pipes, stand_back
-from neaptide.server.children.frames import read_frame, write_frame
-from neaptide.server.children.on_call import Child, ChildDiedError
-from neaptide.server.edge.errors import UnavailableError
-from neaptide.server.edge.fair_queue import FairQueue
-from neaptide.server.link.deaths import was_killed_from_outside
+from neaptide.server.subprocesses.child import bound_memory, pipes, stand_back
+from neaptide.server.subprocesses.frames import read_frame, write_frame
+from neaptide.server.subprocesses.on_call import Child, ChildDiedError
+from neaptide.server.http.errors import UnavailableError
+from neaptide.server.http.fair_queue import FairQueue
+from neaptide.server.engine_client.deaths import was_killed_from_outside
 
 NICENESS = 10
 MEMORY_BYTES = 2 << 30

@@ -13,8 +13,8 @@ from neaptide.server.batches.planning.request import (
     failure_decoder,
     request_encoder,
 )
-from neaptide.server.children.frames import framed, receive_frame
-from neaptide.server.children.start import end_child, start_child
+from neaptide.server.subprocesses.frames import framed, receive_frame
+from neaptide.server.subprocesses.start import end_child, start_child
 
 logger = logging.getLogger(__name__)
 

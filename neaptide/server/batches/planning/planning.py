@@ -11,8 +11,8 @@ import msgspec
 from neaptide.engine.messages import EngineReady, PlanReady
 from neaptide.engine.offline.planning.occasions import LEAST_ROWS, PERIOD_S, Occasions
 from neaptide.server.batches.planning.request import JobRows, PlanRequest
-from neaptide.server.link.engine_client import EngineClient
-from neaptide.server.link.events import BatchOutlooks
+from neaptide.server.engine_client.client import EngineClient
+from neaptide.server.engine_client.events import BatchOutlooks
 
 logger = logging.getLogger(__name__)
 

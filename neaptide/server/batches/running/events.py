@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from neaptide.engine.messages import RequestOutput
 from neaptide.server.batches.running.job import Job
-from neaptide.server.link.events import BatchOutputs, EngineLost
+from neaptide.server.engine_client.events import BatchOutputs, EngineLost
 
 
 @dataclass(slots=True, eq=False)

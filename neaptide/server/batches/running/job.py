@@ -20,8 +20,8 @@ from neaptide.server.batches.running.replies import StoredReplies
 from neaptide.server.batches.running.suspects import LineKey, Suspects
 from neaptide.server.batches.sharing import LineLease
 from neaptide.server.batches.storing.models import BatchRecord, FileRecord, LineResult, LineState, PendingLine, StoredUsage
-from neaptide.server.edge.auth import share_of
-from neaptide.server.edge.errors import ApiError, EngineFailedError, is_passing
+from neaptide.server.http.auth import share_of
+from neaptide.server.http.errors import ApiError, EngineFailedError, is_passing
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from neaptide.server.link.deaths import Evidence
+from neaptide.server.engine_client.deaths import Evidence
 
 MAX_KILLS_ALONE = 3
 """Kills from outside, with no other line running, that convict a line."""

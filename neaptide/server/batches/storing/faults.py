@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 from neaptide.server.batches.storing.models import FileRecord
 from neaptide.server.batches.storing.store import StoreUnavailableError, WriteUnknownError
-from neaptide.server.edge.errors import ApiError, NotFoundError, UnavailableError
+from neaptide.server.http.errors import ApiError, NotFoundError, UnavailableError
 
 logger = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from neaptide.server.batches.storing.faults import (
 from neaptide.server.batches.storing.file_rows import FileInUseError, IdempotencyConflictError
 from neaptide.server.batches.storing.models import FileRecord, IdempotencyKey, new_file_id
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError, WriteUnknownError
-from neaptide.server.edge.errors import (
+from neaptide.server.http.errors import (
     ConflictError,
     InvalidRequestError,
     NotFoundError,

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from neaptide.server.edge.errors import InvalidRequestError, UnsupportedParameterError
-from neaptide.server.edge.jsonbody import parse_object
+from neaptide.server.http.errors import InvalidRequestError, UnsupportedParameterError
+from neaptide.server.http.jsonbody import parse_object
 from neaptide.server.openai.responses.bodies import (
     FieldsOfChats,
     FunctionTool,

@@ -11,7 +11,7 @@ from neaptide.engine.offline.lanes import JobLane
 from neaptide.engine.offline.pool import OfflinePool
 from neaptide.engine.offline.sharing import urgency
 from neaptide.engine.offline.sharing.by_shares import ByShares
-from neaptide.engine.offline.sharing.party import QUANTUM_TOKENS
+from neaptide.engine.offline.sharing.tenant_account import QUANTUM_TOKENS
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.request import Request
 from tests.engine.harness import batch

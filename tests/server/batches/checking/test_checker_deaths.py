@@ -22,8 +22,8 @@ from neaptide.server.batches.checking.validate import (
 from neaptide.server.batches.checking.worker import WorkerChecker
 from neaptide.server.batches.lines import CompiledLine, Recipe
 from neaptide.server.batches.storing.models import BatchRecord, NewLine
-from neaptide.server.children.frames import read_frame
-from neaptide.server.edge.errors import UnavailableError
+from neaptide.server.subprocesses.frames import read_frame
+from neaptide.server.http.errors import UnavailableError
 from tests.server.batches.fake_compiler import FakeCompiler
 from tests.server.batches.fakes import CHAT, Server, ThreadChecker, jsonl, line, numbered
 

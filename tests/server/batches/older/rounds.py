@@ -19,7 +19,7 @@ from neaptide.server.batches.running import finalize
 from neaptide.server.batches.storing.data_dir import DATABASE_NAME, StoreError
 from neaptide.server.batches.storing.models import BatchRecord
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
-from neaptide.server.edge.errors import ApiError
+from neaptide.server.http.errors import ApiError
 from tests.patience import until
 from tests.server.batches.fake_compiler import FakeCompiler
 from tests.server.batches.fakes import Server, ThreadChecker, numbered

@@ -14,7 +14,7 @@ from neaptide.server.batches.mending.repair import repair
 from neaptide.server.batches.storing import offline
 from neaptide.server.batches.storing.models import BatchRecord
 from neaptide.server.batches.storing.store import Store
-from neaptide.server.edge.errors import ApiError, NotFoundError
+from neaptide.server.http.errors import ApiError, NotFoundError
 from tests.cluster.batches.pair import answered_to_the_end, shared_server
 from tests.server.batches.fakes import Server, jsonl, line, numbered
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from neaptide.server.batches.running import job_runner, machine
+from neaptide.server.batches.running import job_runner, state_machine
 from neaptide.server.batches.storing import disk_patience
 from neaptide.server.batches.storing.databases import writer
 from tests.server.batches.older.rounds import HARMS, MOMENTS, OBJECTS, Plot, Round

@@ -7,8 +7,8 @@ import time
 
 from neaptide.engine.messages import PlanReady
 from neaptide.server.batches.planning.request import PlanFailed, answer_encoder, request_decoder
-from neaptide.server.children.child import pipes
-from neaptide.server.children.frames import framed, read_frame, write_frame
+from neaptide.server.subprocesses.child import pipes
+from neaptide.server.subprocesses.frames import framed, read_frame, write_frame
 
 if __name__ == "__main__":
     source, sink = pipes()

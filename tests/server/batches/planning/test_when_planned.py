@@ -9,7 +9,7 @@ from neaptide.engine.messages import BatchDeadlineStatus, EngineReady, DeadlineS
 from neaptide.engine.offline.planning.occasions import GROWTH, LEAST_ROWS
 from neaptide.server.batches.planning.planning import Planning
 from neaptide.server.batches.planning.request import JobRows, PlanRequest, packed
-from neaptide.server.link.engine_client import EngineClient
+from neaptide.server.engine_client.client import EngineClient
 from tests.patience import until
 from tests.server.batches.fakes import READY
 

@@ -21,7 +21,7 @@ from tests.server.batches.fakes import Server, jsonl, line, numbered, output
 
 @pytest.fixture(autouse=True)
 def no_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neaptide.server.batches.running.machine.FIRST_RELOAD_DELAY_S", 0.01)
+    monkeypatch.setattr("neaptide.server.batches.running.state_machine.FIRST_RELOAD_DELAY_S", 0.01)
     monkeypatch.setattr("neaptide.server.batches.running.job_runner.RETRY_DELAY_S", 0.01)
 
 
@@ -94,7 +94,7 @@ async def test_results_that_the_database_refuses_are_computed_again(
 async def test_a_batch_that_is_cancelled_while_it_is_taken_up_anew_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neaptide.server.batches.running.machine.FIRST_RELOAD_DELAY_S", 1e6)
+    monkeypatch.setattr("neaptide.server.batches.running.state_machine.FIRST_RELOAD_DELAY_S", 1e6)
     async with Server(tmp_path) as server:
         batch = await server.create(numbered(3))
         await server.until_given(batch.id)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from neaptide.server.batches.running.suspects import MAX_KILLS_ALONE, LineKey, Suspects
-from neaptide.server.link.deaths import Evidence
+from neaptide.server.engine_client.deaths import Evidence
 
 EXCUSED, WEAK, STRONG = Evidence.EXCUSED, Evidence.WEAK, Evidence.STRONG
 

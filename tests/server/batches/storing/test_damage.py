@@ -15,7 +15,7 @@ from neaptide.server.batches.storing.data_dir import DATABASE_NAME, StoreError
 from neaptide.server.batches.storing.faults import FileAwayError, storage_faults
 from neaptide.server.batches.storing.models import TERMINAL
 from neaptide.server.batches.storing.store import Store
-from neaptide.server.edge.errors import ApiError, NotFoundError
+from neaptide.server.http.errors import ApiError, NotFoundError
 from tests.patience import Stopwatch, until
 from tests.server.batches.fakes import Server, numbered
 

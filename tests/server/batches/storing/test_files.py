@@ -7,7 +7,7 @@ import pytest
 
 from neaptide.server.batches.storing.files import DAY_S, UploadForm
 from neaptide.server.batches.storing.store import StoreUnavailableError
-from neaptide.server.edge.errors import ConflictError, InvalidRequestError, NotFoundError, PayloadTooLargeError
+from neaptide.server.http.errors import ConflictError, InvalidRequestError, NotFoundError, PayloadTooLargeError
 from tests.server.batches.fakes import FakeClock, Server, numbered
 
 FORM = UploadForm("input.jsonl", "batch")

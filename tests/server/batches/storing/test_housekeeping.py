@@ -8,12 +8,12 @@ from alembic import command
 from alembic.config import Config
 
 from neaptide.engine.messages import AddBatch
-from neaptide.server.batches.running import upkeep
+from neaptide.server.batches.running import expiry
 from neaptide.server.batches.storing import housekeeping
 from neaptide.server.batches.storing.files import DAY_S, UploadForm
 from neaptide.server.batches.storing.store import Store
 from neaptide.server.batches.storing.tables import batch_lines, deleted_files, idempotency_keys
-from neaptide.server.edge.errors import ConflictError, InvalidRequestError
+from neaptide.server.http.errors import ConflictError, InvalidRequestError
 from tests.server.batches.fakes import CHAT, FakeClock, Server, jsonl, line, numbered
 
 FORM = UploadForm("input.jsonl", "batch")

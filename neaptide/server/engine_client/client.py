@@ -1,0 +1,269 @@
+"""The API process's client of the engine: sends requests and delivers their outputs, across engine restarts.
+
+One ``EngineClient`` outlives many engine processes. The supervisor attaches a link when an engine is ready and detaches
+it when that engine ends. All requests in flight are then notified at once.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, NamedTuple, Protocol, cast
+
+from neaptide.engine.messages import (
+    AbortRequest,
+    AddBatch,
+    AddRequest,
+    CancelBatch,
+    EngineFatal,
+    EngineReady,
+    FromEngine,
+    PlanReady,
+    RequestOutput,
+    SetOffline,
+    StepOutputs,
+    TellRoom,
+    TellTraffic,
+    ToEngine,
+)
+from neaptide.engine.params import FinishReason
+from neaptide.engine.row_id import RowId
+from neaptide.server.engine_client.backlog import OutputBacklog, SlowReaderError
+from neaptide.server.engine_client.deaths import Evidence
+from neaptide.server.engine_client.events import BatchOutlooks, BatchOutputs, EngineLost, Event, EventT, RequestFailed
+
+logger = logging.getLogger(__name__)
+
+
+MAX_REPLAYS = 2
+REPLAY_WAIT_S = 60.0
+"""Time for which a request without output waits for the next engine."""
+
+
+class EngineUnavailableError(Exception):
+    """No engine is attached, or the engine of this request ended.
+
+    ``may_have_caused_it``: the engine died in this request's first step, so a retry may crash the next one.
+    """
+
+    def __init__(self, message: str, *, may_have_caused_it: bool = False) -> None:
+        super().__init__(message)
+        self.may_have_caused_it = may_have_caused_it
+
+
+class _Lost(NamedTuple):
+    """Entry in a request's queue: its engine ended."""
+
+    in_step: bool
+    """The request was scheduled in the last step of the engine."""
+
+
+class EngineLink(Protocol):
+    """Connection to one engine process."""
+
+    def send(self, message: ToEngine) -> None:
+        """Sends a message. Never waits and never fails.
+
+        A message to an engine that has ended is lost, like the engine's other work. ``detach`` follows and notifies all
+        that wait for an answer.
+        """
+        ...
+
+
+class EngineClient:
+    """Routes messages between HTTP handlers, the batch service and the engine. Event loop only."""
+
+    def __init__(self) -> None:
+        self._link: EngineLink | None = None
+        self._info: EngineReady | None = None
+        self._ready = asyncio.Event()
+        self._queues: dict[str, OutputBacklog[_Lost]] = {}
+        self._silent: set[str] = set()
+        """Requests that have had no output yet."""
+        self._listeners: defaultdict[type[Any], list[Callable[[Any], None]]] = defaultdict(list)
+        self._offline_paused = False
+        self.has_given_up = False
+        """Whether the supervisor expects no engine any more, though it may keep trying."""
+
+    # ---- what HTTP handlers and the batch service use ----
+
+    @property
+    def is_ready(self) -> bool:
+        return self._link is not None
+
+    @property
+    def info(self) -> EngineReady:
+        """The engine's own description. Raises EngineUnavailableError before the first engine was ready."""
+        if self._info is None:
+            raise EngineUnavailableError("the engine has not started yet")
+        return self._info
+
+    @property
+    def offline_paused(self) -> bool:
+        return self._offline_paused
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._queues)
+
+    async def wait_ready(self) -> EngineReady:
+        await self._ready.wait()
+        return self.info
+
+    async def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs of one request; the last has ``finish_reason``. Leaving early aborts it in the engine.
+
+        A request that was waiting when its engine ended is given to the next one. A request that has answered in part,
+        or was in the engine's last step, fails.
+
+        Raises:
+            EngineUnavailableError: no engine, or it ended and the request could not be given to the next.
+            SlowReaderError: outputs were not read fast enough; the request has been aborted.
+        """
+        link = self._require_link()
+        queue: OutputBacklog[_Lost] = OutputBacklog()
+        self._queues[request.request_id] = queue
+        self._silent.add(request.request_id)
+        started = finished = False
+        replays = 0
+        try:
+            link.send(request)
+            while not finished:
+                output = await queue.get()
+                if queue.overflowed:
+                    raise SlowReaderError
+                if isinstance(output, _Lost):
+                    finished = True
+                    if started or output.in_step or replays == MAX_REPLAYS:
+                        raise EngineUnavailableError(
+                            "the engine stopped while it worked on this request",
+                            may_have_caused_it=output.in_step and not started,
+                        )
+                    replays += 1
+                    (await self._next_link()).send(request)
+                    finished = False
+                    continue
+                started = True
+                finished = output.finish_reason is not None
+                yield output
+        finally:
+            self._queues.pop(request.request_id, None)
+            self._silent.discard(request.request_id)
+            if not finished:
+                self.abort([request.request_id])
+
+    async def _next_link(self) -> EngineLink:
+        try:
+            async with asyncio.timeout(REPLAY_WAIT_S):
+                await self._ready.wait()
+        except TimeoutError:
+            raise EngineUnavailableError("no engine has come back in time") from None
+        return self._require_link()
+
+    def abort(self, request_ids: list[str], reason: FinishReason = FinishReason.ABORT) -> None:
+        if self._link is not None:
+            self._link.send(AbortRequest(request_ids, reason))
+
+    def submit_batch(self, message: AddBatch) -> None:
+        self._require_link().send(message)
+
+    def cancel_batch(self, batch_id: str) -> None:
+        if self._link is not None:
+            self._link.send(CancelBatch(batch_id))
+
+    def follow(self, plan: PlanReady) -> None:
+        if self._link is not None:
+            self._link.send(plan)
+
+    def set_offline(self, paused: bool) -> None:
+        """Pauses or resumes offline work, for this engine and later ones."""
+        self._offline_paused = paused
+        if self._link is not None:
+            self._link.send(SetOffline(paused))
+
+    def subscribe(self, event_type: type[EventT], listener: Callable[[EventT], None]) -> None:
+        """Calls ``listener`` with every event of this type, in the order of subscriptions. It must not block.
+
+        A subscriber to ``EngineReady`` is called at once if an engine is ready.
+        """
+        self._listeners[event_type].append(listener)
+        if event_type is EngineReady and self._link is not None:
+            cast("Callable[[EngineReady], None]", listener)(self.info)
+
+    def ask_traffic(self) -> None:
+        """Asks the engine for its traffic, which subscribers to ``Traffic`` get. Raises EngineUnavailableError."""
+        self._require_link().send(TellTraffic())
+
+    def ask_room(self, with_cached: bool) -> None:
+        """Asks the engine for its capacity, which subscribers to ``Room`` get. Raises EngineUnavailableError."""
+        self._require_link().send(TellRoom(with_cached))
+
+    # ---- what the supervisor uses ----
+
+    def attach(self, link: EngineLink, info: EngineReady) -> None:
+        self._link = link
+        self._info = info
+        self.has_given_up = False
+        if self._offline_paused:
+            link.send(SetOffline(True))
+        self._ready.set()
+        self._tell(info)
+
+    def detach(self, suspects: Sequence[str] = (), evidence: Evidence = Evidence.STRONG) -> None:
+        """Notifies every stream and subscriber that the engine ended.
+
+        ``suspects`` are the ids of the requests in its last step. ``evidence`` is what its end says against them.
+        """
+        if self._link is None:
+            return
+        self._link = None
+        self._ready.clear()
+        self._tell(BatchOutlooks(()))
+        in_step = frozenset(suspects)
+        for request_id, queue in self._queues.items():
+            queue.put_nowait(_Lost(request_id in in_step))
+        rows = [row for request_id in suspects if (row := RowId.parse(request_id)) is not None]
+        # A request without output is a likelier cause than rows that have run for a while.
+        excuse = in_step & self._silent
+        self._tell(EngineLost(rows, Evidence.EXCUSED if excuse else evidence))
+
+    def on_message(self, message: FromEngine) -> None:
+        if isinstance(message, StepOutputs):
+            self._on_outputs(message)
+        elif isinstance(message, EngineFatal):
+            logger.error("engine: %s", message.message)
+
+    def _on_outputs(self, message: StepOutputs) -> None:
+        batch_outputs: list[RequestOutput] = []
+        for output in message.outputs:
+            if output.error is not None:
+                self._tell(RequestFailed(output.error))
+            queue = self._queues.get(output.request_id)
+            if queue is not None:
+                self._silent.discard(output.request_id)
+                queue.put_nowait(output)
+                if queue.overflowed and output.finish_reason is None:
+                    self.abort([output.request_id])
+            elif RowId.parse(output.request_id) is not None:
+                batch_outputs.append(output)
+        if batch_outputs:
+            self._tell(BatchOutputs(batch_outputs))
+        for stats in message.stats:
+            self._tell(stats)
+        if message.occupancy is not None:
+            self._tell(message.occupancy)
+        if message.outlooks is not None:
+            self._tell(BatchOutlooks(message.outlooks))
+        for traffic in message.traffic or ():
+            self._tell(traffic)
+        if message.room is not None:
+            self._tell(message.room)
+
+    def _tell(self, event: Event) -> None:
+        for listener in self._listeners[type(event)]:
+            listener(event)
+
+    def _require_link(self) -> EngineLink:
+        if self._link is None:
+            raise EngineUnavailableError("the engine is starting or restarting; try again in a few seconds")
+        return self._link

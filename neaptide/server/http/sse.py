@@ -1,0 +1,169 @@
+"""Server-sent events, and the handling of disconnected clients."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from neaptide.server.http.errors import ApiError, UnavailableError
+from neaptide.server.engine_client.client import EngineUnavailableError
+
+logger = logging.getLogger(__name__)
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+_SEPARATORS = tuple((character.encode(), rb"\u%04x" % ord(character)) for character in "\x85\u2028\u2029")
+
+_T = TypeVar("_T")
+
+
+def event(data: object, name: str = "") -> bytes:
+    """One event with ``data`` as JSON, and with a name if the API names its events.
+
+    Unicode's line separators are escaped: clients that split lines like Python's ``splitlines`` would see half an
+    event.
+    """
+    encoded = msgspec.json.encode(data)
+    for character, escaped in _SEPARATORS:
+        encoded = encoded.replace(character, escaped)
+    head = b"event: " + name.encode() + b"\n" if name else b""
+    return head + b"data: " + encoded + b"\n\n"
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
+    """The result of ``work``, which is cancelled if the client disconnects first.
+
+    Raises:
+        ClientDisconnect: it did.
+    """
+    listener = asyncio.ensure_future(_disconnect(receive))
+    worker = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({listener, worker}, return_when=asyncio.FIRST_COMPLETED)
+        if not worker.done():
+            raise ClientDisconnect
+        return worker.result()
+    finally:
+        await _cancel(listener, worker)
+
+
+class EventStream(Response):
+    """Sends ``events`` as they come, then ``[DONE]``.
+
+    The status line waits for the first event, so an earlier error is a reply with its own status. If the first event
+    takes longer than ``keep_alive_s``, the stream begins with a comment. Later errors become error events: a stream
+    that just ended would look like success.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], keep_alive_s: float) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        # A stream has no length; the base class set that of its empty body.
+        del self.headers["content-length"]
+        self._events = events
+        self._keep_alive_s = keep_alive_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        output = _Output(send, self.status_code, self.raw_headers)
+        keeper = asyncio.ensure_future(output.keep_alive(self._keep_alive_s))
+        try:
+            await unless_disconnected(receive, self._write(output))
+        except ClientDisconnect:
+            # The client has disconnected, and no handler could start another reply.
+            if not output.started:
+                raise
+        except asyncio.CancelledError:
+            # The server's drain timeout is over. Without this event the end would look like a network fault.
+            if output.started:
+                error = UnavailableError("The server is shutting down.", code="server_shutdown")
+                with contextlib.suppress(OSError):
+                    await output.write(event(error.body()))
+                    await output.finish()
+            raise
+        finally:
+            await _cancel(keeper)
+
+    async def _write(self, output: "_Output") -> None:
+        try:
+            async with contextlib.aclosing(self._events) as events:
+                async for data in events:
+                    await output.write(data)
+        except (ApiError, EngineUnavailableError) as error:
+            if not output.started:
+                raise
+            await output.write(event(_as_api_error(error).body()))
+        except OSError:
+            raise ClientDisconnect from None
+        except Exception:
+            if not output.started:
+                raise
+            logger.exception("a stream failed")
+            await output.write(event(ApiError("Internal server error.", code="internal_error").body()))
+        await output.finish()
+
+
+class _Output:
+    """Sending side of one stream. The lock keeps keep-alive comments out of the middle of an event."""
+
+    def __init__(self, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._send = send
+        self._status = status
+        self._headers = headers
+        self._lock = asyncio.Lock()
+        self._last_s = asyncio.get_running_loop().time()
+        self._is_finished = False
+        self.started = False
+
+    async def write(self, data: bytes) -> None:
+        async with self._lock:
+            await self._write(data)
+
+    async def finish(self) -> None:
+        async with self._lock:
+            await self._write(DONE)
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            self._is_finished = True
+
+    async def _write(self, data: bytes) -> None:
+        if not self.started:
+            self.started = True
+            await self._send({"type": "http.response.start", "status": self._status, "headers": self._headers})
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._last_s = asyncio.get_running_loop().time()
+
+    async def keep_alive(self, interval_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            wait_s = self._last_s + interval_s - loop.time()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            else:
+                async with self._lock:
+                    if self._is_finished:
+                        return
+                    await self._write(KEEP_ALIVE)
+
+
+def _as_api_error(error: ApiError | EngineUnavailableError) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    return UnavailableError("The engine stopped while it processed this request; try again.")
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
