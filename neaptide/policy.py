@@ -9,10 +9,10 @@ from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor, Prediction
 from neaptide.engine.kv.draft import NO_HIT, PrefixHit
 from neaptide.engine.kv.manager import KVCacheManager
-from neaptide.engine.offline.row_source import RowKey
 from neaptide.engine.offline.planning.blend import Ranked
 from neaptide.engine.offline.planning.plan import Order, PromptPool, dual_scanned
 from neaptide.engine.offline.prefix_tree import NO_NODE, PrefixTree
+from neaptide.engine.offline.row_source import RowKey
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.offline.turns import ByAge, Turns
 from neaptide.engine.params import RequestClass, Tier
@@ -51,10 +51,10 @@ __all__ = [
     "OneQueueScheduler",
     "OnlineOrder",
     "Order",
-    "PromptPool",
     "Prediction",
     "PrefixHit",
     "PrefixTree",
+    "PromptPool",
     "Ranked",
     "Request",
     "RequestClass",

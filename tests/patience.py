@@ -1,7 +1,8 @@
 """Waiting for what other tasks, threads and processes do, on machines of any speed.
 
 The limit is there lest a test hang. It says nothing of how long anything may take: a test of a deadline turns the clock
-that the deadline is on (``tests.server.engine_client.loop_clock``), counts something else than seconds, or uses a ``Stopwatch``.
+that the deadline is on (``tests.server.engine_client.loop_clock``), counts something else than seconds, or uses a
+``Stopwatch``.
 """
 
 import asyncio

@@ -47,7 +47,17 @@ from neaptide.estimator.recipes import build_cost_model, build_headroom
 from neaptide.executors.simulated.trace_executor import Layers, StepTally, TraceExecutor
 from neaptide.loadgen.client.recorder import ChatRecord, attainment
 from neaptide.loadgen.percentiles import percentiles
-from neaptide.simulation.driven_runs import DRAWS, ERRORS, NEVER, DrivenLoad, MachineModel, Outcome, Shapes, DrivenStep, drive
+from neaptide.simulation.driven_runs import (
+    DRAWS,
+    ERRORS,
+    NEVER,
+    DrivenLoad,
+    DrivenStep,
+    MachineModel,
+    Outcome,
+    Shapes,
+    drive,
+)
 from neaptide.simulation.measures import Copied, Measures, OnlineRecord
 from neaptide.simulation.replay import replay
 
@@ -256,7 +266,7 @@ def capped_tokens_per_s(recorded: Recorded, window_s: Sequence[float], targets: 
     model, known = recorded.learnt(window_s[1])
     machine, cap = MachineModel(model.as_it_is(), known), targets.capping
     scheduler = msgspec.structs.replace(
-        recorded.header.scheduler, ttft_slo_s=cap.ttft_s, tpot_slo_s=cap.tpot_s, gives_up_steps=False
+        recorded.header.scheduler, ttft_slo_s=cap.ttft_s, tpot_slo_s=cap.tpot_s, abortable_steps=False
     )
     with TemporaryDirectory() as name:
         load = replace(load_of(recorded, window_s[1], targets, Path(name)), arrivals_s=(), prompts=[])

@@ -154,7 +154,10 @@ async def give_time(
 def with_unfinished(records: Sequence[ChatRecord], arrivals_s: Sequence[float]) -> list[ChatRecord]:
     """The records, with a failed one for every request without a record."""
     ended = {record.arrival_s for record in records}
-    return [*records, *(ChatRecord(0.0, arrival_s=at_s, error="unfinished") for at_s in arrivals_s if at_s not in ended)]
+    return [
+        *records,
+        *(ChatRecord(0.0, arrival_s=at_s, error="unfinished") for at_s in arrivals_s if at_s not in ended),
+    ]
 
 
 async def check(plan: Plan, more_flags: Sequence[str] = ()) -> int:

@@ -30,7 +30,7 @@ from lab.benchmarks.shared_batches import new_database, own_s, postmaster_of, tr
 from neaptide.cluster.batches import chunk_rows
 from neaptide.cluster.batches.chunk_rows import LeasedLines, LeasingServer
 from neaptide.cluster.batches.leased_chunks import RENEWALS_A_LEASE
-from neaptide.cluster.lease_order import LEASE_S, LeaseChunk, ChunkKey, ChunkLease, Side, chunk_sizes
+from neaptide.cluster.lease_order import LEASE_S, ChunkKey, ChunkLease, LeaseChunk, Side, chunk_sizes
 from neaptide.cluster.sharing import sharing_of
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.database_clock import database_now_ms

@@ -8,7 +8,7 @@ from neaptide.cluster.storage.blobs import Blobs
 from neaptide.cluster.storage.form import settle_form
 from neaptide.server.batches.sharing import BatchSharing
 from neaptide.server.batches.storing.databases.protocol import Database
-from neaptide.server.batches.wiring import BatchPlane
+from neaptide.server.batches.wiring import BatchContext
 
 
 def sharing_of(store_url: str | None, blobs_url: str | None = None, lease_s: float = LEASE_S) -> BatchSharing | None:
@@ -50,6 +50,6 @@ class SharedStorage:
         """As in ``BatchSharing``."""
         settle_form(conn, self.blobs)
 
-    def machine(self, plane: BatchPlane) -> SharedMachine | None:
+    def machine(self, plane: BatchContext) -> SharedMachine | None:
         """As in ``BatchSharing``."""
         return None if self.blobs is None else SharedMachine(plane, self.blobs, self._lease_s)

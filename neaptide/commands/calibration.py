@@ -14,7 +14,7 @@ from rich.table import Table
 
 from neaptide.commands.outputs import check_writable
 from neaptide.estimator.calibration.calibrate import FULL, QUICK, CalibrationPace
-from neaptide.estimator.calibration.report import LABELS, OURS, Evaluation, CalibrationReport
+from neaptide.estimator.calibration.report import LABELS, OURS, CalibrationReport, Evaluation
 from neaptide.estimator.calibration.times import save_times, times_path
 from neaptide.estimator.cost.iteration_time import Regime
 from neaptide.estimator.device_profile import save_profile

@@ -27,7 +27,7 @@ from neaptide.commands.simulation_flags import (
     scenario_of,
 )
 from neaptide.engine.offline.planning.plan import ORDERS, find_order
-from neaptide.engine.offline.planning.pooled import TWO_ENDS
+from neaptide.engine.offline.planning.pooled import DUAL_SCAN
 from neaptide.engine.scheduler.parts import PARTS
 from neaptide.estimator.device_profile import load_profile
 from neaptide.loadgen.workloads.traces import delayed
@@ -52,7 +52,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     without_help = f"disable parts of the policy neaptide: {', '.join(PARTS)}"
     add("--without", default="", metavar="PART,...", help=without_help)
     plan_help = (
-        f"order of the offline pool, planned outside the engine: {', '.join((*ORDERS, TWO_ENDS))}, or another "
+        f"order of the offline pool, planned outside the engine: {', '.join((*ORDERS, DUAL_SCAN))}, or another "
         "package's (the policy's own)"
     )
     add("--plan", metavar="ORDER", help=plan_help)
@@ -153,7 +153,7 @@ def _run_several(scenarios: dict[str, Scenario], fleet: SimulatedFleet | None, a
 
 def _scenario(args: argparse.Namespace) -> Scenario:
     check_flags(args)
-    if args.plan not in (None, TWO_ENDS):
+    if args.plan not in (None, DUAL_SCAN):
         find_order(args.plan)
     if not 0.0 <= args.warm_up_s < math.inf:
         raise ValueError("--warm-up-s must be at least 0")

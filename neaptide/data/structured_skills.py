@@ -42,7 +42,9 @@ class SkillTool:
 TOOLS: dict[str, SkillTool] = {
     tool.name: tool
     for tool in (
-        SkillTool("get_weather", {"city": "string"}, ("What is the weather in {city}?", "How is the weather in {city}?")),
+        SkillTool(
+            "get_weather", {"city": "string"}, ("What is the weather in {city}?", "How is the weather in {city}?")
+        ),
         SkillTool("get_time", {"city": "string"}, ("What time is it in {city}?", "What is the time in {city}?")),
         SkillTool("multiply", {"a": "integer", "b": "integer"}, ("What is {a} * {b}?", "Multiply {a} by {b}.")),
         SkillTool("set_timer", {"minutes": "integer"}, ("Set a timer for {minutes} minutes.",)),

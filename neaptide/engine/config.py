@@ -40,11 +40,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Largest fraction of the blocks that offline requests hold."""
     share_weights: dict[str, float] = {}
     """Weight of each API key in the offline work, by the key's name; 1 unless given."""
-    egress_s: float = 0.005
+    delivery_latency_s: float = 0.005
     """Time from a step's commit to the client's socket. The scheduler meets deadlines this much early."""
     overlap_depth: int = 0
     """Steps in flight while the next one is planned (0 = plan after the result is in)."""
-    gives_up_steps: bool = False
+    abortable_steps: bool = False
     """Whether an online arrival aborts a step of offline work alone between layers, if the executor can."""
     bros_initial_batch_size: int = 16
     """First batch size of policy ``bros`` after a step without room for every urgent request. The paper does not state
@@ -109,7 +109,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     offline_plan: str = "auto"
     """Whether the offline pool is planned as a whole. ``on`` and ``off`` apply to policies that work without a plan
     too; ``auto`` plans for those where the device works while the host plans. ``off`` applies to all policies."""
-    witness_fd: int | None = None
+    crash_marker_fd: int | None = None
     """Descriptor of inherited memory where the engine notes its running step. The supervisor makes one for each engine
     process."""
     arrivals_fd: int | None = None

@@ -229,8 +229,8 @@ class EngineCore:
         queues = self.scheduler.queues
         running = [r for r in queues.running_offline.values() if is_row_of(r.request_id, batch_id)]
         preempted, wanted = queues.pool.cancel_batch(batch_id)
-        for segment, num_rows in wanted:
-            self.kv.want_no_more((segment,), num_rows)
+        for prefix_node, num_rows in wanted:
+            self.kv.want_no_more((prefix_node,), num_rows)
         for request in running + preempted:
             self._committer.end(request, FinishReason.ABORT)
         self._observers.cancelled(batch_id)
@@ -291,7 +291,7 @@ class EngineCore:
         return step
 
     def _announce_rows(self) -> None:
-        for request in self.scheduler.queues.pool.take_first_looked_at():
+        for request in self.scheduler.queues.pool.take_first_materialized():
             self._observers.row(request)
 
     def _finish(self, step: Step, publish: Publish | None = None) -> StepStats:
@@ -302,7 +302,7 @@ class EngineCore:
             result = self._executor.wait(step.plan, step.handle)
         except StepError as error:
             self._undo_in_flight()
-            self.kv.distrust_saves(step.plan.saves)
+            self.kv.invalidate_saves(step.plan.saves)
             take_back_copies(self.kv, step.plan)
             result = self._take_apart(step, error.__cause__)
         self.kv.loaded(step.plan.loads)
@@ -311,7 +311,7 @@ class EngineCore:
         if self._in_flight is not None:
             self._in_flight.starts_s = max(self._in_flight.timer.scheduled_at_s, timer.executed_at_s)
         self._observers.executed(step, result)
-        if result.is_given_up:
+        if result.is_aborted:
             return self._give_up(step, result)
         self._committer.commit(step, result, following, timer.executed_at_s)
         if publish is not None and self._committer.has_tokens_alone:

@@ -72,7 +72,7 @@ class CancelBatch(_Message):
     batch_id: str
 
 
-class TwoEnds(msgspec.Struct, array_like=True, gc=False, frozen=True):
+class DualScanPlan(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Dual-scan order: rows sorted by compute density, densest first, to be taken from both ends."""
 
     held_tokens: bytes
@@ -114,7 +114,7 @@ class PlanReady(_Message):
     """[order] int32: index into ``batch_ids``."""
     rows: bytes
     """[order] int32."""
-    ends: TwoEnds | None = None
+    ends: DualScanPlan | None = None
     """Dual-scan data. None: the order is followed from its start only."""
 
 
@@ -231,7 +231,7 @@ class StepStats(msgspec.Struct, array_like=True, gc=False):
     """Number of masks that were late."""
     grammar_bytes: int = 0
     """Host memory that grammars take, roughly."""
-    is_given_up: bool = False
+    is_aborted: bool = False
     """Whether an online arrival aborted the step. None of its tokens count. Its admissions and preemptions are reported
     with the next step."""
 

@@ -43,6 +43,7 @@ class Request:
         "num_prompt_tokens",
         "num_reported_tokens",
         "params",
+        "prefix_nodes",
         "prompt_logprobs",
         "prompt_logprobs_reported",
         "prompt_token_ids",
@@ -52,9 +53,8 @@ class Request:
         "request_id",
         "salt",
         "scheduled_s",
-        "seat",
-        "segments",
         "share",
+        "slot",
         "status",
         "table",
         "tier",
@@ -77,7 +77,7 @@ class Request:
         salt: bytes = b"",
         report_every_step: bool = True,
         deadline_s: float = math.inf,
-        segments: Path = (),
+        prefix_nodes: Path = (),
         share: str = "",
     ) -> None:
         self.request_id = request_id
@@ -92,7 +92,7 @@ class Request:
         """False: tokens are collected and reported once, with the terminal output."""
         self.deadline_s = deadline_s
         """Deadline of its batch."""
-        self.segments = segments
+        self.prefix_nodes = prefix_nodes
         """Prefix nodes that it shares with other rows of its job; empty if they are not known."""
         self.share = share
         """Name of the tenant that its offline work is charged to."""
@@ -104,7 +104,7 @@ class Request:
 
         self.status = RequestStatus.WAITING
         self.table: RequestTable | None = None
-        self.seat = -1
+        self.slot = -1
         self.block_hashes: list[bytes] = []
         """Chained hashes of its full blocks, computed when needed."""
         self.num_cached_tokens = 0
@@ -131,47 +131,47 @@ class Request:
 
     # ---- slots ----
 
-    def sit(self, table: RequestTable, admission_index: int) -> None:
+    def assign_slot(self, table: RequestTable, admission_index: int) -> None:
         """Takes a slot of the table."""
         self.admission_index = admission_index
-        self.seat = table.take_seat(self, self.prompt_token_ids + self._output_token_ids, admission_index)
+        self.slot = table.assign_slot(self, self.prompt_token_ids + self._output_token_ids, admission_index)
         self.table = table
         self.status = RequestStatus.RUNNING
 
-    def rise(self, status: RequestStatus) -> None:
+    def free_slot(self, status: RequestStatus) -> None:
         """Frees its slot; its blocks have been freed before. A token that a step in flight samples is dropped."""
         table = self.table
         assert table is not None
         self._output_token_ids = self.output_token_ids(0)
-        self._first_token_s = float(table.first_token_s[self.seat])
-        self.put_off_s = float(table.put_off_s[self.seat])
-        table.leave_seat(self.seat)
-        self.table, self.seat, self.status = None, -1, status
+        self._first_token_s = float(table.first_token_s[self.slot])
+        self.put_off_s = float(table.put_off_s[self.slot])
+        table.free_slot(self.slot)
+        self.table, self.slot, self.status = None, -1, status
 
     # ---- progress ----
 
     @property
     def num_computed_tokens(self) -> int:
         """Tokens whose KV is in the cache, or will be when the steps in flight end."""
-        return 0 if self.table is None else int(self.table.computed[self.seat])
+        return 0 if self.table is None else int(self.table.computed[self.slot])
 
     @property
-    def num_sound_tokens(self) -> int:
+    def num_committed_tokens(self) -> int:
         """Computed tokens whose KV is in the cache already."""
-        return 0 if self.table is None else int(self.table.sound[self.seat])
+        return 0 if self.table is None else int(self.table.committed[self.slot])
 
     @property
     def num_tokens(self) -> int:
         """Prompt and output tokens, including a token that is being sampled."""
         if self.table is None:
             return self.num_prompt_tokens + len(self._output_token_ids)
-        return int(self.table.total[self.seat])
+        return int(self.table.total[self.slot])
 
     @property
     def num_known_tokens(self) -> int:
         if self.table is None:
             return self.num_prompt_tokens + len(self._output_token_ids)
-        return int(self.table.known[self.seat])
+        return int(self.table.known[self.slot])
 
     @property
     def num_output_tokens(self) -> int:
@@ -186,44 +186,44 @@ class Request:
         """[known tokens] prompt and output."""
         if self.table is None:
             return np.array(self.prompt_token_ids + self._output_token_ids, np.int32)
-        return self.table.tokens[self.seat, : self.table.known[self.seat]]
+        return self.table.tokens[self.slot, : self.table.known[self.slot]]
 
     def output_token_ids(self, start: int) -> list[int]:
         """Known output tokens from ``start`` on."""
         if self.table is None:
             return self._output_token_ids[start:]
-        first, end = self.num_prompt_tokens + start, self.table.known[self.seat]
-        tokens: list[int] = self.table.tokens[self.seat, first:end].tolist()
+        first, end = self.num_prompt_tokens + start, self.table.known[self.slot]
+        tokens: list[int] = self.table.tokens[self.slot, first:end].tolist()
         return tokens
 
     @property
     def block_ids(self) -> list[int]:
-        return [] if self.table is None else self.table.blocks.blocks(self.seat)
+        return [] if self.table is None else self.table.blocks.blocks(self.slot)
 
     @property
     def num_blocks(self) -> int:
-        return 0 if self.table is None else int(self.table.blocks.num_blocks[self.seat])
+        return 0 if self.table is None else int(self.table.blocks.num_blocks[self.slot])
 
     @property
     def num_indexed_blocks(self) -> int:
         """Leading blocks whose hashes have been offered to the prefix index."""
-        return 0 if self.table is None else int(self.table.indexed[self.seat])
+        return 0 if self.table is None else int(self.table.indexed[self.slot])
 
     @property
     def last_step(self) -> int:
         """Last step in which it was scheduled since its admission; -1 if none."""
-        return -1 if self.table is None else int(self.table.last_step[self.seat])
+        return -1 if self.table is None else int(self.table.last_step[self.slot])
 
     @property
     def first_token_s(self) -> float:
-        return self._first_token_s if self.table is None else float(self.table.first_token_s[self.seat])
+        return self._first_token_s if self.table is None else float(self.table.first_token_s[self.slot])
 
     @first_token_s.setter
     def first_token_s(self, now_s: float) -> None:
         if self.table is None:
             self._first_token_s = now_s
         else:
-            self.table.first_token_s[self.seat] = now_s
+            self.table.first_token_s[self.slot] = now_s
 
     @property
     def next_deadline_s(self) -> float:
@@ -231,5 +231,5 @@ class Request:
         num_output_tokens = self.num_output_tokens
         if num_output_tokens == 0:
             return first_token_due_s(self.arrival_s, self.ttft_slo_s)
-        put_off_s = self.put_off_s if self.table is None else float(self.table.put_off_s[self.seat])
+        put_off_s = self.put_off_s if self.table is None else float(self.table.put_off_s[self.slot])
         return later_token_due_s(self.first_token_s, num_output_tokens, self.tpot_slo_s, put_off_s)

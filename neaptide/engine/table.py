@@ -67,140 +67,140 @@ class RequestTable:
     """Columns of running requests. A slot's values are valid while ``live`` is set.
 
     Args:
-        num_seats: most requests that run at once.
+        num_slots: most requests that run at once.
         max_tokens: most prompt and output tokens of one request.
         block_size: tokens per KV block.
     """
 
-    def __init__(self, num_seats: int, max_tokens: int, block_size: int) -> None:
-        self.num_seats = num_seats
-        self.requests: list[Request | None] = [None] * num_seats
-        self.ids: list[str] = [""] * num_seats
-        self.blocks = BlockTables(num_seats, max_tokens, block_size)
+    def __init__(self, num_slots: int, max_tokens: int, block_size: int) -> None:
+        self.num_slots = num_slots
+        self.requests: list[Request | None] = [None] * num_slots
+        self.ids: list[str] = [""] * num_slots
+        self.blocks = BlockTables(num_slots, max_tokens, block_size)
         num_blocks = max_tokens // block_size + 1
-        self.token_blocks: TokenArray = np.zeros((num_seats, num_blocks, block_size), np.int32)
+        self.token_blocks: TokenArray = np.zeros((num_slots, num_blocks, block_size), np.int32)
         """[slots, blocks, positions]: ``tokens``, by KV block."""
-        self.tokens: TokenArray = self.token_blocks.reshape(num_seats, num_blocks * block_size)
+        self.tokens: TokenArray = self.token_blocks.reshape(num_slots, num_blocks * block_size)
         """[slots, positions]: prompt and output. Pages that no token has touched take no memory."""
-        self.live: BoolArray = np.zeros(num_seats, np.bool_)
-        self.computed = _ints(num_seats)
+        self.live: BoolArray = np.zeros(num_slots, np.bool_)
+        self.computed = _ints(num_slots)
         """Tokens whose KV is in the cache, or will be when the steps in flight end."""
-        self.sound = _ints(num_seats)
+        self.committed = _ints(num_slots)
         """Tokens whose KV was computed by committed steps or found in the cache."""
-        self.known = _ints(num_seats)
+        self.known = _ints(num_slots)
         """Tokens of prompt and output whose ids are known."""
-        self.total = _ints(num_seats)
+        self.total = _ints(num_slots)
         """``known``, plus one while a step in flight samples a token that another token will follow."""
-        self.prompt = _ints(num_seats)
-        self.limit = _ints(num_seats)
+        self.prompt = _ints(num_slots)
+        self.limit = _ints(num_slots)
         """Prompt tokens plus ``max_tokens``."""
-        self.min_output = _ints(num_seats)
-        self.indexed = _ints(num_seats)
+        self.min_output = _ints(num_slots)
+        self.indexed = _ints(num_slots)
         """Leading blocks that have been offered to the prefix index."""
-        self.last_step = _ints(num_seats)
-        self.admission = _ints(num_seats)
+        self.last_step = _ints(num_slots)
+        self.admission = _ints(num_slots)
         """Number of the request's admission."""
-        self.epoch = _ints(num_seats)
+        self.epoch = _ints(num_slots)
         """Version of the slot; it changes whenever results of a step in flight become invalid."""
-        self.arrival_s = _floats(num_seats)
-        self.ttft_slo_s = _floats(num_seats)
-        self.tpot_slo_s = _floats(num_seats)
-        self.first_token_s = _floats(num_seats)
-        self.not_before_s = _floats(num_seats)
+        self.arrival_s = _floats(num_slots)
+        self.ttft_slo_s = _floats(num_slots)
+        self.tpot_slo_s = _floats(num_slots)
+        self.first_token_s = _floats(num_slots)
+        self.not_before_s = _floats(num_slots)
         """Earliest time at which the request runs again, in seconds; 0 if it is not put off."""
-        self.put_off_s = _floats(num_seats)
+        self.put_off_s = _floats(num_slots)
         """Total time for which the request was put off, in seconds. Its deadlines move by this."""
         self.all_run_at_s = 0.0
         """Time from which no slot is put off any more."""
-        self.online: BoolArray = np.zeros(num_seats, np.bool_)
-        self.offline: BoolArray = np.zeros(num_seats, np.bool_)
-        self.no_priority: BoolArray = np.zeros(num_seats, np.bool_)
-        self.streams: BoolArray = np.zeros(num_seats, np.bool_)
+        self.online: BoolArray = np.zeros(num_slots, np.bool_)
+        self.offline: BoolArray = np.zeros(num_slots, np.bool_)
+        self.no_priority: BoolArray = np.zeros(num_slots, np.bool_)
+        self.streams: BoolArray = np.zeros(num_slots, np.bool_)
         """Whether its tokens are reported at every step."""
-        self.ignore_eos: BoolArray = np.zeros(num_seats, np.bool_)
-        self.own_stops: BoolArray = np.zeros(num_seats, np.bool_)
+        self.ignore_eos: BoolArray = np.zeros(num_slots, np.bool_)
+        self.own_stops: BoolArray = np.zeros(num_slots, np.bool_)
         """Whether it has stop tokens of its own."""
         self.num_own_stops = 0
         """Number of live slots with stop tokens of their own."""
-        self._free = list(range(num_seats - 1, -1, -1))
+        self._free = list(range(num_slots - 1, -1, -1))
         self.num_epochs = 0
         """Number of changes of ``epoch``."""
 
     # ---- slots ----
 
-    def take_seat(self, request: "Request", token_ids: list[int], admission_index: int) -> int:
+    def assign_slot(self, request: "Request", token_ids: list[int], admission_index: int) -> int:
         """Assigns a slot to a starting request, without blocks or computed tokens."""
-        seat = self._free.pop()
+        slot = self._free.pop()
         params = request.params
         num_tokens = len(token_ids)
-        self.requests[seat], self.ids[seat] = request, request.request_id
-        self.tokens[seat, :num_tokens] = token_ids
-        self.computed[seat] = self.sound[seat] = self.indexed[seat] = 0
-        self.known[seat] = self.total[seat] = num_tokens
-        self.prompt[seat] = request.num_prompt_tokens
-        self.limit[seat] = request.num_prompt_tokens + params.max_tokens
-        self.min_output[seat] = params.min_tokens
-        self.last_step[seat], self.admission[seat] = -1, admission_index
-        self.arrival_s[seat] = request.arrival_s
-        self.ttft_slo_s[seat], self.tpot_slo_s[seat] = request.ttft_slo_s, request.tpot_slo_s
-        self.first_token_s[seat] = request.first_token_s
-        self.not_before_s[seat], self.put_off_s[seat] = 0.0, request.put_off_s
-        self.online[seat], self.offline[seat] = request.is_online, not request.is_online
-        self.no_priority[seat] = not request.is_priority
-        self.streams[seat] = request.report_every_step
-        self.ignore_eos[seat], self.own_stops[seat] = params.ignore_eos, bool(params.stop_token_ids)
+        self.requests[slot], self.ids[slot] = request, request.request_id
+        self.tokens[slot, :num_tokens] = token_ids
+        self.computed[slot] = self.committed[slot] = self.indexed[slot] = 0
+        self.known[slot] = self.total[slot] = num_tokens
+        self.prompt[slot] = request.num_prompt_tokens
+        self.limit[slot] = request.num_prompt_tokens + params.max_tokens
+        self.min_output[slot] = params.min_tokens
+        self.last_step[slot], self.admission[slot] = -1, admission_index
+        self.arrival_s[slot] = request.arrival_s
+        self.ttft_slo_s[slot], self.tpot_slo_s[slot] = request.ttft_slo_s, request.tpot_slo_s
+        self.first_token_s[slot] = request.first_token_s
+        self.not_before_s[slot], self.put_off_s[slot] = 0.0, request.put_off_s
+        self.online[slot], self.offline[slot] = request.is_online, not request.is_online
+        self.no_priority[slot] = not request.is_priority
+        self.streams[slot] = request.report_every_step
+        self.ignore_eos[slot], self.own_stops[slot] = params.ignore_eos, bool(params.stop_token_ids)
         self.num_own_stops += bool(params.stop_token_ids)
-        self.live[seat] = True
-        self.renew(seat)
-        return seat
+        self.live[slot] = True
+        self.renew(slot)
+        return slot
 
-    def leave_seat(self, seat: int) -> None:
+    def free_slot(self, slot: int) -> None:
         """Frees the slot of a request that ends or waits again; its blocks have been freed before."""
-        assert not self.blocks.num_blocks[seat]
-        self.live[seat] = False
-        self.num_own_stops -= bool(self.own_stops[seat])
-        self.computed[seat] = self.total[seat] = 0
-        self.requests[seat] = None
-        self.renew(seat)
-        self._free.append(seat)
+        assert not self.blocks.num_blocks[slot]
+        self.live[slot] = False
+        self.num_own_stops -= bool(self.own_stops[slot])
+        self.computed[slot] = self.total[slot] = 0
+        self.requests[slot] = None
+        self.renew(slot)
+        self._free.append(slot)
 
-    def renew(self, seat: int) -> None:
+    def renew(self, slot: int) -> None:
         """Invalidates the results of steps in flight for this slot."""
         self.num_epochs += 1
-        self.epoch[seat] = self.num_epochs
+        self.epoch[slot] = self.num_epochs
 
-    def put_off(self, seat: int, num_sound: int, now_s: float, late_s: float) -> None:
+    def put_off(self, slot: int, num_committed: int, now_s: float, late_s: float) -> None:
         """Puts off the request for ``late_s`` seconds because its mask was late; it computes its last token again.
 
         The delay is not the scheduler's fault, so the request's deadlines move: a stream is not late when it resumes.
         """
-        put_off_s = float(self.put_off_s[seat]) + late_s
-        if num_output := int(self.known[seat] - self.prompt[seat]):
-            first_token_s, tpot_slo_s = float(self.first_token_s[seat]), float(self.tpot_slo_s[seat])
+        put_off_s = float(self.put_off_s[slot]) + late_s
+        if num_output := int(self.known[slot] - self.prompt[slot]):
+            first_token_s, tpot_slo_s = float(self.first_token_s[slot]), float(self.tpot_slo_s[slot])
             due_s = later_token_due_s(first_token_s, num_output, tpot_slo_s, 0.0)
             put_off_s = max(put_off_s, now_s + late_s - due_s)
-        self.computed[seat] = num_sound
-        self.sound[seat] = min(int(self.sound[seat]), num_sound)
-        self.total[seat] = self.known[seat]
-        self.not_before_s[seat] = now_s + late_s
-        self.put_off_s[seat] = put_off_s
+        self.computed[slot] = num_committed
+        self.committed[slot] = min(int(self.committed[slot]), num_committed)
+        self.total[slot] = self.known[slot]
+        self.not_before_s[slot] = now_s + late_s
+        self.put_off_s[slot] = put_off_s
         self.all_run_at_s = max(self.all_run_at_s, now_s + late_s)
-        self.renew(seat)
+        self.renew(slot)
 
-    def request(self, seat: int) -> "Request":
-        request = self.requests[seat]
-        assert request is not None, f"seat {seat} is empty"
+    def request(self, slot: int) -> "Request":
+        request = self.requests[slot]
+        assert request is not None, f"slot {slot} is empty"
         return request
 
     def requests_of(self, rows: IntArray) -> "list[Request]":
         if not len(rows):
             return []
         requests = self.requests
-        return [requests[seat] for seat in rows.tolist()]
+        return [requests[slot] for slot in rows.tolist()]
 
     @property
     def num_running(self) -> int:
-        return self.num_seats - len(self._free)
+        return self.num_slots - len(self._free)
 
     # ---- what policies ask ----
 
@@ -255,7 +255,7 @@ class RequestTable:
             left, right = order[:-1], order[1:]
             ties = (deadline_s[left] == deadline_s[right]) & (no_priority[left] == no_priority[right])
             if np.count_nonzero(ties & same_arrival):
-                ids = [self.ids[seat] for seat in rows.tolist()]
+                ids = [self.ids[slot] for slot in rows.tolist()]
                 keys = list(zip(deadline_s.tolist(), no_priority.tolist(), arrival_s.tolist(), ids, strict=True))
                 order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
         return rows[order]
@@ -273,15 +273,15 @@ class RequestTable:
         """Raises AssertionError unless slots, requests and counts agree."""
         free = set(self._free)
         assert len(free) == len(self._free), "a slot is free twice"
-        seated = {seat for seat, request in enumerate(self.requests) if request is not None}
+        seated = {slot for slot, request in enumerate(self.requests) if request is not None}
         assert not free & seated
-        assert len(free) + len(seated) == self.num_seats
+        assert len(free) + len(seated) == self.num_slots
         assert seated == set(np.flatnonzero(self.live).tolist())
         rows = np.flatnonzero(self.live)
-        assert all(self.request(seat).seat == seat for seat in seated)
+        assert all(self.request(slot).slot == slot for slot in seated)
         assert self.num_own_stops == np.count_nonzero(self.own_stops[rows])
         assert (self.computed[rows] <= self.total[rows]).all(), "more computed than there is"
-        assert (self.sound[rows] <= self.computed[rows]).all(), "more committed than computed"
+        assert (self.committed[rows] <= self.computed[rows]).all(), "more committed than computed"
         block_size = self.blocks.block_size
         assert (self.computed[rows] <= self.blocks.num_blocks[rows] * block_size).all(), (
             "computed tokens without a block"

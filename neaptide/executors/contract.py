@@ -47,7 +47,7 @@ class Capabilities(NamedTuple):
     two_tenant_blocks: bool = False
     """The executor reads block table entries with a direction bit (``BlockTables``) and copies KV slots
     (``StepPlan.slot_copies``)."""
-    gives_up_steps: bool = False
+    abortable_steps: bool = False
     """While computing an abortable step, the executor checks for arriving online requests."""
 
 

@@ -12,10 +12,10 @@ from neaptide.engine.core import EngineCore
 from neaptide.engine.messages import EngineReady
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.offline.planning.plan import find_order
-from neaptide.engine.offline.planning.pooled import TWO_ENDS
+from neaptide.engine.offline.planning.pooled import DUAL_SCAN
+from neaptide.engine.process.crash_marker import CrashMarker
+from neaptide.engine.process.crash_marker_observer import CrashMarkerObserver
 from neaptide.engine.process.request_log import RequestLog
-from neaptide.engine.process.crash_marker import StepWitness
-from neaptide.engine.process.crash_marker_observer import WitnessObserver
 from neaptide.engine.record.step_log import create_log
 from neaptide.engine.record.step_recorder import StepRecorder
 from neaptide.engine.record.traffic_recorder import TrafficRecorder
@@ -94,7 +94,7 @@ def _planned_order(scheduler: Scheduler, offline_plan: str) -> str:
         return ""
     is_wanted = offline_plan == "on" or scheduler.config.overlap_depth > 0
     order = scheduler.planned_order or (scheduler.server_order if is_wanted else None) or ""
-    if order and order != TWO_ENDS:
+    if order and order != DUAL_SCAN:
         find_order(order)  # the planner's process would say it too late
     return order
 
@@ -116,7 +116,7 @@ def _as_started(config: EngineConfig, started: StartedExecutor) -> EngineConfig:
     """
     can = started.capabilities
     depth = int(can.placeholders and can.asynchronous)
-    gives_up = can.gives_up_steps and not depth and policy_of(config.scheduler).gives_up_steps
+    gives_up = can.abortable_steps and not depth and policy_of(config.scheduler).abortable_steps
     return msgspec.structs.replace(
         config,
         cache=msgspec.structs.replace(
@@ -128,12 +128,14 @@ def _as_started(config: EngineConfig, started: StartedExecutor) -> EngineConfig:
         scheduler=msgspec.structs.replace(
             config.scheduler,
             overlap_depth=depth,
-            gives_up_steps=config.scheduler.gives_up_steps and gives_up,
+            abortable_steps=config.scheduler.abortable_steps and gives_up,
         ),
     )
 
 
-def _cost_model(config: EngineConfig, started: StartedExecutor, clock: Clock) -> tuple[OnlineCostModel, list[StepSample]]:
+def _cost_model(
+    config: EngineConfig, started: StartedExecutor, clock: Clock
+) -> tuple[OnlineCostModel, list[StepSample]]:
     """The cost model and the steps that it observed, from a profile or from micro-runs on a real device. The executor
     is warm afterwards."""
     profile, executor = config.profile, started.profiled
@@ -157,8 +159,8 @@ def _observers(
     if config.request_log_path:
         max_bytes, num_old = config.request_log_max_bytes, config.request_log_old_files
         observers.append(RequestLog(config.request_log_path, clock, max_bytes, num_old))
-    if config.witness_fd is not None:
-        observers.append(WitnessObserver(StepWitness(config.witness_fd)))
+    if config.crash_marker_fd is not None:
+        observers.append(CrashMarkerObserver(CrashMarker(config.crash_marker_fd)))
     if config.step_log_path is not None:
         observers.append(_recorder(config, num_blocks, cost_model, observed))
     return observers

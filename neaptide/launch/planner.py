@@ -11,7 +11,7 @@ import numpy as np
 
 from neaptide.engine.messages import PlanReady
 from neaptide.engine.offline.density import DensityModel
-from neaptide.engine.offline.planning.pooled import TWO_ENDS, PooledJob, PooledRows
+from neaptide.engine.offline.planning.pooled import DUAL_SCAN, PooledJob, PooledRows
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.server.batches.planning.request import (
     Answer,
@@ -22,7 +22,7 @@ from neaptide.server.batches.planning.request import (
     request_decoder,
     unpacked,
 )
-from neaptide.server.subprocesses.child import bound_memory, pipes, stand_back
+from neaptide.server.subprocesses.child import bound_memory, pipes, set_idle_priority
 from neaptide.server.subprocesses.frames import read_frame, write_frame
 
 NICENESS = 19
@@ -31,7 +31,7 @@ MEMORY_BYTES = 4 << 30
 
 
 def main() -> None:
-    stand_back(NICENESS, is_idle=True)
+    set_idle_priority(NICENESS, is_idle=True)
     source, sink = pipes()
     request = request_decoder.decode(read_frame(source) or b"")
     mapped_bytes = sum(Path(f"{job.path}.tokens").stat().st_size for job in request.jobs)
@@ -59,7 +59,7 @@ def made(request: PlanRequest) -> PlanReady:
         has_no_end = set(unpacked(job.rows).tolist())  # a running row may have ended meanwhile
         so_far += [one for one in _numbers(number, job.running_rows, job.running_tokens) if one[1] in has_no_end]
     model = DensityModel.in_seconds(request.token_s, request.kv_token_s, tile_tokens=request.tile_tokens)
-    return pooled.plan(request.order, known, model, request.kv_tokens, so_far, samples_first=request.order == TWO_ENDS)
+    return pooled.plan(request.order, known, model, request.kv_tokens, so_far, samples_first=request.order == DUAL_SCAN)
 
 
 def _numbers(job: int, rows: bytes, num_tokens: bytes) -> list[tuple[int, int, float]]:

@@ -102,7 +102,7 @@ def engine_config(
             tpot_slo_s=tpot_slo_ms / 1e3,
             offline_max_kv_ratio=settings.offline_max_kv_ratio,
             share_weights=share_weights,
-            gives_up_steps=settings.give_up_steps == "on",
+            abortable_steps=settings.give_up_steps == "on",
         ),
         executor=_executor_config(settings, model_path, arguments),
         profile=ProfileConfig(name=settings.profile, kept_in=str(data_dir / PROFILES), model_fingerprint=fingerprint),
@@ -227,12 +227,12 @@ def _http_server(
     from neaptide.server.batches.service import BatchService
     from neaptide.server.batches.storing.files import DAY_S
     from neaptide.server.batches.wiring import BatchSettings
+    from neaptide.server.counterfactual.service import Shadow
     from neaptide.server.http.auth import KeyRing
     from neaptide.server.http.hosts import HostFilter
     from neaptide.server.routes.batches import batches_router
     from neaptide.server.routes.figures import backlog_router
     from neaptide.server.routes.files import files_router
-    from neaptide.server.counterfactual.service import Shadow
 
     try:
         keys = KeyRing(settings.api_key)
@@ -377,7 +377,7 @@ def engine_main(address: str, config_json: str) -> int:
         try:
             traffic = traffic_recorder(core, ready) if config.records_traffic else None
             arrivals = None
-            if core.scheduler.config.gives_up_steps and config.arrivals_fd is not None:
+            if core.scheduler.config.abortable_steps and config.arrivals_fd is not None:
                 arrivals = OnlineArrivals(config.arrivals_fd)
             run_engine(core, ready, link, link, clock, traffic, arrivals)
         finally:

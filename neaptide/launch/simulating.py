@@ -6,14 +6,14 @@ at idle priority, with bounded memory.
 
 import signal
 
-from neaptide.server.subprocesses.child import bound_memory, pipes, stand_back
+from neaptide.server.subprocesses.child import bound_memory, pipes, set_idle_priority
 
 MEMORY_BYTES = 2 << 30
 
 
 def main() -> None:
     """Answers tasks one by one until its input ends."""
-    stand_back(19, is_idle=True)
+    set_idle_priority(19, is_idle=True)
     # After lowering the priority: this import takes a third of a second of processor time.
     from neaptide.launch.simulation_answers import answer_tasks
 

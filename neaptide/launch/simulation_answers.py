@@ -8,8 +8,6 @@ from typing import BinaryIO
 
 import msgspec
 
-from neaptide.server.subprocesses.child import in_bursts
-from neaptide.server.subprocesses.frames import read_frame, write_frame
 from neaptide.server.counterfactual.frames import (
     ShadowAnswer,
     ShadowFigures,
@@ -19,6 +17,8 @@ from neaptide.server.counterfactual.frames import (
     encoder,
     task_decoder,
 )
+from neaptide.server.subprocesses.child import in_bursts
+from neaptide.server.subprocesses.frames import read_frame, write_frame
 from neaptide.simulation.recorded.recording import TrafficRecording
 from neaptide.simulation.recorded.shadow import ReplayFigures, compare
 

@@ -13,15 +13,16 @@ from neaptide.engine.messages import StepStats
 from neaptide.server.batches.metrics import BatchMetrics
 from neaptide.server.batches.service import BatchService
 from neaptide.server.context import ServingContext
+from neaptide.server.counterfactual.service import Shadow
+from neaptide.server.engine_client.capacity_queries import CapacityQueries
+from neaptide.server.engine_client.engine_state import EngineState
+from neaptide.server.engine_client.events import RequestFailed
 from neaptide.server.http.audit import AuditMiddleware
 from neaptide.server.http.auth import AuthMiddleware, KeyRing
 from neaptide.server.http.error_replies import install_handlers
 from neaptide.server.http.head_requests import HeadMiddleware
 from neaptide.server.http.hosts import HostFilter
 from neaptide.server.http.middleware import EdgeMiddleware
-from neaptide.server.engine_client.engine_state import EngineState
-from neaptide.server.engine_client.events import RequestFailed
-from neaptide.server.engine_client.capacity_queries import RoomDesk
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.observe.metrics_engine import EngineMetrics
 from neaptide.server.observe.metrics_vllm import VllmMetrics
@@ -38,7 +39,6 @@ from neaptide.server.routes import (
     responses,
     tokenize,
 )
-from neaptide.server.counterfactual.service import Shadow
 
 __all__ = ["ServerState", "ServingContext", "create_app"]
 
@@ -96,7 +96,7 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     app.state.keys = state.keys
     app.state.batches = state.batches
     app.state.shadow = state.shadow
-    app.state.room_desk = RoomDesk(state.context.client, lambda: state.context.clock())
+    app.state.capacity_queries = CapacityQueries(state.context.client, lambda: state.context.clock())
     install_handlers(app, RequestValidationError)
     install_openapi(app)
     app.add_middleware(HeadMiddleware)

@@ -12,12 +12,12 @@ from anyio import CapacityLimiter
 
 from neaptide import __version__
 from neaptide.engine.params import RequestClass
+from neaptide.server.engine_client.client import EngineClient
+from neaptide.server.engine_client.interpreter import Interpreter
 from neaptide.server.http.body_threads import BodyThreads
 from neaptide.server.http.errors import OverloadedError, server_stops
 from neaptide.server.http.fair_queue import FairQueue
 from neaptide.server.http.refusals import Refusals
-from neaptide.server.engine_client.client import EngineClient
-from neaptide.server.engine_client.interpreter import Interpreter
 from neaptide.server.structured.call_formats import CallFormat, format_of
 from neaptide.server.structured.checker import GrammarChecker
 from neaptide.server.text.tokenizer import Tokenizer

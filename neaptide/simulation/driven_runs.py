@@ -17,7 +17,7 @@ from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.steps.plan import BatchShape, StepResult
-from neaptide.engine.steps.step import DrivenStep as EngineStep
+from neaptide.engine.steps.step import Step as EngineStep
 from neaptide.executors.simulated.trace_executor import StepTally, TraceExecutor
 from neaptide.loadgen.client.client import poisson_arrivals
 from neaptide.loadgen.percentiles import percentiles
@@ -204,7 +204,7 @@ def drive(core: EngineCore, clock: Clock, load: DrivenLoad, executor: TraceExecu
         outcome.measures.step(outputs, StepTally(), Copied(), clock.now())
         for stats in outputs.stats:
             host_s = stats.schedule_s + stats.commit_s
-            if not stats.is_given_up:
+            if not stats.is_aborted:
                 outcome.steps.append(DrivenStep(now_s - outcome.start_s, stats.duration_s, host_s, shapes.last))
         if not outputs.stats:
             clock.sleep_until(now_s + 0.005)

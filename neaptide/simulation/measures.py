@@ -193,7 +193,7 @@ class Measures:
 
     def _add_step(self, stats: StepStats, tally: StepTally, copied: Copied) -> None:
         self.num_steps += 1
-        if stats.is_given_up:
+        if stats.is_aborted:
             return  # an aborted step has no results, and its time does not test the prediction
         self._steps.extend(
             (

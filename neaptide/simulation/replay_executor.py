@@ -107,7 +107,7 @@ class ReplayExecutor:
         """
         result = StepResult.of(plan)
         if self._is_given_up:
-            result.is_given_up = True
+            result.is_aborted = True
             return result
         result.errors = {id_: self._errors[id_] for id_ in plan.request_ids if id_ in self._errors}
         result.late = {id_: self._late[id_] for id_ in plan.request_ids if id_ in self._late}

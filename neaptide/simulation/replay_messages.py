@@ -10,10 +10,10 @@ from neaptide.engine.messages import (
     AddBatch,
     AddRequest,
     CancelBatch,
+    DualScanPlan,
     PlanReady,
     SetOffline,
     ToEngine,
-    TwoEnds,
 )
 from neaptide.engine.offline.planned import raw
 from neaptide.engine.offline.prefix_tree import PrefixTree
@@ -96,7 +96,7 @@ class ReplayMessages:
             held_tokens, lasting_steps, turns = map(raw, (line.held_tokens, line.lasting_steps, line.turns))
             windows, prices = (line.densities, line.memory_s), (root_density, token_s, kv_token_s)
             table = raw(line.starts), line.kv_tokens
-            ends = TwoEnds(held_tokens, lasting_steps, *windows, *prices, turns, *table, line.first, line.tile)
+            ends = DualScanPlan(held_tokens, lasting_steps, *windows, *prices, turns, *table, line.first, line.tile)
         return PlanReady(batch_ids, raw(batches), raw(rows), ends)
 
     def row_rank(self, tokens: TokenFile, row: int) -> int:

@@ -107,7 +107,7 @@ class _Watch(EngineObserver):
         self._replica.step_done(step, result)
 
     def given_up(self, step: Step, scheduler: Scheduler) -> None:
-        self._replica.num_given_up += 1
+        self._replica.num_aborted += 1
 
 
 class SimulatedReplica:
@@ -148,7 +148,7 @@ class SimulatedReplica:
         """The reader removes what it has read."""
         self.online_prefill_tokens = 0
         """Online prompt tokens computed so far."""
-        self.num_given_up = 0
+        self.num_aborted = 0
         """Steps aborted for an online request."""
         self._tally = StepTally()
         """Tally of the last step."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.interfaces import CostModel
-from neaptide.engine.offline.planning.pooled import TWO_ENDS
+from neaptide.engine.offline.planning.pooled import DUAL_SCAN
 from neaptide.engine.scheduler.policies import find_policy
 from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.estimator.recipes import DEFAULT_HEADROOM, Recipe, roofline_recipe
@@ -117,7 +117,7 @@ class Scenario:
 
     def planned_as_served(self) -> "Scenario":
         """The same scenario with a GPU server's offline plan, which knows an answer's length only after its end."""
-        return replace(self, plan=TWO_ENDS, planner_is_told=False)
+        return replace(self, plan=DUAL_SCAN, planner_is_told=False)
 
     def output_limit(self, request: TraceRequest) -> int:
         """The request's ``max_tokens``; 0 or less if the prompt leaves no room."""
@@ -140,7 +140,7 @@ class Scenario:
             offline_max_kv_ratio=self.offline_max_kv_ratio,
             share_weights=dict(self.share_weights),
             bros_initial_batch_size=self.bros_initial_batch_size,
-            gives_up_steps=self.give_up is not None,
+            abortable_steps=self.give_up is not None,
         )
         cache = CacheConfig(
             block_size=self.block_size, num_host_blocks=self.num_host_blocks, two_tenant_blocks=self.num_host_blocks > 0

@@ -52,7 +52,7 @@ class Run:
     """Offline rows that failed in the engine, which indicates a bug in a policy."""
     dry_s: float | None
     """Time when the offline pool first ran out of work inside the window."""
-    num_given_up: int = 0
+    num_aborted: int = 0
     """Steps aborted for an online request."""
 
 
@@ -176,7 +176,7 @@ class _Simulation:
         cut = self._feed.num_cut + num_cut(scenario, self._online)
         unfinished = sum(not record.is_done for record in replica.measures.online.values())
         counts = (left_out, cut, unfinished, replica.num_failed)
-        return Run(result, replica.measures, window_s, *counts, dry_s, replica.num_given_up)
+        return Run(result, replica.measures, window_s, *counts, dry_s, replica.num_aborted)
 
 
 # ---- what simulations of one engine and of several have in common ----

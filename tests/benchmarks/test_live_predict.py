@@ -26,7 +26,7 @@ from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.estimator.recipes import build_headroom, recipe_of
 from neaptide.executors.simulated.trace_executor import TraceExecutor
 from neaptide.loadgen.client.recorder import ChatRecord
-from neaptide.simulation.driven_runs import DrivenLoad, Outcome, DrivenStep, drive
+from neaptide.simulation.driven_runs import DrivenLoad, DrivenStep, Outcome, drive
 
 NUM_BLOCKS = 1024
 TARGETS = Targets(0.5, 0.06)
@@ -83,7 +83,9 @@ def recorded(directory: Path, log: Path, then_s: float, factor: float, *, overla
 def window_of(outcome: Outcome) -> Window:
     window_s = AT_S + BEGIN_S, AT_S + END_S
     records = [
-        ChatRecord(one.arrival_s, token_times_s=[one.first_s, one.last_s], end_s=one.last_s, num_output_tokens=one.tokens)
+        ChatRecord(
+            one.arrival_s, token_times_s=[one.first_s, one.last_s], end_s=one.last_s, num_output_tokens=one.tokens
+        )
         for one in outcome.measures.online.values()
     ]
     offline = float(outcome.measures.steps(window_s)["computed_tokens"].sum())
@@ -213,6 +215,10 @@ def test_a_kind_that_is_off_is_told_from_the_others() -> None:
     decode, prompt = BatchShape(), BatchShape()
     decode.add(1, 9)
     prompt.add(16, 0)
-    steps = [DrivenStep(0.0, 0.028, 0.002, decode), DrivenStep(0.03, 0.038, 0.002, prompt), DrivenStep(0.2, 0.028, 0.002, decode)]
+    steps = [
+        DrivenStep(0.0, 0.028, 0.002, decode),
+        DrivenStep(0.03, 0.038, 0.002, prompt),
+        DrivenStep(0.2, 0.028, 0.002, decode),
+    ]
     model = ConstantCostModel(0.03)
     assert by_kind(model, steps) == pytest.approx({"after_idle": 1.0, "decode": 1.0, "prefill": 4 / 3}, abs=1e-4)

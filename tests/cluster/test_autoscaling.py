@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from neaptide.cluster.autoscaling import (
     Autoscaler,
     Backlog,
-    ScalingChange,
     Scale,
+    ScalingChange,
     Serving,
     change_to,
     pressure,

@@ -7,9 +7,9 @@ from hypothesis import given
 from neaptide.cluster.lease_order import (
     DEADLINE_GRAIN_S,
     MAX_CHUNK_LINES,
-    LeaseChunk,
     ChunkKey,
     Free,
+    LeaseChunk,
     Side,
     chunk_sizes,
     owners_in_turn,

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from neaptide.cluster.routing import (
     ROUTERS,
-    RoutingFigures,
     LeastLoadRouter,
     Prompt,
     RandomRouter,
     RoundRobinRouter,
+    RoutingFigures,
     SlackRouter,
     build_router,
 )

@@ -9,7 +9,7 @@ import pytest
 from neaptide.cli import main
 from neaptide.commands import calibration
 from neaptide.engine.clock import VirtualClock
-from neaptide.estimator.calibration.calibrate import QUICK, Calibration, Measurements, CalibrationPace
+from neaptide.estimator.calibration.calibrate import QUICK, Calibration, CalibrationPace, Measurements
 from neaptide.estimator.calibration.micro_runs import MicroRunner
 from neaptide.estimator.calibration.report import OURS, CalibrationReport, report
 from neaptide.estimator.calibration.steps import CalibrationLimits

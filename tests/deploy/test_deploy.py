@@ -14,14 +14,14 @@ from neaptide.cluster.gateway.metrics import GatewayMetrics, ReplicaLives
 from neaptide.server.batches.metrics import BatchMetrics
 from neaptide.server.batches.running.deadline_status import BatchStatuses
 from neaptide.server.batches.storing.store import Store
-from neaptide.server.http.hosts import HostFilter
+from neaptide.server.counterfactual.metrics import ShadowMetrics
 from neaptide.server.engine_client.client import EngineClient
 from neaptide.server.engine_client.engine_state import EngineState
+from neaptide.server.http.hosts import HostFilter
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.observe.metrics_engine import EngineMetrics
 from neaptide.server.observe.metrics_http import OF_A_GATEWAY, HttpMetrics
 from neaptide.server.settings import OPTIONS, split_list
-from neaptide.server.counterfactual.metrics import ShadowMetrics
 from tools import grafana_board
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

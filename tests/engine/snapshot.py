@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from neaptide.engine.core import EngineCore
-from neaptide.engine.kv.prefix_nodes import Segment
+from neaptide.engine.kv.prefix_nodes import PrefixNode
 from neaptide.engine.offline.lanes import FlexLane, JobLane, Lane
 from neaptide.engine.offline.pool import OfflinePool
 from neaptide.engine.offline.sharing.by_shares import ByShares
 from neaptide.engine.request import Request
-from neaptide.engine.scheduler.actions import Action, Admit, DrawPool, Grow, Preempt, TakePart, TakePartRows
+from neaptide.engine.scheduler.actions import Action, Admit, DrawPool, Grow, Preempt, Schedule, ScheduleRows
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.table import RequestTable
@@ -28,7 +28,7 @@ def frozen(value: Any) -> Any:
     """Plain values in the place of objects; requests by their ids."""
     if isinstance(value, Request):
         return value.request_id
-    if isinstance(value, Segment):
+    if isinstance(value, PrefixNode):
         return value.depth_tokens, value.num_wanting, list(value.cached)
     if isinstance(value, np.ndarray):
         return value.tolist()
@@ -52,24 +52,24 @@ def policy_state(scheduler: Scheduler) -> Any:
     return frozen(scheduler)
 
 
-def request_state(request: Request, with_segments: bool = True) -> Any:
+def request_state(request: Request, with_nodes: bool = True) -> Any:
     """Everything of a request, its row included.
 
     Args:
-        with_segments: what it shares with others of its job as well: that changes when one of these ends.
+        with_nodes: what it shares with others of its job as well: that changes when one of these ends.
     """
-    left_out = DERIVED if with_segments else DERIVED | {"segments"}
+    left_out = DERIVED if with_nodes else DERIVED | {"segments"}
     own = [(name, frozen(getattr(request, name))) for name in Request.__slots__ if name not in left_out]
-    return own, row_state(request.table, request.seat) if request.table is not None else None
+    return own, row_state(request.table, request.slot) if request.table is not None else None
 
 
-def row_state(table: RequestTable, seat: int) -> Any:
+def row_state(table: RequestTable, slot: int) -> Any:
     columns = [
-        (name, column[seat].item())
+        (name, column[slot].item())
         for name, column in vars(table).items()
         if isinstance(column, np.ndarray) and column.ndim == 1
     ]
-    return columns, table.tokens[seat, : table.total[seat]].tolist(), table.blocks.blocks(seat)
+    return columns, table.tokens[slot, : table.total[slot]].tolist(), table.blocks.blocks(slot)
 
 
 def cache_state(core: EngineCore) -> Any:
@@ -155,9 +155,9 @@ def _described(action: Action) -> Any:
             return "grow", request.request_id, num_tokens
         case Admit(request, hit):
             return "admit", request.request_id, hit.num_tokens, list(hit.block_ids)
-        case TakePart(request, num_tokens):
+        case Schedule(request, num_tokens):
             return "take part", request.request_id, num_tokens
-        case TakePartRows(rows, _):
+        case ScheduleRows(rows, _):
             return "rows take part", rows.tolist()
         case DrawPool(count):
             return "draw", count

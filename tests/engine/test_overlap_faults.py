@@ -12,8 +12,8 @@ from neaptide.engine.clock import VirtualClock
 from neaptide.engine.messages import AbortRequest
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, FinishReason, Tier
+from neaptide.engine.process.crash_marker_observer import CrashMarkerObserver
 from neaptide.engine.process.request_log import RequestLog
-from neaptide.engine.process.crash_marker_observer import WitnessObserver
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.engine.steps.isolation import PROBE
 from neaptide.engine.steps.plan import StepPlan
@@ -116,7 +116,7 @@ def test_the_request_log_has_one_start_of_each(tmp_path: Path) -> None:
 
 def test_the_witness_forgets_a_step_that_was_undone() -> None:
     noted: list[list[str]] = []
-    observer = WitnessObserver(lambda ids, predicted_s: noted.append(list(ids)))  # type: ignore[arg-type]
+    observer = CrashMarkerObserver(lambda ids, predicted_s: noted.append(list(ids)))  # type: ignore[arg-type]
     behind_a_failed_step(observer).run()
     behind = ["late", "later"]
     assert noted == [["a"], ["a", *behind], ["a"], [], behind, []]
@@ -129,9 +129,9 @@ def test_an_error_of_one_request_leaves_the_step_behind_it(policy: str, after: i
     device.not_a_number[POISON] = len(PROMPTS[POISON]) + after
     add(harness, PROMPTS)
     steps = harness.run(max_steps=400)
-    sound, _ = on_device(policy=policy)
-    add(sound, PROMPTS)
-    assert len(steps) == len(sound.run())  # no step was done twice
+    committed, _ = on_device(policy=policy)
+    add(committed, PROMPTS)
+    assert len(steps) == len(committed.run())  # no step was done twice
     assert_others_are_well(harness, PROMPTS, {POISON: NUMERICAL_ERROR})
     assert harness.tokens[POISON] == text_of(PROMPTS[POISON], after)
     assert forgets(harness, device)

@@ -63,29 +63,29 @@ class Hall:
         self.requests: list[Request] = []
         guests = [make_request(f"guest{index}", Row()) for index in range(NUM_SEATS - len(population))]
         for index, guest in enumerate(guests):
-            guest.sit(self.table, index)
+            guest.assign_slot(self.table, index)
         for index, row in enumerate(population):
-            self.seat(make_request(f"r{shuffled_ids[index]:02}", row), row, shuffled_ids[-1 - index])
+            self.slot(make_request(f"r{shuffled_ids[index]:02}", row), row, shuffled_ids[-1 - index])
         for guest in guests:
-            guest.rise(RequestStatus.FINISHED)
+            guest.free_slot(RequestStatus.FINISHED)
 
-    def seat(self, request: Request, row: Row, admission_index: int) -> None:
+    def slot(self, request: Request, row: Row, admission_index: int) -> None:
         table = self.table
-        request.sit(table, admission_index)
-        table.total[request.seat] += row.samples
-        table.computed[request.seat] = max(request.num_tokens - row.left, 0)
-        table.last_step[request.seat] = row.last_step
+        request.assign_slot(table, admission_index)
+        table.total[request.slot] += row.samples
+        table.computed[request.slot] = max(request.num_tokens - row.left, 0)
+        table.last_step[request.slot] = row.last_step
         self.requests.append(request)
 
     def of(self, online: bool, wanted: Callable[[Request], bool]) -> set[str]:
         return {r.request_id for r in self.requests if r.is_online == online and wanted(r)}
 
-    def named(self, seats: np.ndarray) -> list[str]:
-        return [request.request_id for request in self.table.requests_of(seats)]
+    def named(self, slots: np.ndarray) -> list[str]:
+        return [request.request_id for request in self.table.requests_of(slots)]
 
     @property
-    def seats(self) -> np.ndarray:
-        return np.array([request.seat for request in self.requests], np.int64)
+    def slots(self) -> np.ndarray:
+        return np.array([request.slot for request in self.requests], np.int64)
 
 
 def make_request(request_id: str, row: Row) -> Request:
@@ -119,13 +119,13 @@ def test_rows_are_chosen_by_what_they_lack(hall: Hall, online: bool) -> None:
 @given(halls)
 def test_rows_with_output_keep_their_order(hall: Hall) -> None:
     expected = [request.request_id for request in hall.requests if request.num_output_tokens > 0]
-    assert hall.named(hall.table.with_output(hall.seats).rows) == expected
+    assert hall.named(hall.table.with_output(hall.slots).rows) == expected
 
 
 @for_halls
 @given(halls)
 def test_what_rows_with_output_are_bounded_by(hall: Hall) -> None:
-    streams = hall.table.with_output(hall.seats)
+    streams = hall.table.with_output(hall.slots)
     requests = hall.table.requests_of(streams.rows)
     assert streams.total.tolist() == [request.num_tokens for request in requests]
     assert streams.num_output.tolist() == [request.num_output_tokens for request in requests]
@@ -135,14 +135,14 @@ def test_what_rows_with_output_are_bounded_by(hall: Hall) -> None:
 
 def test_rows_that_all_have_output_are_the_array_that_was_given() -> None:
     hall = Hall([Row(output_tokens=1), Row(output_tokens=3)], list(range(NUM_SEATS)))
-    seats = hall.seats
-    assert hall.table.with_output(seats).rows is seats
+    slots = hall.slots
+    assert hall.table.with_output(slots).rows is slots
 
 
 @for_halls
 @given(halls)
 def test_when_the_next_token_of_each_row_is_due(hall: Hall) -> None:
-    assert hall.table.next_deadline_s(hall.seats).tolist() == [request.next_deadline_s for request in hall.requests]
+    assert hall.table.next_deadline_s(hall.slots).tolist() == [request.next_deadline_s for request in hall.requests]
 
 
 # ---- in which order ----
@@ -152,7 +152,7 @@ def test_when_the_next_token_of_each_row_is_due(hall: Hall) -> None:
 @given(halls)
 def test_rows_in_deadline_order_are_requests_in_deadline_order(hall: Hall) -> None:
     expected = [request.request_id for request in sorted(hall.requests, key=deadline_order)]
-    assert hall.named(hall.table.by_deadline(hall.seats)) == expected
+    assert hall.named(hall.table.by_deadline(hall.slots)) == expected
 
 
 @for_halls
@@ -160,8 +160,8 @@ def test_rows_in_deadline_order_are_requests_in_deadline_order(hall: Hall) -> No
 def test_rows_by_last_step_and_by_admission(hall: Hall) -> None:
     by_last_step = sorted(hall.requests, key=lambda r: (r.last_step, r.admission_index))
     by_admission = sorted(hall.requests, key=lambda r: r.admission_index)
-    assert hall.named(hall.table.by_last_step(hall.seats)) == [r.request_id for r in by_last_step]
-    assert hall.named(hall.table.by_admission(hall.seats)) == [r.request_id for r in by_admission]
+    assert hall.named(hall.table.by_last_step(hall.slots)) == [r.request_id for r in by_last_step]
+    assert hall.named(hall.table.by_admission(hall.slots)) == [r.request_id for r in by_admission]
 
 
 def test_equal_deadlines_go_by_priority_then_age_then_name() -> None:
@@ -174,22 +174,22 @@ def test_equal_deadlines_go_by_priority_then_age_then_name() -> None:
         "first": replace(plain, tier=Tier.PRIORITY),
         "late": replace(plain, ttft_s=9.0, tier=Tier.PRIORITY),
     }.items():
-        hall.seat(make_request(name, row), row, 1)
-    assert hall.named(hall.table.by_deadline(hall.seats)) == ["first", "older", "a", "b", "late"]
+        hall.slot(make_request(name, row), row, 1)
+    assert hall.named(hall.table.by_deadline(hall.slots)) == ["first", "older", "a", "b", "late"]
 
 
 def test_requests_without_a_deadline_stand_last() -> None:
     hall = Hall([], list(range(NUM_SEATS)))
     for name, ttft_s in (("never", math.inf), ("now", 0.0), ("also never", math.inf)):
         row = Row(ttft_s=ttft_s)
-        hall.seat(make_request(name, row), row, 1)
-    assert hall.named(hall.table.by_deadline(hall.seats)) == ["now", "also never", "never"]
+        hall.slot(make_request(name, row), row, 1)
+    assert hall.named(hall.table.by_deadline(hall.slots)) == ["now", "also never", "never"]
 
 
 def test_a_token_being_sampled_counts_for_the_next_deadline() -> None:
     row = Row(output_tokens=2, samples=True, first_token_s=3.0, tpot_s=0.5)
     hall = Hall([row], list(range(NUM_SEATS)))
-    assert hall.table.next_deadline_s(hall.seats).tolist() == [4.5]
+    assert hall.table.next_deadline_s(hall.slots).tolist() == [4.5]
 
 
 # ---- seats ----
@@ -198,30 +198,30 @@ def test_a_token_being_sampled_counts_for_the_next_deadline() -> None:
 def test_a_request_is_a_view_on_its_row() -> None:
     table = RequestTable(2, MAX_TOKENS, BLOCK_SIZE)
     request = make_request("a", Row(prompt_tokens=3, output_tokens=2))
-    request.sit(table, 5)
-    table.tokens[request.seat, 5] = 99
-    table.known[request.seat] = table.total[request.seat] = 6
-    table.computed[request.seat] = 5
-    table.first_token_s[request.seat] = 1.5
+    request.assign_slot(table, 5)
+    table.tokens[request.slot, 5] = 99
+    table.known[request.slot] = table.total[request.slot] = 6
+    table.computed[request.slot] = 5
+    table.first_token_s[request.slot] = 1.5
     assert request.token_ids.tolist() == [7, 7, 7, 10, 11, 99]
     assert (request.num_tokens, request.num_computed_tokens, request.num_output_tokens) == (6, 5, 3)
     assert (request.first_token_s, request.admission_index, request.last_step) == (1.5, 5, -1)
-    assert table.request(request.seat) is request
-    assert (table.ids[request.seat], int(table.limit[request.seat]), int(table.prompt[request.seat])) == ("a", 11, 3)
+    assert table.request(request.slot) is request
+    assert (table.ids[request.slot], int(table.limit[request.slot]), int(table.prompt[request.slot])) == ("a", 11, 3)
 
 
 def test_what_a_request_has_said_survives_its_seat_and_what_was_computed_does_not() -> None:
     table = RequestTable(1, MAX_TOKENS, BLOCK_SIZE)
     request = make_request("a", Row(prompt_tokens=3, output_tokens=2, first_token_s=0.5))
-    request.sit(table, 1)
+    request.assign_slot(table, 1)
     table.total[0] += 1  # a step in flight samples another
     table.computed[0], table.last_step[0], table.first_token_s[0] = 5, 7, 0.75
-    request.rise(RequestStatus.WAITING)
-    assert (request.seat, request.table, request.status) == (-1, None, RequestStatus.WAITING)
+    request.free_slot(RequestStatus.WAITING)
+    assert (request.slot, request.table, request.status) == (-1, None, RequestStatus.WAITING)
     assert request.token_ids.tolist() == [7, 7, 7, 10, 11]
     assert (request.num_tokens, request.num_computed_tokens, request.last_step) == (5, 0, -1)
     assert request.first_token_s == 0.75
-    request.sit(table, 2)
+    request.assign_slot(table, 2)
     assert (request.num_tokens, request.num_computed_tokens, request.last_step) == (5, 0, -1)
     assert (request.first_token_s, request.admission_index) == (0.75, 2)
 
@@ -230,14 +230,14 @@ def test_the_next_request_on_a_seat_inherits_nothing() -> None:
     table = RequestTable(1, MAX_TOKENS, BLOCK_SIZE)
     params = SamplingParams(max_tokens=7, min_tokens=2, ignore_eos=True, stop_token_ids=(3,))
     first = Request("a", [7] * 9, params, Tier.PRIORITY, 1.0, 0.5, 0.25)
-    first.sit(table, 1)
+    first.assign_slot(table, 1)
     table.computed[0] = table.indexed[0] = 2
     table.last_step[0] = 4
-    first.rise(RequestStatus.FINISHED)
+    first.free_slot(RequestStatus.FINISHED)
     fresh = RequestTable(1, MAX_TOKENS, BLOCK_SIZE)
     for each in (table, fresh):
         flex = Request("b", [8], SamplingParams(max_tokens=2), Tier.FLEX, 0.0, report_every_step=False)
-        flex.sit(each, 2)
+        flex.assign_slot(each, 2)
     columns = [name for name, value in vars(fresh).items() if isinstance(value, np.ndarray)]
     assert len(columns) > 15
     for name in columns:
@@ -251,33 +251,33 @@ def test_every_change_of_a_seat_begins_another_epoch() -> None:
     requests = [make_request(name, Row()) for name in "ab"]
     seen = []
     for request in requests:
-        request.sit(table, 1)
-        seen.append(int(table.epoch[request.seat]))
-    table.renew(requests[0].seat)
-    seen.append(int(table.epoch[requests[0].seat]))
-    seat = requests[1].seat
-    requests[1].rise(RequestStatus.WAITING)
-    seen.append(int(table.epoch[seat]))
-    requests[1].sit(table, 2)
-    assert requests[1].seat == seat
-    seen.append(int(table.epoch[seat]))
+        request.assign_slot(table, 1)
+        seen.append(int(table.epoch[request.slot]))
+    table.renew(requests[0].slot)
+    seen.append(int(table.epoch[requests[0].slot]))
+    slot = requests[1].slot
+    requests[1].free_slot(RequestStatus.WAITING)
+    seen.append(int(table.epoch[slot]))
+    requests[1].assign_slot(table, 2)
+    assert requests[1].slot == slot
+    seen.append(int(table.epoch[slot]))
     assert len(set(seen)) == len(seen)
 
 
 def test_no_more_requests_sit_than_there_are_seats() -> None:
     table = RequestTable(1, MAX_TOKENS, BLOCK_SIZE)
-    make_request("a", Row()).sit(table, 1)
+    make_request("a", Row()).assign_slot(table, 1)
     with pytest.raises(IndexError):
-        make_request("b", Row()).sit(table, 2)
+        make_request("b", Row()).assign_slot(table, 2)
 
 
 def test_a_row_that_holds_blocks_is_not_left() -> None:
     table = RequestTable(1, MAX_TOKENS, BLOCK_SIZE)
     request = make_request("a", Row())
-    request.sit(table, 1)
+    request.assign_slot(table, 1)
     table.blocks.append(0, [3])
     with pytest.raises(AssertionError):
-        request.rise(RequestStatus.WAITING)
+        request.free_slot(RequestStatus.WAITING)
 
 
 # ---- invariants ----
@@ -287,7 +287,7 @@ def free_twice(table: RequestTable) -> None:
     table._free.append(table._free[0])
 
 
-def dead_but_seated(table: RequestTable) -> None:
+def dead_with_a_slot(table: RequestTable) -> None:
     table.live[0] = False
 
 
@@ -311,7 +311,7 @@ def blocks_of_nobody(table: RequestTable) -> None:
     "damage",
     [
         free_twice,
-        dead_but_seated,
+        dead_with_a_slot,
         more_computed_than_there_is,
         computed_without_a_block,
         published_too_much,
@@ -320,7 +320,7 @@ def blocks_of_nobody(table: RequestTable) -> None:
 )
 def test_a_damaged_table_is_noticed(damage: Callable[[RequestTable], None]) -> None:
     table = RequestTable(2, MAX_TOKENS, BLOCK_SIZE)
-    make_request("a", Row()).sit(table, 1)
+    make_request("a", Row()).assign_slot(table, 1)
     table.blocks.append(0, [3])
     table.computed[0], table.indexed[0] = 4, 1
     table.check_integrity()

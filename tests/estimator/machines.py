@@ -43,7 +43,9 @@ def linear_machine(shape: BatchShape, mixed: float = 1.0) -> float:
     return seconds * (mixed if shape.prefill_requests and shape.decode_requests else 1.0)
 
 
-def measure(machine: Machine, seed: int, count: int, noise: float = 0.0, regime: Regime | None = None) -> list[StepSample]:
+def measure(
+    machine: Machine, seed: int, count: int, noise: float = 0.0, regime: Regime | None = None
+) -> list[StepSample]:
     """Random steps, timed with log-normal noise."""
     rng = random.Random(seed)
     shapes = [random_shape(rng, regime) for _ in range(count)]

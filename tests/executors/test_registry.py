@@ -107,12 +107,12 @@ def test_steps_are_given_up_where_policy_and_executor_can(
 ) -> None:
     config = EngineConfig(
         executor=ExecutorConfig(kind="sim", model_path=str(embedded_model_path())),
-        scheduler=SchedulerConfig(policy=policy, gives_up_steps=wanted),
+        scheduler=SchedulerConfig(policy=policy, abortable_steps=wanted),
     )
     able = replace(start_executor(config, VirtualClock()), capabilities=Capabilities(*capabilities))
     monkeypatch.setattr(engine, "start_executor", lambda *_: able)
     core, _ = engine.build_engine(config, VirtualClock())
-    assert core.scheduler.config.gives_up_steps == gives_up
+    assert core.scheduler.config.abortable_steps == gives_up
 
 
 @pytest.mark.parametrize(

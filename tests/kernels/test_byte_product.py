@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from neaptide.kernels.native import COMPILERS
-from neaptide.kernels.recording import Recording
+from neaptide.kernels.recording import CallRecording
 from neaptide.kernels.row_quantization import ByteProduct, NativeRowQuantizer
 
 HAS_COMPILER = any(map(shutil.which, COMPILERS))
@@ -124,7 +124,7 @@ def test_other_tensors_are_refused() -> None:
 
 def test_a_recording_repeats_it_on_other_rows() -> None:
     up, down = ByteProduct(*weights(70, 40)), ByteProduct(*weights(40, 70))
-    recording, memory = Recording(30), torch.zeros(30, 40).bfloat16()
+    recording, memory = CallRecording(30), torch.zeros(30, 40).bfloat16()
     with recording.noting():
         down.add_to(memory[:2], up(memory[:2]))
     assert len(recording) == 2

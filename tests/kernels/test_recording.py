@@ -12,7 +12,7 @@ from neaptide.kernels.linear import PackedLinear
 from neaptide.kernels.native import COMPILERS
 from neaptide.kernels.paged_attention import StepTables
 from neaptide.kernels.paged_attention.native import NativeAttention, NativePlan
-from neaptide.kernels.recording import Recording
+from neaptide.kernels.recording import CallRecording
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="there is no C compiler")
 
@@ -45,7 +45,7 @@ def plan(kernel: NativeAttention, context: int) -> NativePlan:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_repeated_on_other_numbers_and_again(dtype: torch.dtype) -> None:
     """Of as many rows and of others. Sums in bf16 are made beside their place: a call that is repeated still adds."""
-    feed, recording = Feed(dtype), Recording(4)
+    feed, recording = Feed(dtype), CallRecording(4)
     generator = torch.Generator().manual_seed(1)
     first, *others = (torch.randn(rows, 40, generator=generator).to(dtype) for rows in (2, 2, 4, 1, 3))
     memory = torch.zeros(4, 40, dtype=dtype)
@@ -68,7 +68,7 @@ def test_repeated_on_other_numbers_and_again(dtype: torch.dtype) -> None:
 
 def test_calls_end_before_the_next_one_when_more_has_been_sent_than_taken() -> None:
     """The counts stand where the first of two turns writes: before it there is nothing to see, behind it there is."""
-    feed, recording = Feed(torch.float32), Recording(1)
+    feed, recording = Feed(torch.float32), CallRecording(1)
     job = plan(attention(torch.float32), 1).job_for(torch.zeros(2, 8, 4, 16))
     first = torch.randn(1, 40, generator=torch.Generator().manual_seed(4))
     once, twice, x = first.clone(), first.clone(), first.clone()
@@ -105,7 +105,7 @@ def test_calls_end_before_the_next_one_when_more_has_been_sent_than_taken() -> N
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_attention_is_planned_anew_for_each_step(dtype: torch.dtype) -> None:
     """Two layers, whose queries and caches are their own; contexts of other lengths in other blocks."""
-    kernel, recording = attention(dtype), Recording(4)
+    kernel, recording = attention(dtype), CallRecording(4)
     generator = torch.Generator().manual_seed(2)
     queries, caches = (torch.randn(2, *shape, generator=generator).to(dtype) for shape in ((1, 4, 16), (9, 8, 4, 16)))
     with recording.noting():
@@ -129,7 +129,7 @@ def test_a_plan_for_another_cache_is_refused() -> None:
 
 def test_what_torch_computes_in_between_stays_as_it_was() -> None:
     """It is not repeated; that it is still there keeps a call from writing to memory that is somebody else's."""
-    feed, recording = Feed(torch.float32), Recording(4)
+    feed, recording = Feed(torch.float32), CallRecording(4)
     first = torch.randn(1, 40, generator=torch.Generator().manual_seed(3))
     with recording.noting():
         doubled = 2 * first
@@ -143,14 +143,14 @@ def test_what_torch_computes_in_between_stays_as_it_was() -> None:
 
 
 def test_more_rows_than_there_is_memory_for_are_refused() -> None:
-    recording, job = Recording(4), plan(attention(torch.float32), 1).job_for(torch.zeros(2, 8, 4, 16))
+    recording, job = CallRecording(4), plan(attention(torch.float32), 1).job_for(torch.zeros(2, 8, 4, 16))
     for rows in (0, 5):
         with pytest.raises(ValueError, match=f"{rows} rows of 4"):
             recording.replay(job, rows)
 
 
 def test_nothing_is_noted_outside() -> None:
-    feed, recording = Feed(torch.float32), Recording(4)
+    feed, recording = Feed(torch.float32), CallRecording(4)
     x = torch.ones(1, 40)
     with recording.noting():
         feed(x)

@@ -15,12 +15,12 @@ from openai.types.chat import ChatCompletionMessageParam
 from pydantic import TypeAdapter
 
 from neaptide.server.app import ServerState, ServingContext, create_app
-from neaptide.server.http.auth import KeyRing
 from neaptide.server.engine_client.client import EngineClient
+from neaptide.server.http.auth import KeyRing
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.patience import PATIENCE_S
-from tests.server.fake_engine import FakeEngine
 from tests.server.engine_client.loop_clock import LoopClock
+from tests.server.fake_engine import FakeEngine
 
 MODEL_DIR = Path(str(files("neaptide.data"))) / "neaptide-tiny"
 MODEL_ID = "org/neaptide-tiny"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from neaptide.server.batches.checking.validate import Check, FileLimits, CheckReport, Validator
+from neaptide.server.batches.checking.validate import Check, CheckReport, FileLimits, Validator
 from neaptide.server.batches.lines import ContextCompiler
 from neaptide.server.batches.storing.models import NewLine
 from tests.server.conftest import MODEL_ID, USER, Server

@@ -293,8 +293,8 @@ async def test_coverage_counts_steps_that_ended_within_their_margin(server: Serv
 
 async def test_a_step_that_was_given_up_says_nothing_of_predictions(server: Server) -> None:
     server.engine.emit_stats(duration_s=0.01, predicted_s=0.011, margin_s=0.001)
-    server.engine.emit_stats(duration_s=0.25, predicted_s=0.3, is_given_up=True)
-    server.engine.emit_stats(duration_s=0.5, predicted_s=0.6, is_given_up=True)
+    server.engine.emit_stats(duration_s=0.25, predicted_s=0.3, is_aborted=True)
+    server.engine.emit_stats(duration_s=0.5, predicted_s=0.6, is_aborted=True)
     found = await _samples(server)
     assert found["neaptide_steps_given_up_total", frozenset()] == 2
     assert found["neaptide_steps_given_up_seconds_total", frozenset()] == pytest.approx(0.75)

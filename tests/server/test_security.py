@@ -16,8 +16,8 @@ from neaptide.server.app import ServerState, create_app
 from neaptide.server.batches.lines import ContextCompiler
 from neaptide.server.batches.service import BatchService
 from neaptide.server.batches.wiring import BatchSettings
-from neaptide.server.http.auth import OPEN_PATHS, KeyRing
 from neaptide.server.engine_client.client import EngineClient
+from neaptide.server.http.auth import OPEN_PATHS, KeyRing
 from neaptide.server.routes.batches import batches_router
 from neaptide.server.routes.files import files_router
 from neaptide.server.text.tokenizer import Tokenizer

@@ -7,9 +7,9 @@ from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.simulation.bound import (
+    BoundWork,
     OfflineMix,
     UnitCosts,
-    BoundWork,
     add_request,
     bound_tokens_per_s,
     cached_prefixes,
@@ -66,11 +66,15 @@ def test_a_window_without_room_has_none() -> None:
 
 def test_prompts_may_be_computed_whose_outputs_come_behind_the_window() -> None:
     """The cache holds half a set: its decodes' 4 s are left over, and so are its 20 output tokens."""
-    assert most_tokens(10.0, BoundWork(0.0, 0.0), mix(BoundWork(2.0, 0.0), BoundWork(8.0, 0.0), 0.5), 1.0) == pytest.approx(140 - 20)
+    assert most_tokens(
+        10.0, BoundWork(0.0, 0.0), mix(BoundWork(2.0, 0.0), BoundWork(8.0, 0.0), 0.5), 1.0
+    ) == pytest.approx(140 - 20)
 
 
 def test_outputs_that_cost_little_are_not_left_over() -> None:
-    assert most_tokens(10.0, BoundWork(0.0, 0.0), mix(BoundWork(8.0, 0.0), BoundWork(2.0, 0.0), 0.5), 1.0) == pytest.approx(100)
+    assert most_tokens(
+        10.0, BoundWork(0.0, 0.0), mix(BoundWork(8.0, 0.0), BoundWork(2.0, 0.0), 0.5), 1.0
+    ) == pytest.approx(100)
 
 
 def test_prefixes_may_have_been_computed_before_the_window() -> None:

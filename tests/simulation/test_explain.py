@@ -15,19 +15,19 @@ from tests.simulation.scenes import constant, mixed, offline, online, profile
 
 
 def test_a_step_is_explained() -> None:
-    taking_part: list[str] = []
+    scheduled_rows: list[str] = []
     explainer = Explainer(9)
 
     class Watch(EngineObserver):
         def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
             if step.plan.step == 9:
-                taking_part.extend(step.plan.request_ids)
+                scheduled_rows.extend(step.plan.request_ids)
 
     simulate(mixed(), observers=[Watch(), explainer])
     assert explainer.text is not None
     assert explainer.text.startswith("step 9 at ")
-    assert taking_part
-    assert all(request_id in explainer.text for request_id in taking_part[:5])
+    assert scheduled_rows
+    assert all(request_id in explainer.text for request_id in scheduled_rows[:5])
 
 
 def test_who_sits_out_and_why_is_explained() -> None:

@@ -33,15 +33,15 @@ def test_a_step_that_is_given_up_is_computed_again() -> None:
     run = simulate(replace(scenario, give_up=GIVE_UP), observers=[times])
     assert times.steps == [(1, 0.065, 0.065), (2, 0.1, 0.165), (2, 0.1, 0.265), (2, 0.1, 0.365)]
     assert run.result.online.ttft_s["p50"] == pytest.approx(0.165 - 0.055)
-    assert (run.num_given_up, run.result.wasted_tokens) == (1, 0)
+    assert (run.num_aborted, run.result.wasted_tokens) == (1, 0)
 
 
 def test_who_can_wait_for_the_end_of_a_step_does() -> None:
     """A target of 95 ms leaves 45 to an arrival, for egress takes 5: who comes in the fifth layer of ten does not
     wait, who comes in the sixth does."""
-    for arrival_s, is_given_up in ((0.045, True), (0.055, False)):
+    for arrival_s, is_aborted in ((0.045, True), (0.055, False)):
         scenario = constant(online((arrival_s, 8, 1)), [offline((0, 8, 2))], refill=False, ttft_slo_s=0.095)
-        assert simulate(replace(scenario, give_up=GIVE_UP)).num_given_up == is_given_up
+        assert simulate(replace(scenario, give_up=GIVE_UP)).num_aborted == is_aborted
 
 
 def test_whole_steps_keep_it_waiting_until_they_end() -> None:
@@ -63,6 +63,6 @@ def test_steps_without_online_work_may_be_longer(factor: float, shortest_s: floa
 def test_beside_preemptions_and_shared_prefixes_everything_ends(seed: int) -> None:
     scenario = mixed(seed, ttft_slo_s=0.006, tpot_slo_s=0.001)  # no request can wait
     run = simulate(replace(scenario, give_up=GiveUp(Layers(20, 0.0001), 4.0)))
-    assert run.num_given_up > 0
+    assert run.num_aborted > 0
     assert run.result.preemptions.count_by_class["offline"] > 0
     assert (run.num_unfinished, run.num_failed) == (0, 0)

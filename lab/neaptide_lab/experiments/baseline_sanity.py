@@ -175,12 +175,12 @@ def _policy_rows(runs: dict[str, PolicyRuns], bros: Outcome) -> list[Row]:
     num_other = sum(one.flood.digest != runs["fcfs"].flood.digest for one in others)
     failing = runs["priority"]
     flood_s, alone_s = (one.result.online.tpot_s["p99"] or 0.0 for one in (failing.flood, failing.alone))
-    rise, is_many_fold = flood_s / alone_s, flood_s >= MANY_FOLD * alone_s
+    free_slot, is_many_fold = flood_s / alone_s, flood_s >= MANY_FOLD * alone_s
     return [
         *rows,
         Row("bs+e: attainment by its own deadlines", _percent(_on_deadline(runs["bs+e"].flood)), unit="%", digits=1),
         Row("bros: attainment at its paper's targets", _percent(_attainment(bros)), unit="%", digits=1),
-        Row("priority: TPOT p99 over alone", rise, unit="x", digits=1, holds=is_many_fold),
+        Row("priority: TPOT p99 over alone", free_slot, unit="x", digits=1, holds=is_many_fold),
         Row(f"policies unlike fcfs, of {len(others)}", num_other, digits=0, holds=num_other == len(others)),
     ]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from neaptide.estimator.calibration.calibrate import FULL, QUICK, Measurements, CalibrationPace
+from neaptide.estimator.calibration.calibrate import FULL, QUICK, CalibrationPace, Measurements
 from neaptide.estimator.calibration.micro_runs import shape_of
 from neaptide.estimator.calibration.report import LABELS, OURS, CalibrationReport
 from neaptide.estimator.calibration.times import CalibrationTimes

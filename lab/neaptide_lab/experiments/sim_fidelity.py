@@ -172,7 +172,9 @@ class Fidelity:
         num_rows = 200 + round(2 * duration_s * TYPICAL_DECODES / (OFFLINE_OUT * decode_s))
         return DrivenLoad.make(rate_rps, duration_s, num_rows, slos_s, vocab, self._directory)
 
-    def _core(self, load: DrivenLoad, executor: Executor, clock: Clock, recorder: StepRecorder | None = None) -> EngineCore:
+    def _core(
+        self, load: DrivenLoad, executor: Executor, clock: Clock, recorder: StepRecorder | None = None
+    ) -> EngineCore:
         headroom = FixedHeadroom(NUM_BLOCKS, HEADROOM_RATIO)
         return EngineCore(
             _config(load),

@@ -67,7 +67,7 @@ class UrgentChoice:
         return len(self.chosen) + self._draft.num_parts
 
     @property
-    def num_seats_taken(self) -> int:
+    def num_slots_taken(self) -> int:
         return self._draft.num_running + self.num_admissions
 
     def take(self, request: Request, num_blocks: int) -> None:
@@ -266,7 +266,7 @@ class BrosScheduler(WholePromptScheduler):
         requests can release slot by slot.
         """
         is_waiting = not draft.is_running(request)
-        seats = max(choice.num_seats_taken + is_waiting - self.config.max_num_seqs, 0)
+        slots = max(choice.num_slots_taken + is_waiting - self.config.max_num_seqs, 0)
         num_blocks += choice.num_blocks
 
         def later() -> Iterator[Request]:
@@ -280,13 +280,13 @@ class BrosScheduler(WholePromptScheduler):
             return chain(draft.offline_victims(), later())
 
         if num_blocks <= draft.kv.available:
-            return draft.make_room(0, victims(), seats=seats)
+            return draft.make_room(0, victims(), slots=slots)
         num_preemptible = draft.kv.num_preemptible()
         if num_blocks <= draft.kv.available + num_preemptible:
-            return draft.make_room(0, victims(), seats=seats)
-        if num_preemptible and draft.make_room(num_blocks - num_preemptible, later(), seats=seats):
+            return draft.make_room(0, victims(), slots=slots)
+        if num_preemptible and draft.make_room(num_blocks - num_preemptible, later(), slots=slots):
             return True
-        return draft.make_room(num_blocks, victims(), seats=seats)
+        return draft.make_room(num_blocks, victims(), slots=slots)
 
     # ---- step 2: BE ----
 
@@ -312,7 +312,7 @@ class BrosScheduler(WholePromptScheduler):
 
     def _admit_best_effort(self, draft: Draft, choice: UrgentChoice, slack_s: float) -> None:
         """Lines 17-33 for the pool, in its order. Not in a step that preempted requests, which are first in it."""
-        while choice.num_seats_taken < self.config.max_num_seqs:
+        while choice.num_slots_taken < self.config.max_num_seqs:
             request = draft.at = draft.pool.peek()
             if request is None or not self._add_or_replace(draft, choice, request, slack_s):
                 return

@@ -72,9 +72,9 @@ class EchoBaseWithEstimator(OneQueueScheduler):
         hit = draft.kv.match_prefix(request)
         left = request.num_known_tokens - hit.num_tokens
         chunk = self._chunk(draft, left, hit.num_tokens, limit_s)
-        seats = max(draft.num_running + 1 - self.config.max_num_seqs, 0)
+        slots = max(draft.num_running + 1 - self.config.max_num_seqs, 0)
         cost = draft.kv.admission_cost(hit, left)
-        if chunk == 0 or not draft.make_room(cost, self._victims(draft, request), set(hit.block_ids), seats):
+        if chunk == 0 or not draft.make_room(cost, self._victims(draft, request), set(hit.block_ids), slots):
             return False
         draft.admit(request, hit, chunk)
         return True
@@ -133,4 +133,4 @@ class EchoBaseWithEstimator(OneQueueScheduler):
         """Requests after this one in order of (priority, arrival), last first, so offline ones before online ones."""
         order = priority_order(request)
         running = sorted(draft.all_running(), key=priority_order, reverse=True)
-        return (r for r in running if not draft.takes_part(r) and priority_order(r) > order)
+        return (r for r in running if not draft.is_scheduled(r) and priority_order(r) > order)

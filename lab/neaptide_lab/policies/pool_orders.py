@@ -6,33 +6,33 @@ an engine that takes rows from both sides itself. ``batchllm`` is BatchLLM's, se
 
 import numpy as np
 
-from neaptide.policy import NO_NODE, IntArray, Pool, PrefixTree, Ranked, dual_scanned
+from neaptide.policy import NO_NODE, IntArray, PrefixTree, PromptPool, Ranked, dual_scanned
 from neaptide_lab.policies.orders import mix
 from neaptide_lab.policies.prefix_groups import Grouping, Prefixes, enlarged_first_level
 
 
-def depth_first(pool: Pool, rows: IntArray) -> IntArray:
+def depth_first(pool: PromptPool, rows: IntArray) -> IntArray:
     """``dfs``: along the prefix tree."""
     return pool.tree.restricted(rows).rows
 
 
-def shuffled(pool: Pool, rows: IntArray) -> IntArray:
+def shuffled(pool: PromptPool, rows: IntArray) -> IntArray:
     """``balance``: at random, the same each time."""
     seed = mix(0)
     return np.array(sorted(rows.tolist(), key=lambda row: mix(row ^ seed)), np.int64)
 
 
-def blendserve(pool: Pool, rows: IntArray) -> IntArray:
+def blendserve(pool: PromptPool, rows: IntArray) -> IntArray:
     """By compute density, from both ends."""
     return dual_scanned(pool, pool.ranked, np.flatnonzero(np.isin(pool.ranked.rows, rows)))
 
 
-def density(pool: Pool, rows: IntArray) -> Ranked:
+def density(pool: PromptPool, rows: IntArray) -> Ranked:
     """By compute density, for an engine that chooses the end itself. ``rows`` are all of the pool."""
     return pool.ranked
 
 
-def batchllm(pool: Pool, rows: IntArray) -> IntArray:
+def batchllm(pool: PromptPool, rows: IntArray) -> IntArray:
     """Prefix group by prefix group."""
     tree = pool.tree.restricted(rows)
     return in_groups(tree, pool.work.prompt_tokens, enlarged_first_level(Prefixes.of(tree)))

@@ -63,8 +63,8 @@ class RoundRobinScheduler(WholePromptScheduler):
             return
         while (waiting := self._next_waiting(draft, request_class)) is not None:
             draft.at = waiting
-            seats = max(draft.num_running + 1 - self.config.max_num_seqs, 0)
-            has_room = draft.make_room(self._blocks(draft, waiting), self._paused(draft), seats=seats)
+            slots = max(draft.num_running + 1 - self.config.max_num_seqs, 0)
+            has_room = draft.make_room(self._blocks(draft, waiting), self._paused(draft), slots=slots)
             if not has_room or not self._fits(draft, waiting):
                 return
             self._take(draft, waiting)
@@ -87,7 +87,7 @@ class RoundRobinScheduler(WholePromptScheduler):
             yield from self._paused(draft)
             for other in reversed(draft.all_running()):
                 is_younger = other.admission_index > request.admission_index
-                if is_younger and not draft.takes_part(other) and not self._is_paused(other):
+                if is_younger and not draft.is_scheduled(other) and not self._is_paused(other):
                     yield other
 
         return draft.make_room(num_blocks, victims())

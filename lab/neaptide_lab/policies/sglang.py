@@ -122,7 +122,7 @@ class Lpm(OneQueueScheduler):
             draft.at = request
             if budget.chunk_tokens <= 0:
                 break
-            if not self._find_seat(draft) or not self._admit(draft, request, budget):
+            if not self._find_slot(draft) or not self._admit(draft, request, budget):
                 state.full_at = draft.num_running
                 break
 

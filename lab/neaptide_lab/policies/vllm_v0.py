@@ -71,7 +71,7 @@ class VllmV0Fcfs(OneQueueScheduler):
         also use."""
         spare_blocks = self._watermark_blocks if self._running(draft) else 0
         num_tokens = request.num_known_tokens - hit.num_tokens
-        return self._find_seat(draft) and self._find_room_to_admit(draft, hit, num_tokens, spare_blocks)
+        return self._find_slot(draft) and self._find_room_to_admit(draft, hit, num_tokens, spare_blocks)
 
     def _pack_decodes(self, draft: Draft) -> None:
         running = deque(self._decode_order(draft))

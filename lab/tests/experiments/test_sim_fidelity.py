@@ -19,7 +19,7 @@ from neaptide.estimator.cost.iteration_time import ConstantCostModel, Regime
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.executors.simulated.trace_executor import TraceExecutor
-from neaptide.simulation.driven_runs import DrivenLoad, MachineModel, Outcome, DrivenStep, drive, online_percentiles
+from neaptide.simulation.driven_runs import DrivenLoad, DrivenStep, MachineModel, Outcome, drive, online_percentiles
 from neaptide.simulation.replay import Replay
 from neaptide_lab.experiments import sim_fidelity
 from neaptide_lab.experiments.sim_fidelity import (

@@ -14,10 +14,10 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from neaptide.cluster.lease_order import (
     LEASE_S,
     MAX_CHUNK_LINES,
-    LeaseChunk,
     ChunkKey,
     ChunkLease,
     Free,
+    LeaseChunk,
     Side,
     lines_to_lease,
     sort_key,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neaptide.cluster.lease_order import LeaseChunk, ChunkKey, chunk_sizes
+from neaptide.cluster.lease_order import ChunkKey, LeaseChunk, chunk_sizes
 from neaptide.engine.arrays import IntArray
 from neaptide.engine.offline.density import DensityModel
 from neaptide.engine.offline.prefix_tree import PrefixTree

@@ -20,7 +20,7 @@ from neaptide.server.batches.sharing import ResultFiles
 from neaptide.server.batches.storing import batch_rows, server_rows
 from neaptide.server.batches.storing.models import BatchRecord, FileRecord
 from neaptide.server.batches.storing.tables import batches
-from neaptide.server.batches.wiring import BatchPlane
+from neaptide.server.batches.wiring import BatchContext
 from neaptide.server.engine_client.client import EngineClient, EngineUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ def begin_shared(
 class LeasedHold:
     """Implements ``Hold``. Every write raises LeaseLostError once another server has leased the batch."""
 
-    def __init__(self, plane: BatchPlane, blobs: Blobs, lease: BatchLease) -> None:
+    def __init__(self, plane: BatchContext, blobs: Blobs, lease: BatchLease) -> None:
         self._p = plane
         self._blobs = blobs
         self._lease = lease

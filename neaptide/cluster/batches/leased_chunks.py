@@ -38,9 +38,9 @@ from neaptide.server.batches.storing.disk_patience import PatientDisk
 from neaptide.server.batches.storing.faults import FileAwayError
 from neaptide.server.batches.storing.models import BatchRecord, FileRecord, LineState, PendingLine
 from neaptide.server.batches.storing.store import StoreUnavailableError
-from neaptide.server.batches.wiring import BatchPlane
-from neaptide.server.http.errors import NotFoundError
+from neaptide.server.batches.wiring import BatchContext
 from neaptide.server.engine_client.events import EngineLost
+from neaptide.server.http.errors import NotFoundError
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class LeasedChunks:
 
     def __init__(
         self,
-        plane: BatchPlane,
+        plane: BatchContext,
         blobs: Blobs,
         lease_s: float,
         disk: PatientDisk,

@@ -22,14 +22,14 @@ from neaptide.server.batches.checking.validation import Validation
 from neaptide.server.batches.running import finalize
 from neaptide.server.batches.running.background import Background
 from neaptide.server.batches.running.ending import Ending
-from neaptide.server.batches.running.expiry import Upkeep, say_what_waits
+from neaptide.server.batches.running.expiry import Expiry, say_what_waits
 from neaptide.server.batches.sharing import JobLeft, LeaseFigures, LeaseLostError
 from neaptide.server.batches.storing import batch_rows, server_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk, ServerStoppingError
 from neaptide.server.batches.storing.leftovers import judge_jobs
 from neaptide.server.batches.storing.models import BatchRecord, BatchStatus
 from neaptide.server.batches.storing.store import StoreUnavailableError
-from neaptide.server.batches.wiring import BatchPlane
+from neaptide.server.batches.wiring import BatchContext
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class _Care:
 class SharedMachine:
     """Implements ``BatchMachine``. Event loop only."""
 
-    def __init__(self, plane: BatchPlane, blobs: Blobs, lease_s: float) -> None:
+    def __init__(self, plane: BatchContext, blobs: Blobs, lease_s: float) -> None:
         self._p = plane
         self._blobs = blobs
         self._lease_s, self._lease_ms = lease_s, int(lease_s * 1000)
@@ -56,7 +56,7 @@ class SharedMachine:
         self._stopping = threading.Event()
         self._validation = Validation(plane, self._disk)
         self._ending = Ending(plane, self._stopping)
-        self._upkeep = Upkeep(plane, self._disk, self.end, self._sweep)
+        self._expiry = Expiry(plane, self._disk, self.end, self._sweep)
         self.chunks = LeasedChunks(
             plane, blobs, lease_s, self._disk, self._validation, lambda _: self._wake.set(), self._is_validating
         )
@@ -71,7 +71,7 @@ class SharedMachine:
         await self._enrol()
         say_what_waits(await self._p.store.read(server_rows.waiting))
         self.chunks.start()
-        for work in (self._care_on(), self._renew_on(), self._upkeep.run(self._stopping.is_set)):
+        for work in (self._care_on(), self._renew_on(), self._expiry.run(self._stopping.is_set)):
             self._background.spawn(work)
 
     async def stop(self) -> None:
@@ -218,7 +218,7 @@ class SharedMachine:
                 care.stop.set()
 
     async def expire_overdue(self) -> None:
-        await self._upkeep.expire_overdue()
+        await self._expiry.expire_overdue()
 
     async def _sweep(self) -> None:
         await asyncio.to_thread(self._drop_stale_plans)

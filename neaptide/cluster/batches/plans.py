@@ -20,7 +20,7 @@ from neaptide.server.batches.checking.job_files import (
 from neaptide.server.batches.checking.validation import Validation
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.models import BatchRecord, FileRecord
-from neaptide.server.batches.wiring import BatchPlane
+from neaptide.server.batches.wiring import BatchContext
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def copy_of_plan(blobs: Blobs, stem: Path, key: str, scratch: Path) -> SealedPla
 class PlanCopies:
     """This server's copies of the plans whose chunks it runs. Event loop only."""
 
-    def __init__(self, plane: BatchPlane, blobs: Blobs, validation: Validation) -> None:
+    def __init__(self, plane: BatchContext, blobs: Blobs, validation: Validation) -> None:
         self._p = plane
         self._blobs = blobs
         self._validation = validation

@@ -115,7 +115,7 @@ def _scenario(recording: TrafficRecording, change: WhatIfChange) -> Scenario:
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         max_model_len=scheduler.max_model_len,
         with_bounds=False,
-        give_up=GIVE_UP if scheduler.gives_up_steps and change.profile is None else None,
+        give_up=GIVE_UP if scheduler.abortable_steps and change.profile is None else None,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from neaptide.cluster.autoscaling import Backlog
-from neaptide.cluster.routing import RoutingFigures, Prompt, Router
+from neaptide.cluster.routing import Prompt, Router, RoutingFigures
 from neaptide.engine.kv.cache_digest import KEY_BYTES
 from neaptide.server.http.errors import UnavailableError
 

@@ -12,9 +12,9 @@ import msgspec
 
 from neaptide.engine.process.beside import beside
 from neaptide.launch.serve import LaunchError, listen
-from neaptide.server.subprocesses.start import child_command
 from neaptide.server.settings import Settings
 from neaptide.server.settings_sources import data_path
+from neaptide.server.subprocesses.start import child_command
 
 LAST_S = 15.0
 """Time after a drain in which results become durable and the engine ends."""

@@ -32,9 +32,9 @@ from neaptide.simulation.replica import ONLINE_PREFIX, SimulatedReplica
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import (
     LOW_WATER_SEATS,
-    RunEnds,
     OnProgress,
     Run,
+    RunEnds,
     dry_from_s,
     fitting_online,
     longest_wait_s,
@@ -62,7 +62,9 @@ def simulate_cluster(scenario: Scenario, fleet: SimulatedFleet, *, on_progress: 
 
 
 class _Cluster:
-    def __init__(self, scenario: Scenario, fleet: SimulatedFleet, directory: Path, on_progress: OnProgress | None) -> None:
+    def __init__(
+        self, scenario: Scenario, fleet: SimulatedFleet, directory: Path, on_progress: OnProgress | None
+    ) -> None:
         self._started_s = time.perf_counter()
         self._scenario, self._fleet, self._directory = scenario, fleet, directory
         self._on_progress, self._num_turns = on_progress, 0
@@ -125,7 +127,10 @@ class _Cluster:
         self._note_size(begins_s)
 
     def _note_size(self, now_s: float) -> None:
-        size = sum(member.state in (MemberState.STARTING, MemberState.SERVING, MemberState.DRAINING) for member in self._members)
+        size = sum(
+            member.state in (MemberState.STARTING, MemberState.SERVING, MemberState.DRAINING)
+            for member in self._members
+        )
         if self._sizes and self._sizes[-1][0] == now_s:
             self._sizes.pop()
         self._sizes.append((now_s, size))

@@ -23,13 +23,13 @@ from neaptide.engine.kv.eviction import (
 )
 from neaptide.engine.kv.host_tier import HostTier
 from neaptide.engine.kv.prefix_index import PrefixIndex
-from neaptide.engine.kv.prefix_nodes import Path, Segment
+from neaptide.engine.kv.prefix_nodes import Path, PrefixNode
 from neaptide.engine.params import RequestClass
 
 
-def joined(segment: Segment, noted: tuple[Segment, ...]) -> tuple[Segment, ...]:
+def joined(prefix_node: PrefixNode, noted: tuple[PrefixNode, ...]) -> tuple[PrefixNode, ...]:
     """Prefix nodes of a block that a request of ``segment`` reads; nodes that no request needs any more are dropped."""
-    return (segment, *(other for other in noted if other.num_wanting))
+    return (prefix_node, *(other for other in noted if other.num_wanting))
 
 
 class BlockPool:
@@ -65,7 +65,7 @@ class BlockPool:
         """Class of the request that last released each cached block."""
         self._hash: list[bytes | None] = [None] * num_blocks
         self._num_online = 0
-        self._segments: dict[int, tuple[Segment, ...]] = {}
+        self._prefix_nodes: dict[int, tuple[PrefixNode, ...]] = {}
         """Prefix nodes of each held or cached block, one per job."""
 
     @property
@@ -131,21 +131,21 @@ class BlockPool:
 
     def num_wanting(self, block: int) -> int:
         """Number of open requests that are known to need the block."""
-        return sum([segment.num_wanting for segment in self._segments.get(block, ())])
+        return sum([prefix_node.num_wanting for prefix_node in self._prefix_nodes.get(block, ())])
 
-    def segments_of(self, block: int) -> tuple[Segment, ...]:
+    def nodes_of(self, block: int) -> tuple[PrefixNode, ...]:
         """Prefix nodes that a held or cached block belongs to."""
-        return self._segments.get(block, ())
+        return self._prefix_nodes.get(block, ())
 
-    def known_segments(self) -> set[Segment]:
+    def known_nodes(self) -> set[PrefixNode]:
         """Prefix nodes of all held or cached blocks."""
-        return set(chain.from_iterable(self._segments.values()))
+        return set(chain.from_iterable(self._prefix_nodes.values()))
 
-    def bucket_of(self, segments: tuple[Segment, ...], owner: RequestClass) -> int:
+    def bucket_of(self, prefix_nodes: tuple[PrefixNode, ...], owner: RequestClass) -> int:
         """Eviction bucket of a block with these prefix nodes whose last reader has this class."""
         if not self.by_reuse:
             return UNWANTED
-        wanted = self._bucket_by_reuse(segments)
+        wanted = self._bucket_by_reuse(prefix_nodes)
         if wanted is not None:
             return wanted
         return SEEN_ONLINE if owner is RequestClass.ONLINE else UNWANTED
@@ -183,8 +183,8 @@ class BlockPool:
         is_online = owner is RequestClass.ONLINE
         ref_cnt, online_ref_cnt, hashes = self._ref_cnt, self._online_ref_cnt, self._hash
         last_reader = self._last_reader
-        segments: tuple[Segment, ...] = ()
-        bucket = self.bucket_of(segments, owner)
+        prefix_nodes: tuple[PrefixNode, ...] = ()
+        bucket = self.bucket_of(prefix_nodes, owner)
         for block in reversed(block_ids):
             ref_cnt[block] -= 1
             if is_online:
@@ -192,16 +192,16 @@ class BlockPool:
                 self._num_online -= online_ref_cnt[block] == 0
             if ref_cnt[block] == 0:
                 if hashes[block] is None:
-                    self._segments.pop(block, None)
+                    self._prefix_nodes.pop(block, None)
                     self._free.append(block)
                 else:
-                    own_segments = self._segments.get(block, ())
-                    if own_segments is not segments:
-                        segments, bucket = own_segments, self.bucket_of(own_segments, owner)
+                    own_nodes = self._prefix_nodes.get(block, ())
+                    if own_nodes is not prefix_nodes:
+                        prefix_nodes, bucket = own_nodes, self.bucket_of(own_nodes, owner)
                     self._cached.add(block, bucket)
                     last_reader[block] = owner
-                    for segment in segments:
-                        segment.cached[block] = None
+                    for prefix_node in prefix_nodes:
+                        prefix_node.cached[block] = None
 
     def publish(self, blocks: Iterable[tuple[int, bytes]]) -> None:
         """Offers full blocks with their hashes to the prefix index, in this order, when computed or planned."""
@@ -221,38 +221,38 @@ class BlockPool:
                     self.host.discard(block_hash)
                 if block in self._cached:
                     self._uncache(block)
-                    self._segments.pop(block, None)
+                    self._prefix_nodes.pop(block, None)
                     self._free.append(block)
 
-    def mark(self, blocks: Iterable[tuple[int, Segment]]) -> None:
+    def mark(self, blocks: Iterable[tuple[int, PrefixNode]]) -> None:
         """Assigns held blocks to prefix nodes. Nodes of other jobs that are still needed are kept."""
-        alone: tuple[Segment, ...] = ()  # One tuple for a run of blocks.
-        for block, segment in blocks:
-            noted = self._segments.get(block)
+        alone: tuple[PrefixNode, ...] = ()  # One tuple for a run of blocks.
+        for block, prefix_node in blocks:
+            noted = self._prefix_nodes.get(block)
             if noted is None:
-                if not alone or alone[0] is not segment:
-                    alone = (segment,)
-                self._segments[block] = alone
-            elif segment not in noted:
-                self._segments[block] = joined(segment, noted)
+                if not alone or alone[0] is not prefix_node:
+                    alone = (prefix_node,)
+                self._prefix_nodes[block] = alone
+            elif prefix_node not in noted:
+                self._prefix_nodes[block] = joined(prefix_node, noted)
 
     def want_less(self, path: Path, count: int = 1) -> None:
         """Lowers the number of requests that need these prefix nodes, and the rank of their cached blocks."""
-        for segment in path:
-            before, segment.num_wanting = segment.num_wanting, segment.num_wanting - count
-            if self._counted or before.bit_length() != segment.num_wanting.bit_length():
-                self._reorder(segment)
+        for prefix_node in path:
+            before, prefix_node.num_wanting = prefix_node.num_wanting, prefix_node.num_wanting - count
+            if self._counted or before.bit_length() != prefix_node.num_wanting.bit_length():
+                self._reorder(prefix_node)
 
-    def look_up_uses(self, segments: Iterable[Segment]) -> None:
+    def look_up_uses(self, prefix_nodes: Iterable[PrefixNode]) -> None:
         """Updates the next planned use of these prefix nodes, and the eviction order of their cached blocks."""
-        for segment in segments:
-            before, segment.next_use = segment.next_use, segment.present_use
-            if segment.next_use != before:
-                self._reorder(segment)
+        for prefix_node in prefix_nodes:
+            before, prefix_node.next_use = prefix_node.next_use, prefix_node.present_use
+            if prefix_node.next_use != before:
+                self._reorder(prefix_node)
 
-    def _reorder(self, segment: Segment) -> None:
-        for block in list(segment.cached):
-            bucket = self.bucket_of(self.segments_of(block), self._last_reader[block])
+    def _reorder(self, prefix_node: PrefixNode) -> None:
+        for block in list(prefix_node.cached):
+            bucket = self.bucket_of(self.nodes_of(block), self._last_reader[block])
             if bucket != self._cached.bucket_of(block):
                 self._cached.move(block, bucket)
 
@@ -282,26 +282,30 @@ class BlockPool:
         assert cached <= set(hashed.values()), "a cached block is not in the index"
         if self.host is not None:
             self.host.check_integrity()
-        self._check_segments(free, cached)
+        self._check_nodes(free, cached)
 
-    def _check_segments(self, free: set[int], cached: set[int]) -> None:
-        assert free.isdisjoint(self._segments), "a free block belongs to a prefix node"
-        for block, segments in self._segments.items():
-            for segment in segments:
-                assert (block in segment.cached) == (block in cached), "a prefix node has wrong cached blocks"
+    def _check_nodes(self, free: set[int], cached: set[int]) -> None:
+        assert free.isdisjoint(self._prefix_nodes), "a free block belongs to a prefix node"
+        for block, prefix_nodes in self._prefix_nodes.items():
+            for prefix_node in prefix_nodes:
+                assert (block in prefix_node.cached) == (block in cached), "a prefix node has wrong cached blocks"
         for block in cached if self.by_reuse else ():
-            expected = self.bucket_of(self._segments.get(block, ()), self._last_reader[block])
+            expected = self.bucket_of(self._prefix_nodes.get(block, ()), self._last_reader[block])
             assert self._cached.bucket_of(block) == expected, "a cached block is in the wrong bucket"
 
-    def _bucket_by_reuse(self, segments: Iterable[Segment]) -> int | None:
+    def _bucket_by_reuse(self, prefix_nodes: Iterable[PrefixNode]) -> int | None:
         """Bucket of a block of these prefix nodes; None if no request needs it."""
-        wanted = [segment for segment in segments if segment.num_wanting]
+        wanted = [prefix_node for prefix_node in prefix_nodes if prefix_node.num_wanting]
         if not wanted:
             return None
         if self._counted:
-            return counted_bucket(sum([segment.num_wanting for segment in wanted]))
-        uses = [segment.next_use for segment in wanted if segment.next_use is not None]
-        return planned_bucket(min(uses)) if uses else wanted_bucket(max([segment.num_wanting for segment in wanted]))
+            return counted_bucket(sum([prefix_node.num_wanting for prefix_node in wanted]))
+        uses = [prefix_node.next_use for prefix_node in wanted if prefix_node.next_use is not None]
+        return (
+            planned_bucket(min(uses))
+            if uses
+            else wanted_bucket(max([prefix_node.num_wanting for prefix_node in wanted]))
+        )
 
     def _add_ref(self, block: int, owner: RequestClass) -> None:
         self._ref_cnt[block] += 1
@@ -311,8 +315,8 @@ class BlockPool:
 
     def _uncache(self, block: int) -> None:
         self._cached.remove(block)
-        for segment in self._segments.get(block, ()):
-            del segment.cached[block]
+        for prefix_node in self._prefix_nodes.get(block, ()):
+            del prefix_node.cached[block]
 
     def _save(self, host: HostTier, blocks: list[int], num_seen: int) -> None:
         """Copies those blocks to host memory that are worth it. The first ``num_seen`` were last read by online
@@ -337,8 +341,8 @@ class BlockPool:
         if self.host is not None:
             self._save(self.host, blocks[num_unwanted:], num_seen)
         for block in blocks:
-            for segment in self._segments.pop(block, ()):
-                del segment.cached[block]
+            for prefix_node in self._prefix_nodes.pop(block, ()):
+                del prefix_node.cached[block]
             block_hash = hashes[block]
             assert block_hash is not None
             remove(block_hash)

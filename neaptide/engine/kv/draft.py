@@ -7,7 +7,7 @@ from typing import NamedTuple
 from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.kv.pool_draft import BlockPoolDraft
 from neaptide.engine.kv.prefix_index import extend_block_hashes
-from neaptide.engine.kv.prefix_nodes import known_head, remember_head, segments_of_blocks
+from neaptide.engine.kv.prefix_nodes import known_head, nodes_of_blocks, remember_head
 from neaptide.engine.params import RequestClass
 from neaptide.engine.request import Request
 
@@ -119,7 +119,7 @@ class KVDraft:
         computed = self._computed.get(request)
         if computed is None:
             return request.num_uncomputed_tokens
-        # It leaves or left its seat: a token that a step in flight samples for it is given up.
+        # It leaves or left its slot: a token that a step in flight samples for it is discarded.
         return request.num_known_tokens - computed
 
     def match_prefix(self, request: Request) -> PrefixHit:
@@ -142,9 +142,9 @@ class KVDraft:
     def _hash_blocks(self, request: Request) -> None:
         """Rows of one job are thousands of times the same document: what they share of it is hashed once."""
         if not request.block_hashes:
-            request.block_hashes += known_head(request.segments)
+            request.block_hashes += known_head(request.prefix_nodes)
         extend_block_hashes(request.block_hashes, request.token_ids, self.block_size, request.salt)
-        remember_head(request.segments, request.block_hashes, self.block_size)
+        remember_head(request.prefix_nodes, request.block_hashes, self.block_size)
 
     def blocks_needed(self, request: Request, num_tokens: int) -> int:
         """New blocks for the next ``num_tokens`` tokens of a request, beyond those that it holds."""
@@ -206,11 +206,11 @@ class KVDraft:
     def release(self, request: Request) -> None:
         """As ``KVCacheManager.publish_sound`` and ``release``."""
         first = self._indexed.get(request, request.num_indexed_blocks)
-        self.publish(request, request.num_sound_tokens)
-        if request.segments:
+        self.publish(request, request.num_committed_tokens)
+        if request.prefix_nodes:
             published = self.blocks_of(request)[first : self._indexed.get(request, first)]
-            segments = segments_of_blocks(request.segments, first, published, self.block_size)
-            self.pool.mark(zip(published, segments, strict=True))
+            prefix_nodes = nodes_of_blocks(request.prefix_nodes, first, published, self.block_size)
+            self.pool.mark(zip(published, prefix_nodes, strict=True))
         self.pool.release(self.blocks_of(request), request.request_class)
         self._blocks[request] = []
         self._computed[request] = self._indexed[request] = 0

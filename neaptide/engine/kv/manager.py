@@ -16,7 +16,7 @@ from neaptide.engine.kv.draft import KVDraft, PrefixHit
 from neaptide.engine.kv.eviction import NUM_BUCKETS, SEEN_ONLINE, WANTED
 from neaptide.engine.kv.host_tier import HostTier
 from neaptide.engine.kv.prefix_index import extend_block_hashes
-from neaptide.engine.kv.prefix_nodes import Path, Segment, segments_of_blocks
+from neaptide.engine.kv.prefix_nodes import Path, PrefixNode, nodes_of_blocks
 from neaptide.engine.kv.slot_copies import SlotCopies
 from neaptide.engine.request import Request
 from neaptide.engine.table import RequestTable
@@ -90,9 +90,9 @@ class KVCacheManager:
         """Hashes of all blocks on the device that a request could find."""
         return [found for found in self._pool.hashes if found is not None]
 
-    def segments(self) -> set[Segment]:
+    def prefix_nodes(self) -> set[PrefixNode]:
         """Prefix nodes of held or cached blocks."""
-        return self._pool.known_segments()
+        return self._pool.known_nodes()
 
     def draft(self) -> KVDraft:
         """View of the current cache to plan against; invalid once the cache has changed."""
@@ -111,10 +111,10 @@ class KVCacheManager:
             blocks = blocks + self._load(request, hit.host_hashes)
         self._mark(request, 0, blocks)
         request.has_hit = hit.num_tokens > 0
-        table, seat = self.table, request.seat
-        table.blocks.append(seat, blocks)
-        table.computed[seat] = table.sound[seat] = hit.num_tokens
-        table.indexed[seat] = len(blocks)
+        table, slot = self.table, request.slot
+        table.blocks.append(slot, blocks)
+        table.computed[slot] = table.committed[slot] = hit.num_tokens
+        table.indexed[slot] = len(blocks)
 
     def _load(self, request: Request, hashes: Sequence[bytes]) -> list[int]:
         """Allocates blocks for the contents of host memory under these hashes. The next step copies them."""
@@ -159,7 +159,7 @@ class KVCacheManager:
         """Copies of single slots for the next step; only a two-tenant cache has some."""
         return None
 
-    def distrust_copies(self, copies: SlotCopies) -> list[Request]:
+    def invalidate_copies(self, copies: SlotCopies) -> list[Request]:
         """Handles slot copies of a failed step: each affected request keeps its tokens before the copied ones.
 
         Returns the requests; the results of steps in flight for them are to be dropped.
@@ -171,12 +171,12 @@ class KVCacheManager:
         if self._host is not None:
             self._host.unpin(slot for slot, _ in loads)
 
-    def distrust_saves(self, saves: Iterable[tuple[int, int]]) -> None:
+    def invalidate_saves(self, saves: Iterable[tuple[int, int]]) -> None:
         """Drops the host blocks of copies that a failed step should have made."""
         if self._host is not None:
             self._host.discard_slots(slot for _, slot in saves)
 
-    def distrust_loads(self, loads: Iterable[tuple[int, int]]) -> set[int]:
+    def invalidate_loads(self, loads: Iterable[tuple[int, int]]) -> set[int]:
         """Handles copies from host memory of a failed step: removes the blocks from the index and returns them."""
         blocks = {block for _, block in loads}
         self._pool.unpublish(blocks)
@@ -187,7 +187,7 @@ class KVCacheManager:
         missing = request.num_computed_tokens + num_tokens - request.num_blocks * self.block_size
         if missing > 0:
             blocks = self._pool.allocate(-(-missing // self.block_size), request.request_class)
-            self.table.blocks.append(request.seat, blocks)
+            self.table.blocks.append(request.slot, blocks)
 
     def grow_rows(self, rows: IntArray) -> None:
         """Adds one block to each of these slots of one class, in order.
@@ -209,10 +209,10 @@ class KVCacheManager:
         if len(request.block_hashes) < num_full:
             extend_block_hashes(request.block_hashes, request.token_ids, self.block_size, request.salt)
         first = request.num_indexed_blocks
-        blocks = self.table.blocks.ids[request.seat][first:num_full].tolist()
+        blocks = self.table.blocks.ids[request.slot][first:num_full].tolist()
         self._pool.publish(zip(blocks, request.block_hashes[first:num_full], strict=True))
         self._mark(request, first, blocks)
-        self.table.indexed[request.seat] = num_full
+        self.table.indexed[request.slot] = num_full
 
     def publish_prompts(self, rows: IntArray, num_tokens: IntArray, on_error: Callable[[Request], None]) -> None:
         """``publish`` for each slot with prompt blocks to publish, after ``num_tokens`` computed tokens.
@@ -237,26 +237,26 @@ class KVCacheManager:
             except Exception:
                 on_error(request)
 
-    def publish_sound(self, request: Request) -> None:
+    def publish_committed(self, request: Request) -> None:
         """Indexes the request's committed tokens before it ends or is preempted."""
-        self.publish(request, request.num_sound_tokens)
+        self.publish(request, request.num_committed_tokens)
 
     def want_no_more(self, path: Path, count: int = 1) -> None:
         """Notes that ``count`` requests with these prefix nodes have ended or left the pool."""
         self._pool.want_less(path, count)
 
-    def look_up_uses(self, segments: Iterable[Segment]) -> None:
+    def look_up_uses(self, prefix_nodes: Iterable[PrefixNode]) -> None:
         """Updates the planned uses of prefix nodes whose requests were admitted, preempted or planned anew.
 
         To be called between steps: within a step, the order must stay as the draft left it.
         """
-        self._pool.look_up_uses(segments)
+        self._pool.look_up_uses(prefix_nodes)
 
     def _mark(self, request: Request, first: int, blocks: list[int]) -> None:
         """Assigns blocks of the request, from index ``first`` on, to its prefix nodes."""
-        if request.segments:
-            segments = segments_of_blocks(request.segments, first, blocks, self.block_size)
-            self._pool.mark(zip(blocks, segments, strict=True))
+        if request.prefix_nodes:
+            prefix_nodes = nodes_of_blocks(request.prefix_nodes, first, blocks, self.block_size)
+            self._pool.mark(zip(blocks, prefix_nodes, strict=True))
 
     def retract(self, request: Request, num_tokens: int) -> list[int]:
         """Undoes ``publish`` beyond the first ``num_tokens`` tokens; returns the unindexed blocks.
@@ -266,7 +266,7 @@ class KVCacheManager:
         num_full, num_indexed = num_tokens // self.block_size, request.num_indexed_blocks
         block_ids = request.block_ids[num_full:num_indexed]
         self._pool.unpublish(block_ids)
-        self.table.indexed[request.seat] = min(num_indexed, num_full)
+        self.table.indexed[request.slot] = min(num_indexed, num_full)
         return block_ids
 
     def disown(self, published: Iterable[tuple[int, bytes]]) -> list[int]:
@@ -278,24 +278,24 @@ class KVCacheManager:
     def cut(self, request: Request, num_blocks: int) -> None:
         """Frees all but the first ``num_blocks`` blocks, which are full; the rest is computed again."""
         self._give_back(request, num_blocks)
-        table, seat = self.table, request.seat
-        table.computed[seat] = num_blocks * self.block_size
-        table.sound[seat] = min(int(table.sound[seat]), num_blocks * self.block_size)
-        table.indexed[seat] = min(int(table.indexed[seat]), num_blocks)
+        table, slot = self.table, request.slot
+        table.computed[slot] = num_blocks * self.block_size
+        table.committed[slot] = min(int(table.committed[slot]), num_blocks * self.block_size)
+        table.indexed[slot] = min(int(table.indexed[slot]), num_blocks)
 
     def _give_back(self, request: Request, num_blocks: int) -> None:
-        self._pool.release(self.table.blocks.cut(request.seat, num_blocks), request.request_class)
+        self._pool.release(self.table.blocks.cut(request.slot, num_blocks), request.request_class)
 
     def release(self, request: Request) -> None:
         """Frees every block; indexed blocks stay cached until they are evicted."""
         if request.table is not None:
             self.cut(request, 0)
 
-    def distrust(self, request: Request) -> None:
+    def invalidate(self, request: Request) -> None:
         """Removes this request's blocks from the prefix index; readers keep the blocks they hold."""
         self._pool.unpublish(request.block_ids)
 
-    def without_reader(self, block_ids: Iterable[int]) -> list[int]:
+    def unreferenced(self, block_ids: Iterable[int]) -> list[int]:
         """The blocks that no request holds."""
         ref_counts = self._pool.ref_counts
         return [block for block in block_ids if not ref_counts[block]]

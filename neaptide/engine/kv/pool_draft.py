@@ -10,7 +10,7 @@ from heapq import merge
 from itertools import groupby, islice
 
 from neaptide.engine.kv.block_pool import BlockPool, joined
-from neaptide.engine.kv.prefix_nodes import Segment
+from neaptide.engine.kv.prefix_nodes import PrefixNode
 from neaptide.engine.params import RequestClass
 
 
@@ -34,7 +34,7 @@ class BlockPoolDraft:
         """... the one that evictions have come to ..."""
         self._oldest: Iterator[int] = iter(())
         """... and its blocks that are left, first to go first."""
-        self._marked: dict[int, tuple[Segment, ...]] = {}
+        self._marked: dict[int, tuple[PrefixNode, ...]] = {}
         """Segments of blocks where they differ from the pool's."""
         self._refs: dict[int, int] = {}
         self._online_refs: dict[int, int] = {}
@@ -71,7 +71,7 @@ class BlockPoolDraft:
 
     def num_wanting(self, block: int) -> int:
         """As ``BlockPool.num_wanting``."""
-        return sum([segment.num_wanting for segment in self._segments_of(block)])
+        return sum([prefix_node.num_wanting for prefix_node in self._nodes_of(block)])
 
     def longest_prefix(self, hashes: Sequence[bytes]) -> list[int]:
         """Blocks that hold the longest indexed prefix of ``hashes``."""
@@ -134,7 +134,7 @@ class BlockPoolDraft:
                     self._emptied.add(block)
                     self._freed.append(block)
                 else:
-                    bucket = self._pool.bucket_of(self._segments_of(block), owner)
+                    bucket = self._pool.bucket_of(self._nodes_of(block), owner)
                     self._newly_cached.setdefault(bucket, OrderedDict())[block] = None
 
     def publish(self, blocks: Iterable[tuple[int, bytes]]) -> None:
@@ -148,18 +148,18 @@ class BlockPoolDraft:
                 own[block] = block_hash
                 own_found[block_hash] = block
 
-    def mark(self, blocks: Iterable[tuple[int, Segment]]) -> None:
+    def mark(self, blocks: Iterable[tuple[int, PrefixNode]]) -> None:
         """As ``BlockPool.mark``."""
-        for block, segment in blocks:
-            noted = self._segments_of(block)
-            if segment not in noted:
-                self._marked[block] = joined(segment, noted)
+        for block, prefix_node in blocks:
+            noted = self._nodes_of(block)
+            if prefix_node not in noted:
+                self._marked[block] = joined(prefix_node, noted)
 
-    def _segments_of(self, block: int) -> tuple[Segment, ...]:
+    def _nodes_of(self, block: int) -> tuple[PrefixNode, ...]:
         marked = self._marked.get(block)
         if marked is not None:
             return marked
-        return () if block in self._emptied else self._pool.segments_of(block)
+        return () if block in self._emptied else self._pool.nodes_of(block)
 
     def _hash_of(self, block: int) -> bytes | None:
         return self._hashes[block] if block in self._hashes else self._pool.hash_of(block)

@@ -12,7 +12,7 @@ def unplanned() -> None:
     """Next use of a node without a plan."""
 
 
-class Segment:
+class PrefixNode:
     """A node of the prefix tree: the prompt tokens from its parent's end to its own depth, which the same requests
     share.
 
@@ -44,41 +44,41 @@ class Segment:
         return NEXT if self.num_returned else self.planned_use()
 
 
-Path = tuple[Segment, ...]
+Path = tuple[PrefixNode, ...]
 """Prefix nodes of one request, from the prompt's start on; the last is its own."""
 
 
-def own_segment() -> Segment:
+def own_node() -> PrefixNode:
     """Node for the tokens that one request alone has: its prompt's tail, and its output."""
-    return Segment(OWN_DEPTH_TOKENS, 1)
+    return PrefixNode(OWN_DEPTH_TOKENS, 1)
 
 
-def segments_of_blocks(path: Path, first: int, blocks: Sequence[int], block_size: int) -> list[Segment]:
+def nodes_of_blocks(path: Path, first: int, blocks: Sequence[int], block_size: int) -> list[PrefixNode]:
     """The prefix node in which each of the blocks ends; ``blocks`` are the request's blocks from index ``first`` on."""
-    segments: list[Segment] = []
+    prefix_nodes: list[PrefixNode] = []
     place = 0
     for number in range(first + 1, first + len(blocks) + 1):
         while path[place].depth_tokens < number * block_size:
             place += 1
-        segments.append(path[place])
-    return segments
+        prefix_nodes.append(path[place])
+    return prefix_nodes
 
 
-def segment_after(path: Path, num_tokens: int, block_size: int) -> Segment | None:
+def node_after(path: Path, num_tokens: int, block_size: int) -> PrefixNode | None:
     """The prefix node of the block after the first ``num_tokens`` tokens, which fill whole blocks. None if the request
     shares that block with no other."""
     end = num_tokens + block_size
-    return next((segment for segment in path[:-1] if segment.depth_tokens >= end), None)
+    return next((prefix_node for prefix_node in path[:-1] if prefix_node.depth_tokens >= end), None)
 
 
 def known_head(path: Path) -> list[bytes]:
     """Hashes of the first blocks of a request with these prefix nodes, as far as an earlier request has computed
     them."""
-    return next((list(segment.head_hashes) for segment in reversed(path[:-1]) if segment.head_hashes), [])
+    return next((list(prefix_node.head_hashes) for prefix_node in reversed(path[:-1]) if prefix_node.head_hashes), [])
 
 
 def remember_head(path: Path, hashes: Sequence[bytes], block_size: int) -> None:
     """Keeps the hashes of a request's full blocks in its prefix nodes, so that no request computes them again."""
-    for segment in path[:-1]:
-        if not segment.head_hashes:
-            segment.head_hashes = list(hashes[: segment.depth_tokens // block_size])
+    for prefix_node in path[:-1]:
+        if not prefix_node.head_hashes:
+            prefix_node.head_hashes = list(hashes[: prefix_node.depth_tokens // block_size])

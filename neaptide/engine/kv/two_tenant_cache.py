@@ -46,7 +46,7 @@ class TwoTenantCache(KVCacheManager):
             assert tenant is not None
             direction = 0 if request.is_online else REVERSED
             entries = [0 if block == NOWHERE else block | direction for block in tenant.blocks]
-            self.table.blocks.write(request.seat, entries)
+            self.table.blocks.write(request.slot, entries)
 
     def grow_rows(self, rows: IntArray) -> None:
         for request in self.table.requests_of(rows):
@@ -59,15 +59,15 @@ class TwoTenantCache(KVCacheManager):
     def take_slot_copies(self) -> SlotCopies | None:
         return self._tenants.take_copies() or None
 
-    def distrust_copies(self, copies: SlotCopies) -> list[Request]:
+    def invalidate_copies(self, copies: SlotCopies) -> list[Request]:
         requests = {request.request_id: request for request in self.table.requests if request is not None}
-        sound: dict[Request, int] = {}
+        committed: dict[Request, int] = {}
         for request_id, place in copies.touched:
             if (request := requests.get(request_id)) is not None:
-                sound[request] = min(place, sound.get(request, place))
-        damaged = [request for request, num_blocks in sound.items() if num_blocks < request.num_blocks]
+                committed[request] = min(place, committed.get(request, place))
+        damaged = [request for request, num_blocks in committed.items() if num_blocks < request.num_blocks]
         for request in damaged:
-            self.cut(request, sound[request])
+            self.cut(request, committed[request])
         return damaged
 
     def release(self, request: Request) -> None:
@@ -75,18 +75,18 @@ class TwoTenantCache(KVCacheManager):
         if request.table is not None:
             self._tenants.remove(request)
 
-    def distrust(self, request: Request) -> None:
+    def invalidate(self, request: Request) -> None:
         """No request could have found its blocks."""
 
-    def without_reader(self, block_ids: Iterable[int]) -> list[int]:
-        return super().without_reader(block & (REVERSED - 1) for block in block_ids)
+    def unreferenced(self, block_ids: Iterable[int]) -> list[int]:
+        return super().unreferenced(block & (REVERSED - 1) for block in block_ids)
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         self._pool.check_integrity((request.request_class, self._tenants.held(request)) for request in requests)
         self._tenants.check_integrity()
 
     def _give_back(self, request: Request, num_blocks: int) -> None:
-        self.table.blocks.cut(request.seat, num_blocks)
+        self.table.blocks.cut(request.slot, num_blocks)
         self._tenants.cut(request, num_blocks)
 
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from neaptide.engine.kv.prefix_nodes import Segment
+from neaptide.engine.kv.prefix_nodes import PrefixNode
 from neaptide.engine.messages import AddBatch
-from neaptide.engine.offline.row_source import UNPLANNED, Delivery, PlannedRows, PrefixDelivery, RowKey
 from neaptide.engine.offline.prefix_tree import OrderedFile
 from neaptide.engine.offline.row_groups import length_bucket
+from neaptide.engine.offline.row_source import UNPLANNED, PlannedRows, PrefixRowSource, RowKey, RowSource
 from neaptide.engine.offline.work import Work
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.row_id import RowId
@@ -27,21 +27,21 @@ PRIOR_OUTPUT_TOKENS = 256
 class LanePlace(NamedTuple):
     """Position of a waiting line."""
 
-    delivery: Delivery
+    source: RowSource
     at: int
     """Index into the delivery's rows."""
 
     @property
     def rank(self) -> int:
         """Rank in the plan; ``UNPLANNED`` without one."""
-        return int(self.delivery.ranks[self.at])
+        return int(self.source.ranks[self.at])
 
-    def request(self, looked_at: list[Request]) -> Request:
-        """The line's request. A newly made one is appended to ``looked_at``."""
-        request = self.delivery.made.get(int(self.delivery.rows[self.at]))
+    def request(self, materialized: list[Request]) -> Request:
+        """The line's request. A newly made one is appended to ``materialized``."""
+        request = self.source.made.get(int(self.source.rows[self.at]))
         if request is None:
-            request = self.delivery.make(self.at)
-            looked_at.append(request)
+            request = self.source.make(self.at)
+            materialized.append(request)
         return request
 
 
@@ -85,14 +85,14 @@ class Lane(ABC):
         self._num_output_tokens += num_tokens
 
     @abstractmethod
-    def waiting(self, looked_at: list[Request]) -> Iterator[Request]:
-        """Waiting requests, in order. Requests made here are appended to ``looked_at``."""
+    def waiting(self, materialized: list[Request]) -> Iterator[Request]:
+        """Waiting requests, in order. Requests made here are appended to ``materialized``."""
 
     @abstractmethod
-    def heads(self, taken: Collection[Request], looked_at: list[Request]) -> Iterator[tuple[int, Request]]:
+    def heads(self, taken: Collection[Request], materialized: list[Request]) -> Iterator[tuple[int, Request]]:
         """Length bucket and request of the candidates that a policy should compare; none of ``taken``.
 
-        Requests made here are appended to ``looked_at``.
+        Requests made here are appended to ``materialized``.
         """
 
     @abstractmethod
@@ -113,10 +113,10 @@ class FlexLane(Lane):
         prompts = sum(request.num_prompt_tokens for request in self.requests)
         return prompts + sum(min(request.params.max_tokens, PRIOR_OUTPUT_TOKENS) for request in self.requests)
 
-    def waiting(self, looked_at: list[Request]) -> Iterator[Request]:
+    def waiting(self, materialized: list[Request]) -> Iterator[Request]:
         return iter(self.requests)
 
-    def heads(self, taken: Collection[Request], looked_at: list[Request]) -> Iterator[tuple[int, Request]]:
+    def heads(self, taken: Collection[Request], materialized: list[Request]) -> Iterator[tuple[int, Request]]:
         """The first request of every length bucket; shared prefixes are not known."""
         seen = set[int]()
         for request in self.requests:
@@ -144,7 +144,7 @@ class JobLane(Lane):
     def __init__(self, share: str, deadline_s: float, row_key: RowKey | None) -> None:
         super().__init__(share)
         self.deadline_s = deadline_s
-        self.deliveries: list[Delivery] = []
+        self.sources: list[RowSource] = []
         """Deliveries with waiting lines, in order of arrival."""
         self.started: dict[str, Request] = {}
         """Admitted requests that have not ended, by id, including preempted ones."""
@@ -153,18 +153,18 @@ class JobLane(Lane):
         self._num_run = 0
 
     def __len__(self) -> int:
-        return sum(delivery.num_left for delivery in self.deliveries)
+        return sum(source.num_left for source in self.sources)
 
     @property
     def num_tokens_left(self) -> int:
-        return sum(delivery.num_prompt_tokens_left for delivery in self.deliveries) + self._answers_waiting
+        return sum(source.num_prompt_tokens_left for source in self.sources) + self._answers_waiting
 
     @property
     def _answers_waiting(self) -> int:
         """Expected tokens of the answers of the waiting lines: as long as those that have ended."""
         if self._num_ended:
             return len(self) * self._num_output_tokens // self._num_ended
-        limits = ((one.num_left, min(one.max_output_tokens, PRIOR_OUTPUT_TOKENS)) for one in self.deliveries)
+        limits = ((one.num_left, min(one.max_output_tokens, PRIOR_OUTPUT_TOKENS)) for one in self.sources)
         return sum(num_left * limit for num_left, limit in limits)
 
     def work(self, table: RequestTable) -> Work:
@@ -173,18 +173,18 @@ class JobLane(Lane):
         Takes constant time for the waiting lines, and array operations for the started ones.
         """
         num_waiting, answers = len(self), self._answers_waiting
-        prompts = sum(delivery.num_prompt_tokens_left for delivery in self.deliveries)
-        new = sum(delivery.num_new_tokens_left for delivery in self.deliveries)
+        prompts = sum(source.num_prompt_tokens_left for source in self.sources)
+        new = sum(source.num_new_tokens_left for source in self.sources)
         waiting = Work(num_waiting, prompts + answers, prompts, new, answers, max(answers - num_waiting, 0))
         return waiting + self._work_started(table) if self.started else waiting
 
     def _work_started(self, table: RequestTable) -> Work:
-        seats = np.array([request.seat for request in self.started.values() if request.seat >= 0], np.int64)
-        columns = np.stack([column[seats] for column in (table.prompt, table.total, table.limit, table.computed)])
+        slots = np.array([request.slot for request in self.started.values() if request.slot >= 0], np.int64)
+        columns = np.stack([column[slots] for column in (table.prompt, table.total, table.limit, table.computed)])
         preempted = [
             (request.num_prompt_tokens, request.num_tokens, request.num_prompt_tokens + request.params.max_tokens, 0)
             for request in self.started.values()
-            if request.seat < 0
+            if request.slot < 0
         ]
         prompt, total, limit, computed = np.hstack([columns, np.array(preempted, np.int64).reshape(-1, 4).T])
         uncomputed = total - computed
@@ -211,14 +211,14 @@ class JobLane(Lane):
                 self._num_run += 1
                 self.row_s += (now_s - request.scheduled_s - self.row_s) / self._num_run
 
-    def forget_looked_at(self) -> None:
+    def forget_materialized(self) -> None:
         """Ends the requests that were made for lines of a cancelled batch."""
-        for delivery in self.deliveries:
-            for request in delivery.made.values():
+        for source in self.sources:
+            for request in source.made.values():
                 request.status = RequestStatus.FINISHED
 
-    def add(self, delivery: Delivery) -> None:
-        self.deliveries.append(delivery)
+    def add(self, source: RowSource) -> None:
+        self.sources.append(source)
 
     def hold(self, file: OrderedFile) -> None:
         """Keeps the file's tree for the life of the job: the next lines of the file, even another job's, may be on
@@ -226,58 +226,58 @@ class JobLane(Lane):
         if file not in self._files:
             self._files.append(file)
 
-    def of_file(self, message: AddBatch) -> PrefixDelivery | None:
-        """Delivery of the same file from an earlier message, if both are in one order."""
-        same = (one for one in self.deliveries if one.tokens.stem == message.path)
+    def of_file(self, message: AddBatch) -> PrefixRowSource | None:
+        """RowSource of the same file from an earlier message, if both are in one order."""
+        same = (one for one in self.sources if one.tokens.stem == message.path)
         found = next(same, None)
-        return found if isinstance(found, PrefixDelivery) else None
+        return found if isinstance(found, PrefixRowSource) else None
 
-    def waiting(self, looked_at: list[Request]) -> Iterator[Request]:
-        return (place.request(looked_at) for place in self.places())
+    def waiting(self, materialized: list[Request]) -> Iterator[Request]:
+        return (place.request(materialized) for place in self.places())
 
-    def heads(self, taken: Collection[Request], looked_at: list[Request]) -> Iterator[tuple[int, Request]]:
+    def heads(self, taken: Collection[Request], materialized: list[Request]) -> Iterator[tuple[int, Request]]:
         """Candidates of deliveries with prefixes; others have no groups."""
-        for delivery in self.deliveries:
-            if isinstance(delivery, PrefixDelivery):
-                yield from delivery.heads(taken, looked_at)
+        for source in self.sources:
+            if isinstance(source, PrefixRowSource):
+                yield from source.heads(taken, materialized)
 
     def remove(self, request_id: str) -> Request | None:
         row_id = RowId.parse(request_id)
         if row_id is None:
             return None
-        for delivery in self.deliveries:
-            request = delivery.made.get(row_id.row)
+        for source in self.sources:
+            request = source.made.get(row_id.row)
             if request is not None and request.request_id == request_id:
-                delivery.drop(row_id.row)
+                source.drop(row_id.row)
                 self._drop_empty()
                 return request
         return None
 
-    def wanted_by_rows_left(self) -> list[tuple[Segment, int]]:
+    def wanted_by_rows_left(self) -> list[tuple[PrefixNode, int]]:
         """Each prefix node, with the number of waiting lines that need it."""
-        prefixed = (one for one in self.deliveries if isinstance(one, PrefixDelivery))
+        prefixed = (one for one in self.sources if isinstance(one, PrefixRowSource))
         return [wanted for one in prefixed for wanted in one.wanted_by_rows_left()]
 
     def _drop_empty(self) -> None:
-        self.deliveries = [delivery for delivery in self.deliveries if delivery.num_left]
+        self.sources = [source for source in self.sources if source.num_left]
 
     # ---- the plan ----
 
     @property
     def is_planned(self) -> bool:
         """Whether a line of the plan waits."""
-        return any(delivery.is_planned for delivery in self.deliveries)
+        return any(source.is_planned for source in self.sources)
 
     @property
     def planned_span(self) -> tuple[int, int] | None:
         """First and last rank of the waiting lines; None without one."""
-        spans = [delivery.planned_span for delivery in self.deliveries if delivery.is_planned]
+        spans = [source.planned_span for source in self.sources if source.is_planned]
         return (min(first for first, _ in spans), max(last for _, last in spans)) if spans else None
 
     def follow(self, planned: PlannedRows) -> None:
         """Orders the lines of the job by a plan."""
-        for delivery in self.deliveries:
-            delivery.follow(planned)
+        for source in self.sources:
+            source.follow(planned)
 
     def ranks_of_started(self, planned: PlannedRows) -> dict[str, int]:
         """Ranks in the plan of started lines that have not ended, by id."""
@@ -289,28 +289,28 @@ class JobLane(Lane):
         }
 
     @property
-    def segments(self) -> Iterator[Segment]:
+    def prefix_nodes(self) -> Iterator[PrefixNode]:
         """Prefix nodes of the requests made so far."""
-        prefixed = (one for one in self.deliveries if isinstance(one, PrefixDelivery))
-        return (segment for one in prefixed for segment in one.segments)
+        prefixed = (one for one in self.sources if isinstance(one, PrefixRowSource))
+        return (prefix_node for one in prefixed for prefix_node in one.prefix_nodes)
 
     def places(self) -> Iterator[LanePlace]:
         """Places of the waiting lines, in order: those of the plan first."""
-        if len(self.deliveries) == 1 or (self._row_key is None and not self.is_planned):
-            return (LanePlace(one, index) for one in self.deliveries for index in one.indices())
-        return heapq.merge(*(map(LanePlace, repeat(one), one.indices()) for one in self.deliveries), key=self._order)
+        if len(self.sources) == 1 or (self._row_key is None and not self.is_planned):
+            return (LanePlace(one, index) for one in self.sources for index in one.indices())
+        return heapq.merge(*(map(LanePlace, repeat(one), one.indices()) for one in self.sources), key=self._order)
 
     def planned_at(self, rank: int) -> LanePlace | None:
         """Place of the waiting line of this rank; None if the job has none."""
-        found = ((one, one.planned_at(rank)) for one in self.deliveries)
+        found = ((one, one.planned_at(rank)) for one in self.sources)
         return next((LanePlace(one, index) for one, index in found if index is not None), None)
 
     def planned_from_back(self) -> Iterator[LanePlace]:
         """Places of the waiting lines of the plan, the last one first."""
-        ends = (map(LanePlace, repeat(one), one.planned_from_back()) for one in self.deliveries)
+        ends = (map(LanePlace, repeat(one), one.planned_from_back()) for one in self.sources)
         return heapq.merge(*ends, key=lambda place: -place.rank)
 
     def _order(self, place: LanePlace) -> tuple[int, Any]:
         """Sort key of a place; at equal keys the earlier delivery comes first."""
         is_keyed = self._row_key is not None and place.rank == UNPLANNED
-        return place.rank, place.delivery.key(self._row_key, place.at) if is_keyed and self._row_key else None
+        return place.rank, place.source.key(self._row_key, place.at) if is_keyed and self._row_key else None

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from neaptide.engine.arrays import FloatArray, IntArray
-from neaptide.engine.messages import PlanReady, TwoEnds
-from neaptide.engine.offline.row_source import UNPLANNED, PlannedRows
+from neaptide.engine.messages import DualScanPlan, PlanReady
 from neaptide.engine.offline.dual_scan import MemoryShares, split_memory, window_rows, window_sums
 from neaptide.engine.offline.lanes import JobLane, Lane, LanePlace
 from neaptide.engine.offline.planning.timetable import Timetable
+from neaptide.engine.offline.row_source import UNPLANNED, PlannedRows
 from neaptide.engine.offline.turns import Look
 from neaptide.engine.request import Request
 
@@ -66,7 +66,7 @@ class Ends:
     """Steps should have multiples of so many tokens."""
 
     @classmethod
-    def of(cls, message: TwoEnds) -> "Ends":
+    def of(cls, message: DualScanPlan) -> "Ends":
         held, lasting = (
             np.frombuffer(one, RAW).astype(np.float64) for one in (message.held_tokens, message.lasting_steps)
         )
@@ -281,11 +281,11 @@ class Scan:
 class _Heads:
     """What a lane has at both ends, as one look takes it away."""
 
-    def __init__(self, lane: Lane, looked_at: list[Request]) -> None:
-        self._lane, self._looked_at = lane, looked_at
+    def __init__(self, lane: Lane, materialized: list[Request]) -> None:
+        self._lane, self._looked_at = lane, materialized
         self._places: Iterator[LanePlace] = lane.places() if isinstance(lane, JobLane) else iter(())
         self._from_back: Iterator[LanePlace] = lane.planned_from_back() if isinstance(lane, JobLane) else iter(())
-        self._others = iter(()) if isinstance(lane, JobLane) else lane.waiting(looked_at)
+        self._others = iter(()) if isinstance(lane, JobLane) else lane.waiting(materialized)
         self._taken = set[LanePlace]()
         self.first = self._next(self._places)
         self._last: LanePlace | None = None
@@ -333,7 +333,7 @@ class _Heads:
 
 
 def in_planned_turn(
-    lanes: Sequence[Lane], look: Look, scan: Scan | None, looked_at: list[Request]
+    lanes: Sequence[Lane], look: Look, scan: Scan | None, materialized: list[Request]
 ) -> Iterator[Request]:
     """What waits in the lanes, in the order of the plan where turns leave it open; requests of ``flex``, for which a
     caller waits, and rows that no plan knows as turns have them.
@@ -341,7 +341,7 @@ def in_planned_turn(
     Args:
         look, scan: to look ahead with: they are changed.
     """
-    heads = {lane: found for lane in lanes if not (found := _Heads(lane, looked_at)).is_empty}
+    heads = {lane: found for lane in lanes if not (found := _Heads(lane, materialized)).is_empty}
     while heads:
         lane, is_right = _next_lane(heads, look, scan)
         if lane is None:

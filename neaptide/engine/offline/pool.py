@@ -9,15 +9,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from neaptide.engine.kv.prefix_nodes import Segment, own_segment
+from neaptide.engine.kv.prefix_nodes import PrefixNode, own_node
 from neaptide.engine.messages import AddBatch
-from neaptide.engine.offline.row_source import Delivery, PlannedRows, PrefixDelivery, RowKey
 from neaptide.engine.offline.dual_scan import MemoryShares
 from neaptide.engine.offline.lanes import FlexLane, JobLane, Lane
 from neaptide.engine.offline.planned import Ends, PlannedOrder, Scan, in_planned_turn
 from neaptide.engine.offline.planning.timetable import Timetable
 from neaptide.engine.offline.planning.work_left import StepMeans, WorkLeft, work_left
 from neaptide.engine.offline.prefix_tree import OrderedFiles
+from neaptide.engine.offline.row_source import PlannedRows, PrefixRowSource, RowKey, RowSource
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.offline.turns import ByDeadline, Turns
 from neaptide.engine.params import Tier
@@ -56,7 +56,7 @@ class OfflinePool:
         """Lane of every tenant that ever had flex requests, even if empty."""
         self._jobs: dict[str, JobLane] = {}
         """Batches with lines that have not ended, by id. ``_lanes`` has those with waiting lines."""
-        self._first_looked_at: list[Request] = []
+        self._first_materialized: list[Request] = []
         self._ends: Ends | None = None
         """Dual-scan data of the plan, if it has some."""
         self._timetable: Timetable | None = None
@@ -71,8 +71,8 @@ class OfflinePool:
         """Mean tokens and reads of a step until the plan is done."""
         self._has_plan = False
         """Whether there was ever a plan, so that the next uses are known."""
-        self._moved: dict[Segment, None] = {}
-        """Prefix nodes of requests that were admitted or came back since the last ``take_moved_segments``, deeper ones
+        self._moved: dict[PrefixNode, None] = {}
+        """Prefix nodes of requests that were admitted or came back since the last ``take_moved_nodes``, deeper ones
         first."""
         self.kv_tokens = 0
         """Tokens of KV that offline work may hold, as far as it is known here."""
@@ -99,14 +99,14 @@ class OfflinePool:
     def _waits(self, rank: int) -> bool:
         return any(job.planned_at(rank) is not None for job in self._jobs.values())
 
-    def take_moved_segments(self) -> Iterable[Segment]:
+    def take_moved_nodes(self) -> Iterable[PrefixNode]:
         """Prefix nodes whose next use may have changed since the last call."""
-        segments, self._moved = self._moved, {}
-        return segments
+        prefix_nodes, self._moved = self._moved, {}
+        return prefix_nodes
 
-    def take_first_looked_at(self) -> list[Request]:
+    def take_first_materialized(self) -> list[Request]:
         """Requests that were first made for batch lines since the last call."""
-        requests, self._first_looked_at = self._first_looked_at, []
+        requests, self._first_materialized = self._first_materialized, []
         return requests
 
     @property
@@ -147,12 +147,12 @@ class OfflinePool:
                 shares = self._memory_shares.copy()
                 memory = self.kv_tokens, self.looks_ahead, self._timetable
                 scan = self._last_scan = Scan(self._ends, shares, self.target_density, *memory)
-            yield from in_planned_turn(self.lanes, look, scan, self._first_looked_at)
+            yield from in_planned_turn(self.lanes, look, scan, self._first_materialized)
             return
         waiting: dict[Lane, Iterator[Request]] = {}
         while (lane := look.first) is not None:
             if lane not in waiting:
-                waiting[lane] = lane.waiting(self._first_looked_at)
+                waiting[lane] = lane.waiting(self._first_materialized)
             request = next(waiting[lane], None)
             if request is None:
                 look.drop(lane)
@@ -163,7 +163,7 @@ class OfflinePool:
     def heads(self, taken: Collection[Request]) -> Iterator[tuple[int, Request]]:
         """Length bucket and request of the candidates of all lanes; see ``Lane.heads``."""
         for lane in sorted(self._lanes.values(), key=self.turns.key):
-            yield from lane.heads(taken, self._first_looked_at)
+            yield from lane.heads(taken, self._first_materialized)
 
     def __iter__(self) -> Iterator[Request]:
         yield from self._returned
@@ -181,7 +181,7 @@ class OfflinePool:
             lane = self._flex_lanes[share] = FlexLane(share)
         if _flex_lane(share) not in self._lanes:
             self._join(_flex_lane(share), lane)
-        request.segments = (own_segment(),)  # After a preemption, its blocks are needed again.
+        request.prefix_nodes = (own_node(),)  # After a preemption, its blocks are needed again.
         lane.requests.append(request)
         self._num_in_lanes += 1
 
@@ -226,12 +226,12 @@ class OfflinePool:
             self._join(message.batch_id, lane)
         self._num_in_lanes += len(rows)
         if file is None:
-            lane.add(Delivery(message, tokens, rows, params_index, now_s))
+            lane.add(RowSource(message, tokens, rows, params_index, now_s))
         elif (known := lane.of_file(message)) is not None:
             known.extend(message, rows, params_index)
         else:
             lane.hold(file)
-            lane.add(PrefixDelivery(message, file, rows, params_index, now_s))
+            lane.add(PrefixRowSource(message, file, rows, params_index, now_s))
         return refused
 
     def follow(self, order: PlannedOrder) -> None:
@@ -245,7 +245,7 @@ class OfflinePool:
         for batch_id, job in self._jobs.items():  # Jobs that are not in the plan forget the earlier one.
             of_job = planned.get(batch_id, PlannedRows.none())
             job.follow(of_job)
-            self._moved.update(dict.fromkeys(job.segments))
+            self._moved.update(dict.fromkeys(job.prefix_nodes))
             if order.ends is not None:
                 ranks = job.ranks_of_started(of_job)
                 lasting_steps |= {name: float(order.ends.lasting_steps[rank]) for name, rank in ranks.items()}
@@ -285,7 +285,7 @@ class OfflinePool:
             self._leave_if_empty(name)
         return request
 
-    def cancel_batch(self, batch_id: str) -> tuple[list[Request], list[tuple[Segment, int]]]:
+    def cancel_batch(self, batch_id: str) -> tuple[list[Request], list[tuple[PrefixNode, int]]]:
         """Drops the job's lines.
 
         Returns its preempted requests, and the prefix nodes that the dropped lines needed, with the number of lines.
@@ -298,7 +298,7 @@ class OfflinePool:
         if lane is None:
             return preempted, []
         if batch_id in self._lanes:
-            lane.forget_looked_at()
+            lane.forget_materialized()
             self._num_in_lanes -= len(lane)
             self._leave(batch_id)
         self.turns.forget(lane)
@@ -316,28 +316,28 @@ class OfflinePool:
             lane.answered(request.num_output_tokens)
         self._memory_shares.end(request.request_id)
 
-    def check_integrity(self, running: Iterable[Request], cached: Iterable[Segment] = ()) -> None:
+    def check_integrity(self, running: Iterable[Request], cached: Iterable[PrefixNode] = ()) -> None:
         """Raises AssertionError unless the prefix nodes' counts match the waiting and running requests, and batches
         know their lines.
 
         Args:
             cached: prefix nodes with blocks, including those that no request needs any more.
         """
-        wanted, returned = Counter[Segment](), Counter[Segment]()
+        wanted, returned = Counter[PrefixNode](), Counter[PrefixNode]()
         assert self._num_in_lanes == sum(map(len, self._lanes.values()))
         for lane in self._lanes.values():
             wanted.update(dict(lane.wanted_by_rows_left()) if isinstance(lane, JobLane) else {})
             assert len(lane), "an empty lane has a turn"
         started = [*running, *self._returned]
         for request in started:
-            wanted.update(request.segments)
-        known_segments = {*wanted, *cached}
-        assert all(segment.num_wanting == wanted[segment] for segment in known_segments)
+            wanted.update(request.prefix_nodes)
+        known_nodes = {*wanted, *cached}
+        assert all(prefix_node.num_wanting == wanted[prefix_node] for prefix_node in known_nodes)
         for request in self._returned:
-            returned.update(request.segments)
-        assert all(segment.num_returned == returned[segment] for segment in known_segments)
-        told = [segment for segment in wanted if self._has_plan and segment not in self._moved]
-        assert all(segment.next_use == segment.present_use for segment in told)
+            returned.update(request.prefix_nodes)
+        assert all(prefix_node.num_returned == returned[prefix_node] for prefix_node in known_nodes)
+        told = [prefix_node for prefix_node in wanted if self._has_plan and prefix_node not in self._moved]
+        assert all(prefix_node.next_use == prefix_node.present_use for prefix_node in told)
         assert all(len(job) or job.started for job in self._jobs.values())
         known = {request_id for job in self._jobs.values() for request_id in job.started}
         assert known == {request.request_id for request in started if request.tier is Tier.BATCH}
@@ -361,13 +361,13 @@ class OfflinePool:
 
     def _came_back(self, request: Request, count: int) -> None:
         """Adds (1) or removes (-1) a preempted request, whose blocks are needed before all planned ones."""
-        for segment in request.segments:
-            segment.num_returned += count
+        for prefix_node in request.prefix_nodes:
+            prefix_node.num_returned += count
         self._note_moved(request)
 
     def _note_moved(self, request: Request) -> None:
         if self._has_plan:
-            self._moved.update(dict.fromkeys(reversed(request.segments)))
+            self._moved.update(dict.fromkeys(reversed(request.prefix_nodes)))
 
     def _handed_out(self, name: str, request: Request) -> None:
         lane = self._lanes[name]

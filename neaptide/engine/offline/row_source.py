@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from neaptide.engine.arrays import IntArray
-from neaptide.engine.kv.prefix_nodes import Path, Segment, own_segment, unplanned
+from neaptide.engine.kv.prefix_nodes import Path, PrefixNode, own_node, unplanned
 from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.planned_uses import NEVER, PlannedUses
 from neaptide.engine.offline.prefix_tree import NO_NODE, OrderedFile
@@ -39,7 +39,7 @@ class PlannedRows(NamedTuple):
         return cls(nothing, nothing, nothing)
 
 
-class Delivery:
+class RowSource:
     """Waiting lines of one token file. Prompts stay in the file until a line becomes a request.
 
     Args:
@@ -149,7 +149,7 @@ class Delivery:
             salt=self.salt,
             report_every_step=row in self._stream_rows,
             deadline_s=self.deadline_s,
-            segments=self._path(row),
+            prefix_nodes=self._path(row),
             share=self._share,
         )
         return request
@@ -184,7 +184,7 @@ class Delivery:
         return ()
 
 
-class PrefixDelivery(Delivery):
+class PrefixRowSource(RowSource):
     """Waiting lines in the order of their prefix tree, with the prefix nodes they need.
 
     The cost depends on the number of these lines, not on that of the file's. A large file may come in many messages,
@@ -197,7 +197,7 @@ class PrefixDelivery(Delivery):
         self._tree, self._place = file.tree, file.place
         self._places = np.empty(0, np.int64)
         """Places of the waiting lines in the tree's order, ascending, as of the last message."""
-        self._segments: dict[int, Segment] = {}
+        self._prefix_nodes: dict[int, PrefixNode] = {}
         """Prefix nodes of the lines that became requests, by the tree's node."""
         self._new_tokens = np.zeros(len(file.tokens), np.int64)
         """[lines of the file] prompt tokens of the waiting lines, without those shared with an earlier line."""
@@ -230,14 +230,14 @@ class PrefixDelivery(Delivery):
         rows = self._tree.rows[self._places]
         self._new_tokens[rows] = self._tree.new_tokens_at(self._places, self.tokens.lengths(rows))
         self.num_new_tokens_left = int(self._new_tokens[rows].sum())
-        for segment, num_wanting in self._wanting(added):
-            segment.num_wanting += num_wanting
+        for prefix_node, num_wanting in self._wanting(added):
+            prefix_node.num_wanting += num_wanting
 
-    def _wanting(self, places: IntArray) -> list[tuple[Segment, int]]:
+    def _wanting(self, places: IntArray) -> list[tuple[PrefixNode, int]]:
         """Each prefix node, with the number of lines at these ascending places that need it."""
-        nodes = np.fromiter(self._segments, np.int64, len(self._segments))
+        nodes = np.fromiter(self._prefix_nodes, np.int64, len(self._prefix_nodes))
         counts = np.searchsorted(places, self._tree.end[nodes]) - np.searchsorted(places, self._tree.first[nodes])
-        return list(zip(self._segments.values(), counts.tolist(), strict=True))
+        return list(zip(self._prefix_nodes.values(), counts.tolist(), strict=True))
 
     def follow(self, planned: PlannedRows) -> None:
         super().follow(planned)
@@ -250,8 +250,8 @@ class PrefixDelivery(Delivery):
         waits[self.rows] = True
         rows = self._tree.rows[self._places]
         self._uses = PlannedUses(np.where(waits[rows], use_of[rows], NEVER))
-        for node, segment in self._segments.items():
-            segment.planned_use = self._planned_use(node)
+        for node, prefix_node in self._prefix_nodes.items():
+            prefix_node.planned_use = self._planned_use(node)
 
     def _planned_use(self, node: int) -> Callable[[], int | None]:
         if self._uses is None:
@@ -260,22 +260,22 @@ class PrefixDelivery(Delivery):
         return partial(self._uses.first, first, end)
 
     @property
-    def segments(self) -> Collection[Segment]:
+    def prefix_nodes(self) -> Collection[PrefixNode]:
         """Prefix nodes of the requests made so far that some request needs."""
-        return [segment for segment in self._segments.values() if segment.num_wanting]
+        return [prefix_node for prefix_node in self._prefix_nodes.values() if prefix_node.num_wanting]
 
     def _num_new_tokens(self, row: int) -> int:
         return int(self._new_tokens[row])
 
-    def wanted_by_rows_left(self) -> list[tuple[Segment, int]]:
+    def wanted_by_rows_left(self) -> list[tuple[PrefixNode, int]]:
         """Each prefix node, with the number of waiting lines that need it."""
         return self._wanting(np.sort(self._place[self.rows_left]))
 
-    def heads(self, taken: Collection[Request], looked_at: list[Request]) -> Iterator[tuple[int, Request]]:
+    def heads(self, taken: Collection[Request], materialized: list[Request]) -> Iterator[tuple[int, Request]]:
         """Length bucket and request of the candidates that a policy should compare; none of ``taken``.
 
         Candidates are the first line of each group whose prefix may be cached, and of each bucket the first other line.
-        Requests made here are appended to ``looked_at``.
+        Requests made here are appended to ``materialized``.
         """
         if self._groups is None:
             rows = self.rows_left
@@ -293,7 +293,7 @@ class PrefixDelivery(Delivery):
             request = self.made.get(row)
             if request is None:
                 request = self.make(self._index_of(row))
-                looked_at.append(request)
+                materialized.append(request)
             yield bucket, request
 
     def _tops(self, rows: IntArray) -> IntArray:
@@ -318,14 +318,14 @@ class PrefixDelivery(Delivery):
         super()._leave(index)
 
     def _path(self, row: int) -> Path:
-        node, path = int(self._tree.node[self._place[row]]), [own_segment()]
+        node, path = int(self._tree.node[self._place[row]]), [own_node()]
         while node != NO_NODE:
-            segment = self._segments.get(node)
-            if segment is None:
+            prefix_node = self._prefix_nodes.get(node)
+            if prefix_node is None:
                 # None of its lines has left: that line would have made the node.
                 first, end = np.searchsorted(self._places, (self._tree.first[node], self._tree.end[node])).tolist()
                 depth_tokens = int(self._tree.depth_tokens[node])
-                segment = self._segments[node] = Segment(depth_tokens, end - first, self._planned_use(node))
-            path.append(segment)
+                prefix_node = self._prefix_nodes[node] = PrefixNode(depth_tokens, end - first, self._planned_use(node))
+            path.append(prefix_node)
             node = int(self._tree.parent[node])
         return tuple(reversed(path))

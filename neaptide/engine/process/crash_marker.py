@@ -13,14 +13,14 @@ _HEAD = struct.Struct("<Id")
 _NOTHING = _HEAD.pack(0, 0.0)
 
 
-def create_witness() -> int:
+def create_crash_marker() -> int:
     """Makes the crash marker's memory in the watching process; returns a descriptor that the engine inherits."""
     fd = os.memfd_create("step-witness")
     os.ftruncate(fd, MAX_BYTES)
     return fd
 
 
-class StepWitness:
+class CrashMarker:
     """Crash marker, written by the engine around every step."""
 
     def __init__(self, fd: int) -> None:
@@ -42,7 +42,7 @@ class RunningStep(NamedTuple):
     predicted_s: float
 
 
-def read_witness(fd: int) -> RunningStep:
+def read_crash_marker(fd: int) -> RunningStep:
     """The engine's last note."""
     length, predicted_s = _HEAD.unpack(os.pread(fd, _HEAD.size, 0))
     text = os.pread(fd, length, _HEAD.size).decode(errors="replace")

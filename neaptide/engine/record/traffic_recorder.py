@@ -157,9 +157,9 @@ class TrafficRecorder(EngineObserver):
     def _offline_tokens(self) -> int:
         queues = self._scheduler.queues
         table = queues.table
-        seats = np.flatnonzero(table.live & ~table.online)
-        known, prompt = table.known[seats], table.prompt[seats]
-        running = np.where(known > prompt, known, np.minimum(table.sound[seats], prompt))
+        slots = np.flatnonzero(table.live & ~table.online)
+        known, prompt = table.known[slots], table.prompt[slots]
+        running = np.where(known > prompt, known, np.minimum(table.committed[slots], prompt))
         return self._ended_tokens + int(running.sum()) + sum(map(_logical_tokens, queues.pool.returned))
 
     def _present(self) -> Present:
@@ -174,7 +174,7 @@ class TrafficRecorder(EngineObserver):
                 *(column.astype(np.int32).tobytes() for column in delivery.left),
             )
             for batch_id, job in queues.pool.jobs.items()
-            for delivery in job.deliveries
+            for delivery in job.sources
         ]
         requests = [*queues.running(), *queues.waiting_online, *queues.pool.returned, *queues.pool.flex]
         served = [_served(request, 0.0, None) for request in requests]
@@ -203,4 +203,4 @@ def _served(request: Request, ended_s: float, reason: FinishReason | None) -> Se
 def _logical_tokens(request: Request) -> int:
     """Finished prompt tokens and output tokens. Prompt tokens that a preemption dropped are not counted."""
     known, prompt = request.num_known_tokens, request.num_prompt_tokens
-    return known if known > prompt else min(request.num_sound_tokens, prompt)
+    return known if known > prompt else min(request.num_committed_tokens, prompt)

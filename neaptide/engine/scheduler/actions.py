@@ -32,14 +32,14 @@ class Admit:
 
 
 @dataclass(slots=True, frozen=True)
-class TakePart:
+class Schedule:
     """Schedules ``num_tokens`` tokens of a request."""
 
     request: Request
     num_tokens: int
 
 
-class TakePartRows(NamedTuple):
+class ScheduleRows(NamedTuple):
     """Schedules one token for each of these slots of one class."""
 
     rows: IntArray
@@ -61,7 +61,7 @@ class SwapOut:
     request: Request
 
 
-Action = Preempt | Grow | Admit | TakePart | TakePartRows | DrawPool | SwapOut
+Action = Preempt | Grow | Admit | Schedule | ScheduleRows | DrawPool | SwapOut
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.kv.two_tenant_cache import TwoTenantCache
-from neaptide.engine.offline.row_source import RowKey
 from neaptide.engine.offline.pool import OfflinePool
+from neaptide.engine.offline.row_source import RowKey
 from neaptide.engine.offline.sharing.by_shares import ByShares
 from neaptide.engine.offline.turns import Turns
 from neaptide.engine.request import Request
@@ -22,9 +22,9 @@ from neaptide.engine.scheduler.actions import (
     Grow,
     Preempt,
     PreemptionCount,
+    Schedule,
+    ScheduleRows,
     SwapOut,
-    TakePart,
-    TakePartRows,
 )
 from neaptide.engine.scheduler.budget import StepBudget
 from neaptide.engine.scheduler.draft import Draft
@@ -83,7 +83,7 @@ class Scheduler(ABC):
     only."""
     publishes_decodes_when_planned: ClassVar[bool] = False
     """Whether ``publishes_when_planned`` covers the blocks that decodes fill."""
-    gives_up_steps: ClassVar[bool] = False
+    abortable_steps: ClassVar[bool] = False
     """Whether an online arrival aborts its steps without online work, if the executor can do that."""
 
     def __init__(
@@ -113,7 +113,7 @@ class Scheduler(ABC):
         self._preempted_ids: list[str] = []
         self._finished_ids: list[str] = []
         self._zero_blocks: list[int] = []
-        self._given_up_index = -1
+        self._aborted_index = -1
         """Number of the step that was aborted last."""
         self._untold: list[Request] = []
         """Requests that started in an undone step. The executor gets them with the next step that schedules them."""
@@ -166,7 +166,7 @@ class Scheduler(ABC):
 
     def forget(self, request: Request) -> None:
         """Removes an ended request; the executor learns of it with the next plan."""
-        self.kv.want_no_more(request.segments)
+        self.kv.want_no_more(request.prefix_nodes)
         if not request.is_online:
             self.queues.pool.ended(request)
         self.queues.finish(request)
@@ -209,7 +209,7 @@ class Scheduler(ABC):
     def give_up(self, step: Step) -> None:
         """Undoes an aborted step. The next step cannot be aborted, so that there is always progress."""
         self.undo(step)
-        self._given_up_index = step.plan.step
+        self._aborted_index = step.plan.step
 
     def tell_again(self, plan: StepPlan) -> None:
         """Repeats the ended and preempted requests of a plan that may not have reached the executor."""
@@ -223,7 +223,7 @@ class Scheduler(ABC):
         if self.kv.has_host:
             self.kv.set_copy_price(self._copy_price())
         self.queues.pool.begin_step(now_s, self.offline_paused)
-        self.kv.look_up_uses(self.queues.pool.take_moved_segments())
+        self.kv.look_up_uses(self.queues.pool.take_moved_nodes())
 
     def _copy_price(self) -> float:
         """Cost of copying a block to or from host memory, relative to computing it.
@@ -254,7 +254,7 @@ class Scheduler(ABC):
             policy.publishes_when_planned,
             policy.publishes_decodes_when_planned,
         )
-        draft.may_be_given_up = self._may_be_given_up(draft)
+        draft.is_abortable = self._is_abortable(draft)
         try:
             draft.limit_s = self.pack(draft)
         except Exception as error:
@@ -264,8 +264,8 @@ class Scheduler(ABC):
         draft.at = None
         return draft
 
-    def _may_be_given_up(self, draft: Draft) -> bool:
-        if not self.config.gives_up_steps or not type(self).gives_up_steps or self.index == self._given_up_index + 1:
+    def _is_abortable(self, draft: Draft) -> bool:
+        if not self.config.abortable_steps or not type(self).abortable_steps or self.index == self._aborted_index + 1:
             return False
         return not self.queues.running_online and not draft.waiting_online
 
@@ -302,9 +302,9 @@ class Scheduler(ABC):
         Returns those that no step has run before.
         """
         if self._untold:
-            taking_part = set(plan.request_ids)
-            again = [request for request in self._untold if request.request_id in taking_part]
-            self._untold = [request for request in self._untold if request.request_id not in taking_part]
+            scheduled_rows = set(plan.request_ids)
+            again = [request for request in self._untold if request.request_id in scheduled_rows]
+            self._untold = [request for request in self._untold if request.request_id not in scheduled_rows]
             starting = list(dict.fromkeys(again + starting))
         plan.resumed_ids += [request.request_id for request in starting if request.num_preemptions]
         new = [request for request in starting if not request.known_to_executor]
@@ -321,19 +321,19 @@ class Scheduler(ABC):
         num_tokens.fill(1)
         for action in draft.actions:
             match action:
-                case TakePart(request, tokens):
+                case Schedule(request, tokens):
                     kv.grow(request, tokens)
                     if publishes:
                         kv.publish(request, request.num_computed_tokens + tokens)
-                    rows[count], num_tokens[count] = request.seat, tokens
+                    rows[count], num_tokens[count] = request.slot, tokens
                     count += 1
-                case TakePartRows(taking_part, full):
+                case ScheduleRows(scheduled_rows, full):
                     kv.grow_rows(full)
                     if publishes_decodes:
-                        for request in queues.table.requests_of(taking_part):
+                        for request in queues.table.requests_of(scheduled_rows):
                             kv.publish(request, request.num_computed_tokens + 1)
-                    rows[count : count + len(taking_part)] = taking_part
-                    count += len(taking_part)
+                    rows[count : count + len(scheduled_rows)] = scheduled_rows
+                    count += len(scheduled_rows)
                 case Admit(request, hit):
                     queues.start(request)
                     kv.admit(request, hit)
@@ -383,7 +383,7 @@ class Scheduler(ABC):
             _ends=ends,
         )
         copies_nothing = not saves and not loads and slot_copies is None
-        if draft.may_be_given_up and copies_nothing and draft.arrival_waits_s < seconds:
-            plan.give_up_share = min(1.0 - draft.arrival_waits_s / seconds, 1.0)
+        if draft.is_abortable and copies_nothing and draft.arrival_waits_s < seconds:
+            plan.abortable_share = min(1.0 - draft.arrival_waits_s / seconds, 1.0)
         self._finished_ids, self._preempted_ids, self._zero_blocks = [], [], []
         return plan

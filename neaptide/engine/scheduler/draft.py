@@ -20,9 +20,9 @@ from neaptide.engine.scheduler.actions import (
     Grow,
     Preempt,
     PreemptionCount,
+    Schedule,
+    ScheduleRows,
     SwapOut,
-    TakePart,
-    TakePartRows,
 )
 from neaptide.engine.scheduler.budget import Reads, StepBudget
 from neaptide.engine.scheduler.queues import Queues, deadline_order
@@ -68,7 +68,7 @@ class Draft:
         """What ended offline admissions. None while offline work is paused, or if the policy does not report it."""
         self.kept_blocks: dict[str, int] = {}
         """KV blocks reserved for other requests, by their ids."""
-        self.may_be_given_up = False
+        self.is_abortable = False
         """Whether an online arrival may abort the step, as there is no online work. Such a step may be longer."""
         self.arrival_waits_s = math.inf
         """Time before the step's end in which an arrival waits for it instead of aborting it."""
@@ -96,9 +96,9 @@ class Draft:
         self._makes_way: set[Request] = set()
         """Preempted requests that had a slot; they may be admitted again."""
         self._row_makes_way: BoolArray | None = None
-        self._row_takes_part: BoolArray | None = None
+        self._row_is_scheduled: BoolArray | None = None
         self._taking_part: list[IntArray] = []
-        """Scheduled slots that are not marked in ``_row_takes_part`` yet."""
+        """Scheduled slots that are not marked in ``_row_is_scheduled`` yet."""
         self._untouched = {True, False}
         """Classes (whether online) of which no slot is preempted or scheduled."""
         self._youngest_offline: list[Request] | None = None
@@ -117,11 +117,11 @@ class Draft:
             return True
         return request.status is RequestStatus.RUNNING and request not in self._makes_way
 
-    def takes_part(self, request: Request) -> bool:
+    def is_scheduled(self, request: Request) -> bool:
         if request in self._parts:
             return True
         marks = self._marks()
-        return marks is not None and request.seat >= 0 and request not in self._admitted and bool(marks[request.seat])
+        return marks is not None and request.slot >= 0 and request not in self._admitted and bool(marks[request.slot])
 
     def running(self, request_class: RequestClass) -> list[Request]:
         """Requests with a slot and tokens to compute, in order of admission."""
@@ -131,7 +131,7 @@ class Draft:
         running = [
             request
             for request in seated.values()
-            if request not in self._makes_way and total[request.seat] > computed[request.seat]
+            if request not in self._makes_way and total[request.slot] > computed[request.slot]
         ]
         return running + [request for request in self._admitted if request.is_online == online]
 
@@ -153,13 +153,13 @@ class Draft:
     def _marks(self) -> BoolArray | None:
         """[slots] whether each is scheduled; None if none is."""
         if self._taking_part:
-            marks = self._row_takes_part
+            marks = self._row_is_scheduled
             if marks is None:
-                marks = self._row_takes_part = np.zeros(self.table.num_seats, np.bool_)
+                marks = self._row_is_scheduled = np.zeros(self.table.num_slots, np.bool_)
             for rows in self._taking_part:
                 marks[rows] = True
             self._taking_part.clear()
-        return self._row_takes_part
+        return self._row_is_scheduled
 
     def due_decodes(self, online: bool) -> IntArray:
         """Slots that lack one token and are not scheduled yet."""
@@ -206,14 +206,14 @@ class Draft:
 
     def num_tokens_of(self, request: Request) -> int:
         """Scheduled tokens of the request in this step."""
-        return self._parts.get(request, int(self.takes_part(request)))
+        return self._parts.get(request, int(self.is_scheduled(request)))
 
     def parts(self) -> Iterator[tuple[Request, int]]:
         """Scheduled requests with their token counts, in the step's order."""
         for action in self.actions:
-            if isinstance(action, TakePart):
+            if isinstance(action, Schedule):
                 yield action.request, action.num_tokens
-            elif isinstance(action, TakePartRows):
+            elif isinstance(action, ScheduleRows):
                 yield from ((request, 1) for request in self.table.requests_of(action.rows))
 
     # ---- building ----
@@ -226,10 +226,10 @@ class Draft:
         self.budget.shape.swapped_blocks = self.kv.num_swapped
         self.budget.shape.copied_aside_blocks = self.kv.num_copied_aside
         self._parts[request] = num_tokens
-        if request.seat >= 0 and request not in self._admitted:
-            self._row_takes_part = _marked(self._row_takes_part, request.seat, self.table.num_seats)
+        if request.slot >= 0 and request not in self._admitted:
+            self._row_is_scheduled = _marked(self._row_is_scheduled, request.slot, self.table.num_slots)
             self._untouched.discard(request.is_online)
-        self.actions.append(TakePart(request, num_tokens))
+        self.actions.append(Schedule(request, num_tokens))
         self.num_parts += 1
         self.has_offline |= not request.is_online
         if self._publishes:
@@ -282,13 +282,13 @@ class Draft:
         self.actions.append(Grow(request, num_tokens))
 
     def preempt(self, victim: Request) -> None:
-        assert not self.takes_part(victim)
+        assert not self.is_scheduled(victim)
         self.preempted.add(victim, self.kv.num_computed(victim))
         self.kv.release(victim)
         self._makes_way.add(victim)
         self.num_running -= 1
         self.num_running_offline -= not victim.is_online
-        self._row_makes_way = _marked(self._row_makes_way, victim.seat, self.table.num_seats)
+        self._row_makes_way = _marked(self._row_makes_way, victim.slot, self.table.num_slots)
         self._untouched.discard(victim.is_online)
         if victim.is_online:
             self._waiting_online.add(victim)
@@ -297,7 +297,7 @@ class Draft:
         self.actions.append(Preempt(victim))
 
     def swap_out(self, victim: Request) -> None:
-        assert not self.takes_part(victim)
+        assert not self.is_scheduled(victim)
         assert isinstance(self.kv, TwoTenantDraft)
         self.kv.swap_out(victim)
         self.actions.append(SwapOut(victim))
@@ -319,10 +319,10 @@ class Draft:
         num_blocks: int,
         victims: Iterable[Request],
         keep: Collection[int] = (),
-        seats: int = 0,
+        slots: int = 0,
         swaps: bool = False,
     ) -> bool:
-        """Preempts ``victims`` in order until ``num_blocks`` are available and ``seats`` slots are free.
+        """Preempts ``victims`` in order until ``num_blocks`` are available and ``slots`` slots are free.
 
         Unneeded victims are spared, the last first. If all together do not suffice, none is preempted. With ``swaps``,
         victims that can keep their KV in host memory do.
@@ -330,23 +330,23 @@ class Draft:
         ``keep`` are blocks that the requester will read (its prefix hit): freeing those frees nothing for it.
         """
         missing = num_blocks - self.kv.available
-        if missing <= 0 and seats <= 0:
+        if missing <= 0 and slots <= 0:
             return True
         chosen: list[Request] = []
         value = self.kv.release_value(keep)
         for victim in victims:
-            if missing <= value.num_blocks and len(chosen) >= seats:
+            if missing <= value.num_blocks and len(chosen) >= slots:
                 break
             chosen.append(victim)
             value.add(victim)
-        if missing > value.num_blocks or len(chosen) < seats:
+        if missing > value.num_blocks or len(chosen) < slots:
             return False
         for victim in reversed(chosen.copy()):
-            if len(chosen) > seats and missing <= value.num_blocks - value.of(victim):
+            if len(chosen) > slots and missing <= value.num_blocks - value.of(victim):
                 value.remove(victim)
                 chosen.remove(victim)
         for index, victim in enumerate(chosen):
-            if swaps and index >= seats and self.kv.can_swap_out(victim):
+            if swaps and index >= slots and self.kv.can_swap_out(victim):
                 self.swap_out(victim)
             else:
                 self.preempt(victim)
@@ -357,7 +357,7 @@ class Draft:
         if self._youngest_offline is None:
             self._youngest_offline = self.running(RequestClass.OFFLINE)[::-1]
         for request in self._youngest_offline:
-            if self.is_running(request) and not self.takes_part(request):
+            if self.is_running(request) and not self.is_scheduled(request):
                 yield request
 
     def online_victims(self, requester: Request) -> Iterator[Request]:
@@ -365,7 +365,7 @@ class Draft:
         later = [
             request
             for request in self.running(RequestClass.ONLINE)
-            if not self.takes_part(request) and deadline_order(request) > deadline_order(requester)
+            if not self.is_scheduled(request) and deadline_order(request) > deadline_order(requester)
         ]
         yield from sorted(later, key=deadline_order, reverse=True)
 
@@ -383,7 +383,7 @@ class Draft:
             self.budget.add(1, 0)
         self._taking_part.append(rows)
         self._untouched.discard(request_class is RequestClass.ONLINE)
-        self.actions.append(TakePartRows(rows, full))
+        self.actions.append(ScheduleRows(rows, full))
         self.num_parts += len(rows)
         self.has_offline |= request_class is RequestClass.OFFLINE
         if self._publishes_decodes:
@@ -391,8 +391,8 @@ class Draft:
                 self.kv.publish(request, end)
 
 
-def _marked(mask: BoolArray | None, seat: int, num_seats: int) -> BoolArray:
+def _marked(mask: BoolArray | None, slot: int, num_slots: int) -> BoolArray:
     if mask is None:
-        mask = np.zeros(num_seats, np.bool_)
-    mask[seat] = True
+        mask = np.zeros(num_slots, np.bool_)
+    mask[slot] = True
     return mask

@@ -6,7 +6,7 @@ from itertools import takewhile
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import HeadroomPredictor
 from neaptide.engine.kv.draft import NO_HIT, PrefixHit
-from neaptide.engine.kv.prefix_nodes import segment_after
+from neaptide.engine.kv.prefix_nodes import node_after
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.budget import Reads
 from neaptide.engine.scheduler.draft import Draft, Limit
@@ -149,7 +149,7 @@ class OfflineFill:
             return True
         # Without all the others it would be alone, and might take all.
         is_oldest = len(younger) == draft.num_running_offline - 1
-        return is_oldest and draft.make_room(needed, younger, seats=len(younger))
+        return is_oldest and draft.make_room(needed, younger, slots=len(younger))
 
     def _admit_next(self, draft: Draft, limit_s: float, passed: list[Request]) -> bool:
         """Admits the next request, or passes a giant by; False if none may follow."""
@@ -203,11 +203,11 @@ def _is_on_its_way(draft: Draft, request: Request, hit: PrefixHit) -> bool:
     """Whether a request of this step goes on with what comes next of the prompt, and was only cut short by the step's
     end. Whoever begins now computes all that is left of the shared prefix a second time: blocks are found at admission.
     """
-    segment = segment_after(request.segments, hit.num_tokens, draft.kv.block_size)
-    if segment is None:
+    prefix_node = node_after(request.prefix_nodes, hit.num_tokens, draft.kv.block_size)
+    if prefix_node is None:
         return False
     unfinished = draft.unfinished_prompts(online=False)
-    return any(segment in other.segments and draft.takes_part(other) for other in unfinished)
+    return any(prefix_node in other.prefix_nodes and draft.is_scheduled(other) for other in unfinished)
 
 
 def _used_up(draft: Draft) -> Limit:

@@ -31,8 +31,8 @@ class OnlineRoom:
 def online_room(scheduler: Scheduler) -> OnlineRoom:
     """Capacity for online work. Offline work does not count, as it is preempted."""
     queues, kv, config, model = scheduler.queues, scheduler.kv, scheduler.config, scheduler.cost_model
-    seats = np.array([request.seat for request in queues.running_online.values()], np.int64)
-    streams = queues.table.with_output(seats)
+    slots = np.array([request.slot for request in queues.running_online.values()], np.int64)
+    streams = queues.table.with_output(slots)
     least_s = model.predict(decodes_shape(1, Reads(2, 2))).seconds
     alone_s = least_s
     if len(streams.rows):
@@ -53,7 +53,7 @@ def online_room(scheduler: Scheduler) -> OnlineRoom:
     typical.add(TYPICAL_PROMPT_TOKENS, 0)
     token_s = (model.predict(typical).seconds - model.predict(BatchShape()).seconds) / TYPICAL_PROMPT_TOKENS
     ahead_s = model.predict(shape).seconds * stretch if shape.prefill_requests else 0.0
-    free_s = config.ttft_slo_s - config.egress_s - ahead_s
+    free_s = config.ttft_slo_s - config.delivery_latency_s - ahead_s
     is_full = kv.num_online + num_missing_blocks > FULL_SHARE * kv.num_blocks
     if is_full or len(queues.running_online) + len(queues.waiting_online) >= config.max_num_seqs:
         free_s = min(free_s, 0.0)

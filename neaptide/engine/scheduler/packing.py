@@ -20,7 +20,7 @@ from neaptide.engine.scheduler.controller import OverrunController
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.offline_fill import OfflineFill
 from neaptide.engine.scheduler.parts import Divisible
-from neaptide.engine.scheduler.queues import Reservation, OnlineOrder, deadline_order, streams_first
+from neaptide.engine.scheduler.queues import OnlineOrder, Reservation, deadline_order, streams_first
 from neaptide.engine.scheduler.residual import Residual, usual_step
 from neaptide.engine.scheduler.slack import SlackTracker, StepBounds
 from neaptide.engine.steps.step import Step
@@ -56,7 +56,7 @@ class NeaptideScheduler(Scheduler, Divisible):
     has_shares: ClassVar[bool] = True
     server_order: ClassVar[str | None] = "ends"
     evicts_by_reuse: ClassVar[bool] = True
-    gives_up_steps: ClassVar[bool] = True
+    abortable_steps: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -195,12 +195,12 @@ class NeaptideScheduler(Scheduler, Divisible):
             if chunk <= 0:
                 break
             if is_running:
-                takes_part = self._room_to_grow(draft, request, chunk)
-                if takes_part:
+                is_scheduled = self._room_to_grow(draft, request, chunk)
+                if is_scheduled:
                     draft.add(request, chunk)
             else:
-                takes_part = can_admit = self._admit_online(draft, request, hit, chunk)
-            if takes_part:
+                is_scheduled = can_admit = self._admit_online(draft, request, hit, chunk)
+            if is_scheduled:
                 floor = 0
                 if chunk == left:
                     ends_s = min(ends_s, self._until_due_s(draft, request))
@@ -216,14 +216,14 @@ class NeaptideScheduler(Scheduler, Divisible):
         The streams' pace would put it off to a step of its own, but two such steps take longer than one for both, and
         streams get no more tokens in the time.
         """
-        due_s = request.next_deadline_s - self.config.egress_s - draft.now_s
+        due_s = request.next_deadline_s - self.config.delivery_latency_s - draft.now_s
         chunk = draft.budget.largest_chunk(left, context, min(ends_s, due_s), num_swapped)
         return chunk if chunk == left else 0
 
     def _until_due_s(self, draft: Draft, request: Request) -> float:
         """How long the step may take so that the request's token is in time: no longer than it does now if it will only
         be without the margin, and infinite if it is late already."""
-        due_s = request.next_deadline_s - self.config.egress_s - draft.now_s
+        due_s = request.next_deadline_s - self.config.delivery_latency_s - draft.now_s
         seconds, margin_s = draft.budget.predict_with(0)
         return max(due_s, seconds + margin_s) if seconds <= due_s else math.inf
 
@@ -266,10 +266,10 @@ class NeaptideScheduler(Scheduler, Divisible):
             needed = kv.blocks_needed(holder, num_tokens)
         else:
             needed = kv.admission_cost(NO_HIT, holder.num_known_tokens)
-        num_seats = draft.num_running - draft.num_running_offline + 1 + (int(part) if not is_running else 0)
+        num_slots = draft.num_running - draft.num_running_offline + 1 + (int(part) if not is_running else 0)
         left = kv.available + kv.pool.num_offline - num_blocks
         kept = draft.kept_blocks[holder.request_id] = int(needed * part)
-        return num_seats <= self.config.max_num_seqs and kept <= left
+        return num_slots <= self.config.max_num_seqs and kept <= left
 
     def _room_to_grow(self, draft: Draft, request: Request, num_tokens: int) -> bool:
         needed = draft.kv.blocks_needed(request, num_tokens)
@@ -286,8 +286,8 @@ class NeaptideScheduler(Scheduler, Divisible):
         cost = draft.kv.admission_cost(hit, request.num_known_tokens - hit.num_tokens)
         if not self._leaves_claim(draft, request, cost):
             return False
-        seats = max(draft.num_running - self.config.max_num_seqs + 1, 0)
-        if not draft.make_room(cost, draft.offline_victims(), keep=set(hit.block_ids), seats=seats):
+        slots = max(draft.num_running - self.config.max_num_seqs + 1, 0)
+        if not draft.make_room(cost, draft.offline_victims(), keep=set(hit.block_ids), slots=slots):
             return False
         draft.admit(request, hit, chunk)
         return True

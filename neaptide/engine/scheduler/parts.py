@@ -30,7 +30,7 @@ _FLAGS = {
     "same-step-sharing": "publishes_when_planned",
     "shares": "has_shares",
     "urgency": "puts_urgent_jobs_first",
-    "give-up": "gives_up_steps",
+    "give-up": "abortable_steps",
 }
 """Parts that are properties of every policy."""
 

@@ -63,14 +63,14 @@ class Queues:
             self.pool.take(request)
             self.running_offline[request.request_id] = request
         self._num_admissions += 1
-        request.sit(self.table, self._num_admissions)
+        request.assign_slot(self.table, self._num_admissions)
 
     def preempt(self, request: Request) -> int:
         """Moves a request from running to waiting; returns the number of dropped tokens, which are recomputed later."""
         dropped_tokens = request.num_computed_tokens
-        self.kv.publish_sound(request)
+        self.kv.publish_committed(request)
         self.kv.release(request)
-        request.rise(RequestStatus.WAITING)
+        request.free_slot(RequestStatus.WAITING)
         request.num_preemptions += 1
         if request.is_online:
             del self.running_online[request.request_id]
@@ -92,7 +92,7 @@ class Queues:
         if request.status is RequestStatus.RUNNING:
             (self.running_online if request.is_online else self.running_offline).pop(request.request_id)
             self.kv.release(request)
-            request.rise(RequestStatus.FINISHED)
+            request.free_slot(RequestStatus.FINISHED)
             return
         if request.is_online:
             self._remove_waiting(request)
@@ -107,7 +107,7 @@ class Queues:
         """Raises AssertionError if queues, slots, block tables and the cache do not agree."""
         self.table.check_integrity()
         self.kv.check_integrity(self.running())
-        self.pool.check_integrity(self.running_offline.values(), self.kv.segments())
+        self.pool.check_integrity(self.running_offline.values(), self.kv.prefix_nodes())
         assert all(r.status is RequestStatus.RUNNING and r.table is self.table for r in self.running())
         assert all(r.status is RequestStatus.WAITING and r.table is None for r in self.waiting_online)
         assert all(r.is_online for r in self.running_online.values())

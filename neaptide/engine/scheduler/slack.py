@@ -171,7 +171,7 @@ class SlackTracker:
         longest_s = self._longest_step_s()
         if not len(streams.rows):
             idle_s = self._idle_bound_s(IDLE_SHARE, 1.0)
-            if draft.may_be_given_up:
+            if draft.is_abortable:
                 draft.arrival_waits_s = self._left_to_arrival_s(IDLE_SHARE, 1.0)
                 idle_s = self._given_up_bound_s(draft, idle_s)
             return StepBounds(longest_s, math.inf, idle_s, longest_s, longest_s)
@@ -208,7 +208,7 @@ class SlackTracker:
 
     def _way_out_s(self, tpot_slo_s: FloatArray) -> FloatArray:
         """Of a stream's tokens, so far as it has to be kept for."""
-        way_s: FloatArray = np.minimum(self._config.egress_s, EGRESS_SHARE * tpot_slo_s)
+        way_s: FloatArray = np.minimum(self._config.delivery_latency_s, EGRESS_SHARE * tpot_slo_s)
         return way_s
 
     def _least_slack_s(self, left_s: FloatArray, streams: Streams, share: float) -> float:
@@ -226,7 +226,7 @@ class SlackTracker:
         slack_s, ahead_s = math.inf, 0.0
         for request in unfinished if self._bounds_prefills else ():
             left_s = self._prefill_s(draft, request)
-            own_slack_s = request.next_deadline_s - self._config.egress_s - draft.now_s - left_s
+            own_slack_s = request.next_deadline_s - self._config.delivery_latency_s - draft.now_s - left_s
             if own_slack_s > 0:
                 slack_s = min(slack_s, max(own_slack_s - ahead_s, 0.0))
                 ahead_s += left_s
@@ -244,7 +244,7 @@ class SlackTracker:
             return
         left = [draft.kv.num_uncomputed(request) for request in prompts]
         pace = PromptSteps.beside(draft.budget, pace_s, draft.kv.block_size, max(left))
-        ahead, start_s = 0.0, draft.now_s + self._config.egress_s
+        ahead, start_s = 0.0, draft.now_s + self._config.delivery_latency_s
         for request, num_tokens in zip(prompts, left, strict=True):
             steps = ahead + pace.of(num_tokens, draft.kv.num_computed(request))
             takes_s = pace.seconds(steps) + (0.0 if draft.is_running(request) else pace.most_late_s(steps))
@@ -321,7 +321,7 @@ class SlackTracker:
         prefill_s = 0.0
         if self._typical_prompt_tokens:
             prefill_s = stretch * prefill_seconds(self._cost_model, self._typical_prompt_tokens, 0)
-        bound_s = self._tightest_ttft_s - prefill_s - self._config.egress_s
+        bound_s = self._tightest_ttft_s - prefill_s - self._config.delivery_latency_s
         return share * bound_s / (1 + self._config.overlap_depth)
 
     def _worth_bound_s(self, alone_s: float, others_s: float) -> float:

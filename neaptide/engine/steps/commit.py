@@ -65,7 +65,7 @@ class Committer:
             self._put_off(step, result, now_s)
         current = _chosen(step)
         rows, ends = plan.rows[current], plan.ends[current]
-        table.sound[rows] = ends
+        table.committed[rows] = ends
         if not plan.is_continued:
             self._kv.publish_prompts(rows, ends, self.fail)
             current = _chosen(step)  # A request that raised has ended.
@@ -91,7 +91,7 @@ class Committer:
         if not result.is_whole:  # Parts that have changed were not run again.
             failed.update(step.plan.request_ids[index] for index in np.flatnonzero(~step.is_current()).tolist())
             if failed.issuperset(step.plan.request_ids):
-                lost = self._kv.distrust_loads(step.plan.loads)  # It may be that no part copied to them.
+                lost = self._kv.invalidate_loads(step.plan.loads)  # It may be that no part copied to them.
         step.take_back(self._kv, failed, lost)
         if following is not None:
             following.take_back(self._kv, (), lost, ending=failed)
@@ -108,14 +108,14 @@ class Committer:
             self.end(request, FinishReason.ERROR, error)
             return
         distrusted = request.block_ids
-        self._kv.distrust(request)
+        self._kv.invalidate(request)
         if request.has_hit:  # Its cached KV may be corrupt, and the request that computed it is not known yet.
             logger.warning("request %s starts again without the prefix cache", request.request_id)
             self._scheduler.begin_again(request)
         else:
             self.end(request, FinishReason.ERROR, error)
         # A kernel that masks by multiplying with 0 would pass non-finite values on to the block's next owner.
-        self._scheduler.zero(self._kv.without_reader(distrusted))
+        self._scheduler.zero(self._kv.unreferenced(distrusted))
 
     def _put_off(self, step: Step, result: StepResult, now_s: float) -> None:
         """Puts off requests that sampled nothing because their mask was late. They compute their last token again
@@ -125,9 +125,9 @@ class Committer:
             late_s = result.late.get(plan.request_ids[index])
             if late_s is None or plan.request_ids[index] in result.errors:
                 continue
-            row, num_sound = int(plan.rows[index]), int(plan.ends[index]) - 1
-            self._kv.retract(plan.table.request(row), num_sound)
-            plan.table.put_off(row, num_sound, now_s, late_s)
+            row, num_committed = int(plan.rows[index]), int(plan.ends[index]) - 1
+            self._kv.retract(plan.table.request(row), num_committed)
+            plan.table.put_off(row, num_committed, now_s, late_s)
 
     def _append(self, rows: IntArray, ends: IntArray, token_ids: IntArray) -> BoolArray:
         """Adds the new token of each slot unless it stops its request; returns which do."""
@@ -166,11 +166,11 @@ class Committer:
         (speaks,) = (is_end | (sampled & table.streams[rows])).nonzero()
         if not len(speaks):
             return
-        seats = rows[speaks]
+        slots = rows[speaks]
         columns = zip(
-            table.requests_of(seats),
+            table.requests_of(slots),
             token_ids[speaks].tolist(),
-            table.first_token_s[seats].tolist(),
+            table.first_token_s[slots].tolist(),
             is_end[speaks].tolist(),
             speaks.tolist(),
             strict=True,
@@ -190,9 +190,9 @@ class Committer:
 
     def _keep_logprobs(self, rows: IntArray, result: StepResult) -> None:
         table = self._scheduler.queues.table
-        for seat in rows.tolist():
-            if (logprobs := result.logprobs.get(table.ids[seat])) is not None:
-                table.request(seat).unreported_logprobs.append(logprobs)
+        for slot in rows.tolist():
+            if (logprobs := result.logprobs.get(table.ids[slot])) is not None:
+                table.request(slot).unreported_logprobs.append(logprobs)
 
     def _keep_prompt_logprobs(self, step: Step, result: StepResult) -> None:
         plan = step.plan
@@ -212,7 +212,7 @@ class Committer:
         """Ends an accepted request; the only place that does."""
         assert request.status is not RequestStatus.FINISHED
         if reason is not FinishReason.ERROR:
-            self._kv.publish_sound(request)
+            self._kv.publish_committed(request)
         self._observers.ended(request, reason)
         output = self._report(request)
         output.finish_reason = reason

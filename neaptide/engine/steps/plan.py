@@ -171,7 +171,7 @@ class StepPlan:
     mask_limit_s: float = math.inf
     """Longest wait for grammar masks when the step could otherwise sample, in seconds. A request whose mask is later
     samples nothing (``StepResult.late``)."""
-    give_up_share: float = 0.0
+    abortable_share: float = 0.0
     """Share of the layers during which an online arrival aborts the step; 0 if it cannot be aborted. Its results are
     then dropped, and its requests compute the same tokens again. Later arrivals wait for its end. Such a step has
     nothing to copy."""
@@ -292,7 +292,7 @@ class StepPlan:
             self.sample[indices] & (num_computed + num_tokens == self.ends[indices]),
             self.output_position[indices],
             mask_limit_s=self.mask_limit_s,
-            give_up_share=self.give_up_share,
+            abortable_share=self.abortable_share,
             _request_ids=[self.request_ids[i] for i in indices.tolist()],
         )
 
@@ -329,7 +329,7 @@ class StepResult:
     """False: the step was run in parts, so its time is not comparable."""
     memory_ran_out: int = 0
     """Number of times that device memory ran out. The executor then computed in smaller pieces."""
-    is_given_up: bool = False
+    is_aborted: bool = False
     """Whether an online arrival aborted the step (``StepPlan.give_up_share``). Nothing of it counts."""
 
     @classmethod

@@ -29,7 +29,7 @@ def step_stats(step: Step, result: StepResult, scheduler: Scheduler) -> StepStat
     """Counters of a step that was committed or aborted."""
     plan, timer = step.plan, step.timer
     counts = _counts(step)
-    if result.is_given_up:
+    if result.is_aborted:
         counts = dict.fromkeys(counts, 0)
     return StepStats(
         step=plan.step,
@@ -49,7 +49,7 @@ def step_stats(step: Step, result: StepResult, scheduler: Scheduler) -> StepStat
         mask_s=result.mask_s,
         late_masks=len(result.late),
         grammar_bytes=result.grammar_bytes,
-        is_given_up=result.is_given_up,
+        is_aborted=result.is_aborted,
         **structs.asdict(occupancy(scheduler, timer.end_s)),
         **counts,
     )

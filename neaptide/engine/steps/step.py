@@ -102,13 +102,13 @@ class Step:
                     lost.update(kv.disown(self._published.get(index, ())))
                 continue
             request = plan.table.request(int(plan.rows[index]))
-            num_sound = next((i for i, block in enumerate(request.block_ids) if block in lost), None)
-            if (num_sound is None and not has_failed) or request.request_id in ending:
+            num_committed = next((i for i, block in enumerate(request.block_ids) if block in lost), None)
+            if (num_committed is None and not has_failed) or request.request_id in ending:
                 continue
             lost.update(kv.retract(request, int(plan.num_computed[index])))
-            if num_sound is not None:
-                kv.cut(request, num_sound)
-                give_up_sampling(request)
+            if num_committed is not None:
+                kv.cut(request, num_committed)
+                void_sampling(request)
                 if request.num_preemptions == 0:
                     request.num_cached_tokens = request.num_computed_tokens
 
@@ -118,10 +118,10 @@ class Step:
         Requests that read blocks of other requests of the step restart after the valid part of their hit.
         """
         plan, table, before = self.plan, self.plan.table, self.is_current()
-        kv.distrust_saves(plan.saves)
+        kv.invalidate_saves(plan.saves)
         kv.loaded(plan.loads)
         take_back_copies(kv, plan)
-        self.take_back(kv, set(plan.request_ids), kv.distrust_loads(plan.loads))
+        self.take_back(kv, set(plan.request_ids), kv.invalidate_loads(plan.loads))
         current = self.is_current()
         rows, start, sample = plan.rows[current], plan.num_computed[current], plan.sample[current]
         table.computed[rows] = start
@@ -131,19 +131,19 @@ class Step:
         self.epochs[before] = table.epoch[plan.rows[before]]
 
 
-def give_up_sampling(request: Request) -> None:
+def void_sampling(request: Request) -> None:
     """Drops the results of steps in flight for the request."""
-    table, seat = request.table, request.seat
+    table, slot = request.table, request.slot
     assert table is not None
-    table.total[seat] = table.known[seat]
-    table.renew(seat)
+    table.total[slot] = table.known[slot]
+    table.renew(slot)
 
 
 def take_back_copies(kv: KVCacheManager, plan: StepPlan) -> None:
     """Handles slot copies of a failed step, which may be missing: their tokens are computed again."""
     if plan.slot_copies is not None:
-        for request in kv.distrust_copies(plan.slot_copies):
-            give_up_sampling(request)
+        for request in kv.invalidate_copies(plan.slot_copies):
+            void_sampling(request)
 
 
 def await_tokens(plan: StepPlan, first_token_s: float) -> None:

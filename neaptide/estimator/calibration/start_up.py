@@ -36,7 +36,13 @@ class StartUp:
     """
 
     def __init__(
-        self, runner: MicroRunner, clock: Clock, limits: CalibrationLimits, subject: Subject, date: str, kept_in: Path | None
+        self,
+        runner: MicroRunner,
+        clock: Clock,
+        limits: CalibrationLimits,
+        subject: Subject,
+        date: str,
+        kept_in: Path | None,
     ) -> None:
         self._runner = runner
         self._clock = clock

@@ -49,7 +49,7 @@ class Layers:
     count: int
     handover_s: float
 
-    def until_given_up_s(self, seconds: float, arrival_s: float, share: float) -> float | None:
+    def until_aborted_s(self, seconds: float, arrival_s: float, share: float) -> float | None:
         """Time at which a step of ``seconds`` ends if it is aborted for a request that arrives ``arrival_s`` after its
         start.
 
@@ -125,7 +125,7 @@ class TraceExecutor:
         self._before = np.zeros(0, np.int64), np.zeros(0, np.int64)
         """Rows of the last submitted step's requests, and their reached tokens before it."""
         self._free: list[int] = []
-        self._index_of_seat = np.zeros(0, np.int64)
+        self._index_of_slot = np.zeros(0, np.int64)
         """Row in ``_facts`` by the engine's slot, for requests scheduled at least once since they got the slot."""
         self.tallies: dict[int, StepTally] = {}
         """Tallies of the submitted steps, by step number. The reader removes them."""
@@ -148,10 +148,10 @@ class TraceExecutor:
             # The mean of the noise is 1: with a median of 1 the mean would be exp(sigma^2 / 2).
             seconds *= self._random.lognormvariate(-0.5 * self._step_noise**2, self._step_noise)
         result, now_s = StepResult(self._run(plan), model_s=seconds), self._clock.now()
-        if self._layers is not None and plan.give_up_share > 0:
-            given_up_s = self._layers.until_given_up_s(seconds, self.next_arrival_s - now_s, plan.give_up_share)
+        if self._layers is not None and plan.abortable_share > 0:
+            given_up_s = self._layers.until_aborted_s(seconds, self.next_arrival_s - now_s, plan.abortable_share)
             if given_up_s is not None:
-                result.is_given_up, result.model_s, seconds = True, given_up_s, given_up_s
+                result.is_aborted, result.model_s, seconds = True, given_up_s, given_up_s
                 self._take_back(plan)
         return SimHandle(self._clock, self._device.add(now_s, seconds), result)
 
@@ -196,16 +196,16 @@ class TraceExecutor:
         )
         self._num_seen += 1
 
-    def _note_seats(self, plan: StepPlan) -> None:
-        if len(self._index_of_seat) < plan.table.num_seats:
-            self._index_of_seat = np.zeros(plan.table.num_seats, np.int64)
-        self._index_of_seat[plan.rows] = [self._index[request_id] for request_id in plan.request_ids]
+    def _note_slots(self, plan: StepPlan) -> None:
+        if len(self._index_of_slot) < plan.table.num_slots:
+            self._index_of_slot = np.zeros(plan.table.num_slots, np.int64)
+        self._index_of_slot[plan.rows] = [self._index[request_id] for request_id in plan.request_ids]
 
     def _run(self, plan: StepPlan) -> IntArray:
         """The sampled tokens [parts]. Records the tally."""
         if plan.new_requests or plan.resumed_ids:
-            self._note_seats(plan)
-        rows = self._index_of_seat[plan.rows]
+            self._note_slots(plan)
+        rows = self._index_of_slot[plan.rows]
         prompt, last_position, token_id, offline, reached = self._facts[rows].T
         self._before = rows, reached
         start, end, tally = plan.num_computed, plan.num_computed + plan.num_tokens, StepTally()

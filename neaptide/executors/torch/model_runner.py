@@ -106,7 +106,7 @@ class ModelRunner:
             giving_up: None for a step that cannot be aborted.
 
         Raises:
-            StepGivenUp: only part of the keys and values is in the cache.
+            StepAborted: only part of the keys and values is in the cache.
         """
         plan = batch.attention
         if self.graphs is not None and self.graphs.takes(plan):

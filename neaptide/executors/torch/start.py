@@ -26,7 +26,7 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
         placeholders=True,
         asynchronous=device == "cuda",
         two_tenant_blocks=True,
-        gives_up_steps=executor.gives_up_steps,
+        abortable_steps=executor.abortable_steps,
     )
     return StartedExecutor(
         executor,

@@ -24,7 +24,7 @@ from neaptide.executors.torch.input_batch import InputBatch, build_input_batch
 from neaptide.executors.torch.layers.linear import choose_products
 from neaptide.executors.torch.layers.quantized import quantizer_of
 from neaptide.executors.torch.model_runner import ModelRunner
-from neaptide.executors.torch.models.base import GivingUp, StepGivenUp, TorchModel
+from neaptide.executors.torch.models.base import GivingUp, StepAborted, TorchModel
 from neaptide.executors.torch.placeholders import SampledRow
 from neaptide.executors.torch.request_state import RequestState
 from neaptide.executors.torch.sampling.logits_edits import Allowed
@@ -207,7 +207,7 @@ class TorchExecutor:
         return TorchHandle(pending, self._clock)
 
     @property
-    def gives_up_steps(self) -> bool:
+    def abortable_steps(self) -> bool:
         """Whether the executor checks for online arrivals while it computes. A GPU launches all layers at once."""
         return self._arrivals is not None and self.device.type == "cpu"
 
@@ -229,8 +229,8 @@ class TorchExecutor:
         while (piece := rest.next_piece(limit.max_tokens)) is not None:
             try:
                 is_computed = self._fits(piece, pending, mask)
-            except StepGivenUp:
-                result.is_given_up = True
+            except StepAborted:
+                result.is_aborted = True
                 return
             if is_computed:
                 limit.fitted(piece.num_tokens)
@@ -256,7 +256,7 @@ class TorchExecutor:
         """Computes a piece; False if memory ran out.
 
         Raises:
-            StepGivenUp: see ``ModelRunner.hidden_states``.
+            StepAborted: see ``ModelRunner.hidden_states``.
         """
         found = Pending(StepResult.of(piece.plan))
         try:
@@ -279,8 +279,8 @@ class TorchExecutor:
         result.errors.update(dict.fromkeys(batch.invalid, INVALID_TOKEN))
         prepared_s = self._clock.now()
         giving_up = None
-        if self._arrivals is not None and plan.give_up_share > 0:
-            giving_up = GivingUp(self._arrivals, plan.give_up_share)
+        if self._arrivals is not None and plan.abortable_share > 0:
+            giving_up = GivingUp(self._arrivals, plan.abortable_share)
         hidden = runner.hidden_states(batch, giving_up)
         sampling = np.flatnonzero(plan.sample[batch.parts])
         logits = runner.logits(hidden, batch.last_rows[sampling].tolist()) if len(sampling) else None

@@ -12,7 +12,7 @@ from neaptide.engine.arrays import IntArray
 from neaptide.engine.messages import TokenLogprobs
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR
 from neaptide.engine.steps.plan import StepPlan, StepResult
-from neaptide.executors.vllm.telling.runner_state import Told
+from neaptide.executors.vllm.telling.runner_state import RunnerState
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ _NONE: Mapping[str, str] = {}
 
 
 def collect(
-    plan: StepPlan, told: dict[str, Told], output: Any, result: StepResult, failed: Mapping[str, str] = _NONE
+    plan: StepPlan, told: dict[str, RunnerState], output: Any, result: StepResult, failed: Mapping[str, str] = _NONE
 ) -> None:
     """Writes the runner's output into ``result``. Its errors name parts that the runner did not receive.
 
@@ -66,7 +66,7 @@ def _tokens(ids: list[str], output: Any) -> tuple[IntArray, bool]:
     return tokens, is_whole
 
 
-def _collect_logprobs(plan: StepPlan, told: dict[str, Told], output: Any, result: StepResult) -> None:
+def _collect_logprobs(plan: StepPlan, told: dict[str, RunnerState], output: Any, result: StepResult) -> None:
     """Records the log-probabilities. Rows are [sampled token, most likely tokens], as wide as the largest request
     needs."""
     all_ids, all_values = output.logprobs.logprob_token_ids, output.logprobs.logprobs

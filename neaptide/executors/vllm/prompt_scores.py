@@ -13,7 +13,7 @@ import numpy as np
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR
 from neaptide.engine.steps.plan import StepPlan, StepResult
 from neaptide.executors.vllm.collect import record
-from neaptide.executors.vllm.telling.runner_state import Told
+from neaptide.executors.vllm.telling.runner_state import RunnerState
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class ScoredChunk:
         return self.start + len(self.token_ids)
 
 
-def chunks_to_score(plan: StepPlan, told: Mapping[str, Told], scored: set[str]) -> list[ScoredChunk]:
+def chunks_to_score(plan: StepPlan, told: Mapping[str, RunnerState], scored: set[str]) -> list[ScoredChunk]:
     """The plan's chunks of ``scored`` requests whose prompts are not complete.
 
     A request with output that recomputes its prompt after a preemption already has its scores.

@@ -15,9 +15,9 @@ from vllm.v1.executor import Executor
 
 from neaptide.engine.config import EngineConfig
 from neaptide.executors.torch.device import cpu_flags
-from neaptide.executors.vllm.tensor_parallel import stay_down_after_a_failure, watch_workers
 from neaptide.executors.vllm.arguments import check_arguments, check_device, command_line
 from neaptide.executors.vllm.refusals import refuse_cache, refuse_model
+from neaptide.executors.vllm.tensor_parallel import stay_down_after_a_failure, watch_workers
 from neaptide.executors.vllm.worker import WorkerExtension, ignore_stop_signals
 
 CPU_KV_BYTES = 1 << 30

@@ -15,7 +15,6 @@ from neaptide.engine.params import INVALID_TOKEN
 from neaptide.engine.steps.plan import NewRequest, StepPlan, StepResult
 from neaptide.executors.grammar_masks import GrammarMasks
 from neaptide.executors.torch.device import device_name
-from neaptide.executors.vllm.tensor_parallel import recover
 from neaptide.executors.vllm.arguments import describe
 from neaptide.executors.vllm.collect import collect
 from neaptide.executors.vllm.grammars import StepGrammars
@@ -23,6 +22,7 @@ from neaptide.executors.vllm.prompt_scores import ScoredChunk, chunks_to_score, 
 from neaptide.executors.vllm.sampling import draw_seed, is_random, to_vllm
 from neaptide.executors.vllm.telling.runner_state import NULL_BLOCKS
 from neaptide.executors.vllm.telling.scheduler_output import RunnerKind, Translator
+from neaptide.executors.vllm.tensor_parallel import recover
 from neaptide.executors.vllm.worker import (
     copy_blocks,
     place_generators,
@@ -220,7 +220,7 @@ class VllmExecutor:
         if self._silence is None:
             timeout_s = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
             self._try(lambda: self._workers.collective_rpc(recover, timeout=timeout_s, args=(step,)))
-        self.translator.distrust(plan)
+        self.translator.invalidate(plan)
 
     def close(self) -> None:
         """Ends the workers. The executor cannot be used afterwards."""

@@ -204,7 +204,9 @@ def heap_left_alone() -> Iterator[None]:
 
 
 async def open_loop(
-    arrivals_s: Sequence[float], send: Callable[[int], Awaitable[ChatRecord]], on_record: Callable[[int, ChatRecord], None]
+    arrivals_s: Sequence[float],
+    send: Callable[[int], Awaitable[ChatRecord]],
+    on_record: Callable[[int, ChatRecord], None],
 ) -> None:
     """Sends request i at ``arrivals_s[i]``, independently of the others. Returns when all have ended.
 

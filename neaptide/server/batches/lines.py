@@ -16,8 +16,8 @@ from neaptide.engine.messages import RequestOutput
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.server.batches.served import Abilities, Served
 from neaptide.server.context import GenerationDefaults, ServingContext
-from neaptide.server.http.errors import ApiError
 from neaptide.server.engine_client.client import EngineClient
+from neaptide.server.http.errors import ApiError
 from neaptide.server.openai.prepare import prepare
 from neaptide.server.openai.reply_form import Reply, decode_form, encode_form
 from neaptide.server.openai.respond import ResponseAssembler

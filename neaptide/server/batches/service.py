@@ -15,8 +15,8 @@ from neaptide.server.batches.lines import LineCompiler
 from neaptide.server.batches.mending.report import report
 from neaptide.server.batches.objects import batch_object
 from neaptide.server.batches.planning.planning import MakesPlans
-from neaptide.server.batches.running.state_machine import Machine
 from neaptide.server.batches.running.deadline_status import BatchStatuses
+from neaptide.server.batches.running.state_machine import Machine
 from neaptide.server.batches.sharing import BatchMachine, JobLeft
 from neaptide.server.batches.storing import batch_rows, server_rows
 from neaptide.server.batches.storing.batch_rows import WrongPurposeError
@@ -34,10 +34,10 @@ from neaptide.server.batches.storing.models import (
     new_file_id,
 )
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
-from neaptide.server.batches.wiring import BatchPlane, BatchSettings, Clocks
-from neaptide.server.http.errors import ConflictError, InvalidRequestError, NotFoundError, server_stops
+from neaptide.server.batches.wiring import BatchContext, BatchSettings, Clocks
 from neaptide.server.engine_client.client import EngineClient
 from neaptide.server.engine_client.events import BatchOutlooks
+from neaptide.server.http.errors import ConflictError, InvalidRequestError, NotFoundError, server_stops
 from neaptide.server.openai.stored_replies import Batch
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class BatchService:
         self._compiler = compiler
         self._is_suspended = False
         self._watching: asyncio.Task[None] | None = None
-        plane = BatchPlane(self.store, self.files, engine, compiler, checker, settings, clocks, planner)
+        plane = BatchContext(self.store, self.files, engine, compiler, checker, settings, clocks, planner)
         shared = None if settings.sharing is None else settings.sharing.machine(plane)
         self._machine: BatchMachine = shared or Machine(plane)
         self.leases = self._machine.leases

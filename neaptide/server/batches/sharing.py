@@ -1,7 +1,7 @@
 """Interface to servers that share batches: protocols of the batch service, which the cluster implements.
 
 A single server on the SQLite database of its data directory has no ``BatchSharing``. It uses ``running/machine.py`` and
-``SoleHold``, and does not import the cluster.
+``SoleLease``, and does not import the cluster.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from neaptide.server.batches.storing.databases.protocol import Database
 from neaptide.server.batches.storing.models import BatchRecord, FileRecord
 
 if TYPE_CHECKING:
-    from neaptide.server.batches.wiring import BatchPlane
+    from neaptide.server.batches.wiring import BatchContext
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -98,7 +98,7 @@ class LineLease(Protocol):
         ...
 
 
-class Hold(Protocol):
+class BatchLease(Protocol):
     """Right to change one batch: unlimited on a single server, a lease where several share a database."""
 
     def guarded(
@@ -212,6 +212,6 @@ class BatchSharing(Protocol):
         """
         ...
 
-    def machine(self, plane: "BatchPlane") -> BatchMachine | None:
+    def machine(self, plane: "BatchContext") -> BatchMachine | None:
         """State machine of shared batches; None if one server has the database to itself."""
         ...

@@ -8,16 +8,16 @@ import sqlalchemy as sa
 from neaptide.server.batches.sharing import ResultFiles
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.models import BatchRecord
-from neaptide.server.batches.wiring import BatchPlane
+from neaptide.server.batches.wiring import BatchContext
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class SoleHold:
+class SoleLease:
     """Right on a single server. Implements ``Hold``."""
 
-    def __init__(self, plane: BatchPlane) -> None:
+    def __init__(self, plane: BatchContext) -> None:
         self._p = plane
 
     def guarded(

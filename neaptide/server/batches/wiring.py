@@ -48,7 +48,7 @@ class BatchSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchPlane:
+class BatchContext:
     """Context of the state machine of batches."""
 
     store: Store

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from neaptide.server.subprocesses.on_call import Child, ChildDiedError
-from neaptide.server.engine_client.client import EngineUnavailableError
 from neaptide.server.counterfactual.frames import ShadowAnswer, ShadowTask, answer_decoder, encoder
 from neaptide.server.counterfactual.metrics import POLICIES, ShadowMetrics
 from neaptide.server.counterfactual.ring import NoAnswerError, TrafficRing
+from neaptide.server.engine_client.client import EngineUnavailableError
+from neaptide.server.subprocesses.on_call import Child, ChildDiedError
 
 logger = logging.getLogger(__name__)
 

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import msgspec
 
-from neaptide.server.subprocesses.on_call import Child, ChildDiedError
 from neaptide.server.counterfactual.frames import WhatIfAnswer, WhatIfTask, encoder, what_if_decoder
 from neaptide.server.counterfactual.ring import TrafficRing
+from neaptide.server.subprocesses.on_call import Child, ChildDiedError
 
 IDLE_S = 60.0
 ANSWER_S = 300.0
 """Longest wait for an answer; at idle priority the child may have to wait for a core."""
 
 
-class DeskBusyError(Exception):
+class WhatIfBusyError(Exception):
     """Another question is being answered."""
 
 
@@ -21,7 +21,7 @@ class TooMuchError(Exception):
     """The simulation exceeded its limit of time or memory."""
 
 
-class WhatIfDesk:
+class WhatIf:
     """Answers what-if questions. Event loop only.
 
     Args:
@@ -43,10 +43,10 @@ class WhatIfDesk:
         """Answers a question about the traffic recorded since ``since_s``; adds the recorded pieces to the task.
 
         Raises:
-            DeskBusyError, TooMuchError, NoAnswerError, EngineUnavailableError: there is no answer.
+            WhatIfBusyError, TooMuchError, NoAnswerError, EngineUnavailableError: there is no answer.
         """
         if self._is_busy:
-            raise DeskBusyError
+            raise WhatIfBusyError
         self._is_busy = True
         try:
             pieces = await self._ring.pieces(since_s)

@@ -23,7 +23,7 @@ class Seen(NamedTuple):
     at_s: float
 
 
-class RoomDesk:
+class CapacityQueries:
     """Queries the engine's capacity. Event loop only."""
 
     def __init__(self, client: EngineClient, clock: Callable[[], float]) -> None:

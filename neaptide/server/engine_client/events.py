@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-from neaptide.engine.messages import BatchDeadlineStatus, EngineReady, Occupancy, RequestOutput, Room, StepStats, Traffic
+from neaptide.engine.messages import (
+    BatchDeadlineStatus,
+    EngineReady,
+    Occupancy,
+    RequestOutput,
+    Room,
+    StepStats,
+    Traffic,
+)
 from neaptide.engine.row_id import RowId
 from neaptide.server.engine_client.deaths import Evidence
 

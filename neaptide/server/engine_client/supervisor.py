@@ -25,14 +25,14 @@ from neaptide.engine.messages import (
     to_engine_encoder,
 )
 from neaptide.engine.process.arrivals import OnlineArrivals, create_arrivals
-from neaptide.engine.process.crash_marker import create_witness, read_witness
-from neaptide.server.subprocesses.private_directory import PrivateDirectory
-from neaptide.server.subprocesses.start import end_child, start_child
-from neaptide.server.engine_client.deaths import Evidence, cause_of_death, was_killed_from_outside
+from neaptide.engine.process.crash_marker import create_crash_marker, read_crash_marker
 from neaptide.server.engine_client.client import EngineClient
+from neaptide.server.engine_client.deaths import Evidence, cause_of_death, was_killed_from_outside
 from neaptide.server.engine_client.interpreter import Interpreter
 from neaptide.server.engine_client.watchdog import LONGEST_SILENCE_S, Watchdog
 from neaptide.server.observe.logs import one_line
+from neaptide.server.subprocesses.private_directory import PrivateDirectory
+from neaptide.server.subprocesses.start import end_child, start_child
 
 logger = logging.getLogger(__name__)
 
@@ -67,14 +67,14 @@ class _Engine:
         process: asyncio.subprocess.Process,
         socket: zmq.Socket[bytes],
         path: Path,
-        witness_fd: int,
+        crash_marker_fd: int,
         arrivals: OnlineArrivals,
         longest_silence_s: float,
     ):
         self.process = process
         self._socket = socket
         self._path = path
-        self._witness_fd = witness_fd
+        self._crash_marker_fd = crash_marker_fd
         self._arrivals = arrivals
         self._loop = asyncio.get_running_loop()
         self._listener: Callable[[FromEngine], None] | None = None
@@ -107,7 +107,7 @@ class _Engine:
         self._arrivals.note_sent(message)
         return True
 
-    def hear_out(self) -> None:
+    def drain(self) -> None:
         """Processes all messages that a process left when it ended."""
         while self._take():
             pass
@@ -146,7 +146,7 @@ class _Engine:
             self._watchdog.excuse(self._loop.time() - began_s - look_s)
 
     def _left_s(self) -> float:
-        return self._watchdog.left_s(read_witness(self._witness_fd).predicted_s, self._loop.time())
+        return self._watchdog.left_s(read_crash_marker(self._crash_marker_fd).predicted_s, self._loop.time())
 
     async def dump_stacks(self) -> None:
         """Makes a silent engine dump its stacks to stderr, if it still can."""
@@ -165,8 +165,8 @@ class _Engine:
         self._loop.remove_reader(self._fd)
         self._socket.close(linger=0)
         self._path.unlink(missing_ok=True)
-        suspects = read_witness(self._witness_fd).request_ids
-        os.close(self._witness_fd)
+        suspects = read_crash_marker(self._crash_marker_fd).request_ids
+        os.close(self._crash_marker_fd)
         return suspects, evidence
 
 
@@ -313,19 +313,19 @@ class Supervisor:
             socket.setsockopt(zmq.RCVHWM, 0)
             socket.bind(f"ipc://{path}")
             os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
-            witness_fd = create_witness()
-            undone.callback(os.close, witness_fd)
+            crash_marker_fd = create_crash_marker()
+            undone.callback(os.close, crash_marker_fd)
             arrivals_fd = create_arrivals()
             try:
                 arrivals = OnlineArrivals(arrivals_fd)
-                process = await self._start_process(path, witness_fd, arrivals_fd)
+                process = await self._start_process(path, crash_marker_fd, arrivals_fd)
             finally:
                 os.close(arrivals_fd)
             undone.pop_all()
-        return _Engine(process, socket, path, witness_fd, arrivals, self._longest_silence_s)
+        return _Engine(process, socket, path, crash_marker_fd, arrivals, self._longest_silence_s)
 
-    async def _start_process(self, path: Path, witness_fd: int, arrivals_fd: int) -> asyncio.subprocess.Process:
-        config = msgspec.structs.replace(self._config, witness_fd=witness_fd, arrivals_fd=arrivals_fd)
+    async def _start_process(self, path: Path, crash_marker_fd: int, arrivals_fd: int) -> asyncio.subprocess.Process:
+        config = msgspec.structs.replace(self._config, crash_marker_fd=crash_marker_fd, arrivals_fd=arrivals_fd)
         return await start_child(
             "neaptide.launch.serve",
             f"ipc://{path}",
@@ -333,7 +333,7 @@ class Supervisor:
             executable=self._interpreter.executable,
             environment=self._interpreter.environment(self.directory),
             talks=False,
-            pass_fds=[witness_fd, arrivals_fd],
+            pass_fds=[crash_marker_fd, arrivals_fd],
         )
 
     async def _wait_ready(self, engine: _Engine) -> EngineReady:
@@ -372,7 +372,7 @@ class Supervisor:
             if engine.failed.done():
                 engine.failed.result()
             if ended.done():
-                engine.hear_out()
+                engine.drain()
                 return
             logger.error("the engine has been silent for too long and is killed")
             await engine.dump_stacks()

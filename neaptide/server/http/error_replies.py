@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match
 
+from neaptide.server.engine_client.client import EngineUnavailableError
 from neaptide.server.http.errors import (
     ApiError,
     InvalidRequestError,
@@ -19,7 +20,6 @@ from neaptide.server.http.errors import (
     engine_unavailable,
     from_parameter_error,
 )
-from neaptide.server.engine_client.client import EngineUnavailableError
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from neaptide.server.http.errors import ApiError, UnavailableError
 from neaptide.server.engine_client.client import EngineUnavailableError
+from neaptide.server.http.errors import ApiError, UnavailableError
 
 logger = logging.getLogger(__name__)
 

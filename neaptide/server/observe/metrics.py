@@ -45,7 +45,7 @@ _COUNTED = (
     ("mask_s", "neaptide_mask_wait_seconds_total", "Time that steps waited for the masks of grammars, in seconds."),
     ("late_masks", "neaptide_late_masks_total", "Number of grammar masks that were late."),
     (
-        "is_given_up",
+        "is_aborted",
         "neaptide_steps_given_up_total",
         "Number of steps without online work that an online arrival aborted.",
     ),
@@ -244,7 +244,7 @@ class ServerMetrics:
             "Number of steps that took no longer than predicted plus their margin.",
             registry=registry,
         )
-        self.given_up_seconds = Counter(
+        self.aborted_seconds = Counter(
             "neaptide_steps_given_up_seconds_total",
             "Time spent on aborted steps.",
             registry=registry,
@@ -281,8 +281,8 @@ class ServerMetrics:
         self.grammar_bytes.set(stats.grammar_bytes)
         for field, histogram in self._phase_seconds:
             histogram.observe(getattr(stats, field))
-        if stats.is_given_up:
-            self.given_up_seconds.inc(stats.duration_s)
+        if stats.is_aborted:
+            self.aborted_seconds.inc(stats.duration_s)
         elif stats.duration_s > 0 and stats.predicted_s > 0:
             self.step_error.observe(abs(stats.predicted_s - stats.duration_s) / stats.duration_s)
             self.steps.inc()

@@ -13,6 +13,8 @@ from starlette.responses import Response
 from neaptide.engine.messages import AddRequest, RequestOutput
 from neaptide.engine.params import FinishReason, Tier, request_class
 from neaptide.server.context import ServingContext
+from neaptide.server.engine_client.backlog import SlowReaderError
+from neaptide.server.engine_client.client import EngineUnavailableError
 from neaptide.server.http.auth import Principal, principal_of
 from neaptide.server.http.errors import (
     ApiError,
@@ -24,8 +26,6 @@ from neaptide.server.http.jsonbody import parse_aside, read_json
 from neaptide.server.http.patience import first_within, patience_s
 from neaptide.server.http.refusals import Cost
 from neaptide.server.http.sse import EventStream, event, unless_disconnected
-from neaptide.server.engine_client.backlog import SlowReaderError
-from neaptide.server.engine_client.client import EngineUnavailableError
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.observe.request_log import RequestRecord
 from neaptide.server.observe.timing import ChoiceTiming, RequestTiming

@@ -5,6 +5,11 @@ from textwrap import shorten
 from fastapi import APIRouter, Request
 
 from neaptide.server.context import ServingContext
+from neaptide.server.counterfactual.frames import WhatIfAnswer, WhatIfTask
+from neaptide.server.counterfactual.ring import NoAnswerError
+from neaptide.server.counterfactual.service import Shadow
+from neaptide.server.counterfactual.what_if import TooMuchError, WhatIfBusyError
+from neaptide.server.engine_client.client import EngineUnavailableError
 from neaptide.server.http.auth import KeyRing, principal_of
 from neaptide.server.http.errors import (
     MAX_MESSAGE_CHARS,
@@ -18,16 +23,11 @@ from neaptide.server.http.errors import (
 from neaptide.server.http.hosts import is_loopback
 from neaptide.server.http.jsonbody import read_object
 from neaptide.server.http.sse import unless_disconnected
-from neaptide.server.engine_client.client import EngineUnavailableError
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.openai.openapi import JSON_BODY_ERRORS, replies, request_body
 from neaptide.server.openai.prepare import parse_body
 from neaptide.server.openai.replies import OfflineSwitch, WhatIfReply, WhatIfShares
 from neaptide.server.openai.schemas import OfflineSwitchBody, WhatIfBody
-from neaptide.server.counterfactual.what_if import DeskBusyError, TooMuchError
-from neaptide.server.counterfactual.frames import WhatIfAnswer, WhatIfTask
-from neaptide.server.counterfactual.ring import NoAnswerError
-from neaptide.server.counterfactual.service import Shadow
 
 router = APIRouter()
 
@@ -82,7 +82,7 @@ async def what_if(request: Request) -> WhatIfReply:
     try:
         asking = shadow.desk.ask(task, context.clock() - 60 * body.minutes)
         answer = await unless_disconnected(request.receive, asking)
-    except DeskBusyError:
+    except WhatIfBusyError:
         raise ConflictError("Another question is being answered; one at a time.", code="what_if_busy") from None
     except TooMuchError:
         message = "The simulation takes too much time or memory; ask about fewer minutes or less traffic."

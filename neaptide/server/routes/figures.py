@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from neaptide.server.batches.service import BatchService
 from neaptide.server.batches.storing.faults import storage_faults
 from neaptide.server.context import ServingContext
-from neaptide.server.engine_client.capacity_queries import RoomDesk
+from neaptide.server.engine_client.capacity_queries import CapacityQueries
 from neaptide.server.openai.openapi import replies
 from neaptide.server.openai.replies import Backlogs, ReplicaFigures
 
@@ -19,7 +19,7 @@ async def figures(request: Request, cached: bool = False) -> ReplicaFigures:
     """Online capacity of the engine; with `cached=true`, also a digest of its prefix cache. 503 while new work is
     refused."""
     context: ServingContext = request.app.state.context
-    desk: RoomDesk = request.app.state.room_desk
+    desk: CapacityQueries = request.app.state.capacity_queries
     context.check_open()
     room, at_s = await desk.ask(cached)
     return {

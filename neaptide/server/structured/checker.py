@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from neaptide.server.subprocesses.frames import read_frame, write_frame
-from neaptide.server.subprocesses.private_directory import PrivateDirectory
-from neaptide.server.subprocesses.start import child_command, child_environment
 from neaptide.server.engine_client.deaths import was_killed_from_outside
 from neaptide.server.engine_client.interpreter import Interpreter
 from neaptide.server.structured.statuses import NO_GRAMMARS_STATUS
+from neaptide.server.subprocesses.frames import read_frame, write_frame
+from neaptide.server.subprocesses.private_directory import PrivateDirectory
+from neaptide.server.subprocesses.start import child_command, child_environment
 
 logger = logging.getLogger(__name__)
 

@@ -15,15 +15,15 @@ from typing import BinaryIO
 
 from neaptide.engine.process.parent import ignore_stop_signals
 from neaptide.models.grammars import GrammarError, Grammars
-from neaptide.server.subprocesses.child import bound_memory, pipes, stand_back
-from neaptide.server.subprocesses.frames import read_frame, write_frame
 from neaptide.server.structured.statuses import NO_GRAMMARS_STATUS
+from neaptide.server.subprocesses.child import bound_memory, pipes, set_idle_priority
+from neaptide.server.subprocesses.frames import read_frame, write_frame
 
 NICENESS = 10
 
 
 def main(model_dir: Path, vocab_size: int, eos_token_ids: list[int], cpu_s: float, memory_bytes: int) -> int:
-    stand_back(NICENESS)
+    set_idle_priority(NICENESS)
     ignore_stop_signals()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     source, sink = pipes()

@@ -14,7 +14,7 @@ BURST_S, BURST_REST_S = 0.004, 0.2
 """Seconds of work and of rest, which are two percent of a core."""
 
 
-def stand_back(niceness: int, is_idle: bool = False) -> None:
+def set_idle_priority(niceness: int, is_idle: bool = False) -> None:
     """Lowers this process's priority below that of the engine and the API process.
 
     Args:

@@ -18,7 +18,7 @@ from neaptide.engine.steps.plan import BatchShape
 from neaptide.engine.steps.step import Step
 from neaptide.simulation.measures import OnlineRecord, Window
 from neaptide.simulation.recorded.load import LoadMaker
-from neaptide.simulation.recorded.recording import TrafficRecording, StepTimes, num_sampled
+from neaptide.simulation.recorded.recording import StepTimes, TrafficRecording, num_sampled
 from neaptide.simulation.replica import ONLINE_PREFIX
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import simulate

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 from neaptide.cluster.batches import chunk_rows
 from neaptide.cluster.batches.chunk_rows import LeasedLines
-from neaptide.cluster.lease_order import LEASE_S, LeaseChunk, ChunkKey, ChunkLease, Side, sort_key
+from neaptide.cluster.lease_order import LEASE_S, ChunkKey, ChunkLease, LeaseChunk, Side, sort_key
 from neaptide.cluster.sharing import sharing_of
 from neaptide.cluster.storage.postgres import postgres_url as make_postgres_url
 from neaptide.server.batches.storing import batch_rows
@@ -131,7 +131,9 @@ def test_the_lines_of_a_chunk_are_found_without_the_batchs_others(postgres_url: 
         store.write_blocking(batch_rows.create_batch, BATCH, ("file-o", "file-e"))
         lines = [NewLine(n + 1, f"c{n}", 0, 1, n, 1) for n in range(32 * 64)]
         store.write_blocking(batch_rows.insert_lines, BATCH.id, lines)
-        chunks = {LeaseChunk(ChunkKey(BATCH.id, n), 1_000, 1.0, 64): list(range(1 + n * 64, 65 + n * 64)) for n in range(32)}
+        chunks = {
+            LeaseChunk(ChunkKey(BATCH.id, n), 1_000, 1.0, 64): list(range(1 + n * 64, 65 + n * 64)) for n in range(32)
+        }
         store.write_blocking(chunk_rows.add_chunks, chunks)
         assert "batch_lines_by_chunk" in store.write_blocking(plan)
     finally:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from neaptide.cluster.batches import chunk_rows, lease_rows
 from neaptide.cluster.batches.chunk_rows import LeasedLines
 from neaptide.cluster.batches.lease_rows import BatchLease, guarded
-from neaptide.cluster.lease_order import LeaseChunk, ChunkKey
+from neaptide.cluster.lease_order import ChunkKey, LeaseChunk
 from neaptide.cluster.sharing import sharing_of
 from neaptide.server.batches.sharing import LeaseLostError
 from neaptide.server.batches.storing import batch_rows

@@ -13,11 +13,11 @@ def every_so_often(count: int = NUM_REQUESTS) -> list[TraceRequest]:
     return online(*((1.0 + 0.3 * k, 4, 5) for k in range(count)))
 
 
-def one_seat(**fields: object) -> Scenario:
+def one_slot(**fields: object) -> Scenario:
     """A first token comes 0.1 s after a seat is free, and must come 0.15 s after the arrival."""
     return constant(max_num_seqs=1, policy="fcfs", ttft_slo_s=0.15, **fields)
 
 
 def question(**fields: object) -> Question:
-    values: dict[str, object] = {"base": one_seat(), "trace": every_so_often(), "peak_s": 60.0, "margin_s": 1.0}
+    values: dict[str, object] = {"base": one_slot(), "trace": every_so_often(), "peak_s": 60.0, "margin_s": 1.0}
     return Question(**(values | fields))  # type: ignore[arg-type]

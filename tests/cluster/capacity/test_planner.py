@@ -13,7 +13,7 @@ from neaptide.cluster.capacity.stretch import Stretch
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import OnProgress
-from tests.cluster.capacity.scenes import NUM_REQUESTS, every_so_often, one_seat, question
+from tests.cluster.capacity.scenes import NUM_REQUESTS, every_so_often, one_slot, question
 from tests.simulation.scenes import constant, offline, online, profile
 
 ALL = {"ttft": 1.0, "tpot": 1.0, "both": 1.0}
@@ -98,7 +98,7 @@ def test_the_margin_before_the_peak_leaves_an_engine_that_is_busy() -> None:
 
 def test_the_peak_is_the_work_of_the_device_and_not_a_count() -> None:
     trace = online(*((0.1 * k, 4, 1) for k in range(9)), (50.0, 200, 1))
-    assert plan(question(trace=trace, base=one_seat(profile=profile(256)), peak_s=5.0)).peak.start_s == 50.0
+    assert plan(question(trace=trace, base=one_slot(profile=profile(256)), peak_s=5.0)).peak.start_s == 50.0
 
 
 # ---- memory ----
@@ -130,7 +130,7 @@ def test_memory_is_looked_for_on_a_given_number_of_replicas() -> None:
 
 def test_offline_work_is_measured_beside_the_answer_on_all_its_replicas() -> None:
     """Two seats a replica, so that the online work leaves one at least; a row takes it for four steps of 0.1 s."""
-    base = one_seat()
+    base = one_slot()
     found = plan(question(base=replace(base, max_num_seqs=2), offline=[offline(*[(0, 4, 4)] * 6)], attainment=1.0))
     assert found.answer is not None
     assert found.answer.beside is not None
@@ -167,7 +167,7 @@ def test_beside_what_is_simulated_once_the_answer_and_for_a_plot_every_size() ->
 
 
 def test_a_pool_that_runs_dry_makes_the_rate_invalid() -> None:
-    base = one_seat(refill=False)
+    base = one_slot(refill=False)
     found = plan(question(base=replace(base, max_num_seqs=2), offline=[offline((0, 4, 4))]))
     assert found.offline is not None
     assert not found.offline.whole.valid

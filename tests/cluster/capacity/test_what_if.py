@@ -36,9 +36,11 @@ def test_with_nothing_changed_it_says_what_one_replica_does() -> None:
 
 
 @pytest.mark.parametrize(("change", "give_up"), [(WhatIfChange(), GIVE_UP), (WhatIfChange(profile="cpu-111m"), None)])
-def test_a_server_that_gives_steps_up_does_so_here_and_not_on_another_device(change: WhatIfChange, give_up: object) -> None:
+def test_a_server_that_gives_steps_up_does_so_here_and_not_on_another_device(
+    change: WhatIfChange, give_up: object
+) -> None:
     served = copy.copy(recording())
-    scheduler = msgspec.structs.replace(served.present.scheduler, gives_up_steps=True)
+    scheduler = msgspec.structs.replace(served.present.scheduler, abortable_steps=True)
     served.present = msgspec.structs.replace(served.present, scheduler=scheduler)
     assert scenario_of(served, change).give_up == give_up
     assert scenario_of(recording(), change).give_up is None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from neaptide.cluster.autoscaling import Scale
 from neaptide.cluster.routing import ROUTERS
 from neaptide.cluster.simulation.cluster import simulate_cluster
-from neaptide.cluster.simulation.fleet import PLACEMENTS, SimulatedFleet, Placement, parted
+from neaptide.cluster.simulation.fleet import PLACEMENTS, Placement, SimulatedFleet, parted
 from neaptide.engine.scheduler import online_load
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
@@ -156,7 +156,8 @@ def test_two_replicas_do_twice_the_work() -> None:
     scene = constant(offline_sets=[pool_of(500)], refill=False, profile=profile(256), max_num_seqs=8)
     for placement in PLACEMENTS:
         one, two = (
-            simulate_cluster(scene, SimulatedFleet(replicas=replicas, placement=placement)).result for replicas in (1, 2)
+            simulate_cluster(scene, SimulatedFleet(replicas=replicas, placement=placement)).result
+            for replicas in (1, 2)
         )
         assert one.offline.makespan_s is not None
         assert two.offline.makespan_s is not None

@@ -12,7 +12,7 @@ PROMPTS = [f"{number}, " * 400 for number in range(24)]
 MAX_CHATS = 400
 
 
-def num_given_up(server: RunningServer) -> float:
+def num_aborted(server: RunningServer) -> float:
     found = re.search(r"^neaptide_steps_given_up_total (\S+)$", server.http.get("/metrics").text, re.MULTILINE)
     assert found
     return float(found[1])
@@ -21,16 +21,16 @@ def num_given_up(server: RunningServer) -> float:
 def test_chats_that_cannot_wait_have_steps_given_up_and_the_batch_says_what_it_says_alone(
     embedded: RunningServer, client: openai.OpenAI
 ) -> None:
-    before = num_given_up(embedded)
+    before = num_aborted(embedded)
     bodies = [{"prompt": prompt, "temperature": 0, "max_tokens": 48} for prompt in PROMPTS]
     file_id = upload_lines(client, "/v1/completions", bodies)
     batch = client.batches.create(input_file_id=file_id, endpoint="/v1/completions", completion_window="24h")
     for _ in range(MAX_CHATS):
         client.completions.create(model=MODEL, prompt="2+2=", max_tokens=1, extra_body={"ttft_slo_ms": 5})
-        if num_given_up(embedded) >= before + 3:
+        if num_aborted(embedded) >= before + 3:
             break
     done = wait_terminal(embedded, batch.id)
-    assert num_given_up(embedded) >= before + 3
+    assert num_aborted(embedded) >= before + 3
     lines = {line["custom_id"]: line["response"]["body"] for line in result_lines(embedded, done)}
     assert len(lines) == len(PROMPTS)
     for number in (0, 11, 23):

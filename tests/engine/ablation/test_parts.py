@@ -14,7 +14,7 @@ from tests.engine.scheduler.test_margins_and_bounds import TOKEN_S, PerToken
 
 
 def harness_of(*left_out: str, **fields: object) -> Harness:
-    return Harness(cost_model=PerToken(), egress_s=0.0, left_out=left_out, **fields)  # type: ignore[arg-type]
+    return Harness(cost_model=PerToken(), delivery_latency_s=0.0, left_out=left_out, **fields)  # type: ignore[arg-type]
 
 
 def with_stream(*left_out: str, num_output: int, **fields: object) -> Harness:

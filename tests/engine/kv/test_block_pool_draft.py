@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.kv.pool_draft import BlockPoolDraft
-from neaptide.engine.kv.prefix_nodes import Segment
+from neaptide.engine.kv.prefix_nodes import PrefixNode
 from neaptide.engine.params import RequestClass
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
@@ -110,11 +110,11 @@ class Player:
 def played(before: list[Operation], by_reuse: bool = False, counted: bool = False) -> tuple[BlockPool, Player]:
     pool = BlockPool(NUM_BLOCKS, by_reuse, counted)
     player = Player(pool)
-    segments = [Segment(16, num, lambda use=use: use) for num, use in ((1, None), (3, 5), (9, 8))]  # type: ignore[misc]
+    prefix_nodes = [PrefixNode(16, num, lambda use=use: use) for num, use in ((1, None), (3, 5), (9, 8))]  # type: ignore[misc]
     for operation in before:
         blocks = player.play(operation)
         if isinstance(operation, Compute):
-            pool.mark((block, segments[operation.chain]) for block in blocks)
+            pool.mark((block, prefix_nodes[operation.chain]) for block in blocks)
     return pool, player
 
 
@@ -185,7 +185,7 @@ def test_more_than_available_is_refused_and_changes_nothing() -> None:
 
 
 def test_a_draft_says_what_it_would_evict_and_how_many_want_it() -> None:
-    pool, wanted = BlockPool(4), Segment(16, 2)
+    pool, wanted = BlockPool(4), PrefixNode(16, 2)
     blocks = pool.allocate(3, OFFLINE)
     pool.publish(zip(blocks, (b"a", b"b", b"c"), strict=True))
     pool.mark([(blocks[0], wanted)])

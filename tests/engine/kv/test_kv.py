@@ -8,7 +8,7 @@ from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.kv.draft import PrefixHit
 from neaptide.engine.kv.manager import KVCacheManager, KVOccupancy
 from neaptide.engine.kv.prefix_index import block_hash, extend_block_hashes, root_hash
-from neaptide.engine.kv.prefix_nodes import own_segment
+from neaptide.engine.kv.prefix_nodes import own_node
 from neaptide.engine.messages import AbortRequest
 from neaptide.engine.params import FinishReason, RequestClass, SamplingParams, Tier
 from neaptide.engine.request import Request, RequestStatus
@@ -24,16 +24,16 @@ def make_request(request_id: str, prompt: list[int], salt: bytes = b"", tier: Ti
 
 def make_cache(num_blocks: int) -> KVCacheManager:
     """Blocks of 4 tokens, seats for four requests."""
-    return KVCacheManager(num_blocks, RequestTable(num_seats=4, max_tokens=32, block_size=4))
+    return KVCacheManager(num_blocks, RequestTable(num_slots=4, max_tokens=32, block_size=4))
 
 
 def run_prompt(kv: KVCacheManager, request: Request) -> int:
     """Admits, computes the whole prompt, publishes; returns the cached tokens."""
     hit = kv.draft().match_prefix(request)
-    request.sit(kv.table, 1)
+    request.assign_slot(kv.table, 1)
     kv.admit(request, hit)
     kv.grow(request, request.num_tokens - hit.num_tokens)
-    kv.table.computed[request.seat] = request.num_tokens
+    kv.table.computed[request.slot] = request.num_tokens
     kv.publish(request, request.num_tokens)
     return hit.num_tokens
 
@@ -244,7 +244,7 @@ def test_blocks_of_an_ended_request_that_hold_something_else_by_now_are_not_diso
     run_prompt(kv, old)
     left = [(old.block_ids[0], old.block_hashes[0])]
     kv.release(old)
-    old.rise(RequestStatus.FINISHED)
+    old.free_slot(RequestStatus.FINISHED)
     run_prompt(kv, new)  # takes both blocks, the cached one as well
     assert left[0][0] in new.block_ids
     assert kv.disown([(new.block_ids[0], old.block_hashes[0])]) == []
@@ -252,20 +252,20 @@ def test_blocks_of_an_ended_request_that_hold_something_else_by_now_are_not_diso
 
 
 def test_blocks_that_are_published_as_their_request_makes_way_go_in_the_same_order_in_a_draft() -> None:
-    kv = KVCacheManager(8, RequestTable(num_seats=4, max_tokens=32, block_size=4), evicts_by_reuse=True)
+    kv = KVCacheManager(8, RequestTable(num_slots=4, max_tokens=32, block_size=4), evicts_by_reuse=True)
     other, row = make_request("other", [9] * 4), make_request("row", [7] * 4, tier=Tier.BATCH)
-    row.segments = (own_segment(),)
+    row.prefix_nodes = (own_node(),)
     for request in (row, other):
-        request.sit(kv.table, 1)
+        request.assign_slot(kv.table, 1)
         kv.admit(request, PrefixHit([], 0))
         kv.grow(request, 4)
-        kv.table.computed[request.seat] = kv.table.sound[request.seat] = 4
+        kv.table.computed[request.slot] = kv.table.committed[request.slot] = 4
     draft = kv.draft()
     draft.release(row)
     draft.release(other)
     expected = list(draft.pool.next_evicted(8))
     for request in (row, other):
-        kv.publish_sound(request)
+        kv.publish_committed(request)
         kv.release(request)
     assert list(kv.draft().pool.next_evicted(8)) == expected
     # Its own segment is still wanted: the row's block goes last, though it was released first.

@@ -14,17 +14,17 @@ from neaptide.engine.kv.eviction import (
     planned_bucket,
     wanted_bucket,
 )
-from neaptide.engine.kv.prefix_nodes import Segment, own_segment, segments_of_blocks
+from neaptide.engine.kv.prefix_nodes import PrefixNode, nodes_of_blocks, own_node
 from neaptide.engine.params import RequestClass
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 
 
-def cached(pool: BlockPool, name: bytes, *segments: Segment, owner: RequestClass = OFFLINE) -> int:
+def cached(pool: BlockPool, name: bytes, *prefix_nodes: PrefixNode, owner: RequestClass = OFFLINE) -> int:
     (block,) = pool.allocate(1, owner)
     pool.publish([(block, name)])
-    for segment in segments:
-        pool.mark([(block, segment)])
+    for prefix_node in prefix_nodes:
+        pool.mark([(block, prefix_node)])
     pool.release([block], owner)
     return block
 
@@ -42,8 +42,8 @@ def test_what_comes_next_has_the_last_bucket_and_what_comes_last_the_first() -> 
 
 def test_what_is_wanted_most_goes_last() -> None:
     pool = BlockPool(5, by_reuse=True)
-    often = cached(pool, b"often", Segment(16, 9))
-    once = cached(pool, b"once", Segment(16, 1))
+    often = cached(pool, b"often", PrefixNode(16, 9))
+    once = cached(pool, b"once", PrefixNode(16, 1))
     chat = cached(pool, b"chat", owner=ONLINE)
     nobody = cached(pool, b"nobody")
     assert list(pool.eviction_order()) == [nobody, chat, once, often]
@@ -52,13 +52,13 @@ def test_what_is_wanted_most_goes_last() -> None:
 
 def test_by_age_alone_nothing_of_that_counts() -> None:
     pool = BlockPool(3)
-    order = [cached(pool, b"often", Segment(16, 9)), cached(pool, b"chat", owner=ONLINE), cached(pool, b"nobody")]
+    order = [cached(pool, b"often", PrefixNode(16, 9)), cached(pool, b"chat", owner=ONLINE), cached(pool, b"nobody")]
     assert list(pool.eviction_order()) == order
 
 
 def test_blocks_go_earlier_as_fewer_want_them() -> None:
-    pool, shared = BlockPool(2, by_reuse=True), Segment(16, 4)
-    first, other = cached(pool, b"a", shared), cached(pool, b"b", Segment(16, 2))
+    pool, shared = BlockPool(2, by_reuse=True), PrefixNode(16, 4)
+    first, other = cached(pool, b"a", shared), cached(pool, b"b", PrefixNode(16, 2))
     assert list(pool.eviction_order()) == [other, first]
     for _ in range(3):
         pool.want_less((shared,))
@@ -67,18 +67,18 @@ def test_blocks_go_earlier_as_fewer_want_them() -> None:
 
 
 def test_a_block_that_two_jobs_share_stays_for_the_other_one() -> None:
-    pool, mine, theirs = BlockPool(1, by_reuse=True), Segment(16, 1), Segment(16, 5)
+    pool, mine, theirs = BlockPool(1, by_reuse=True), PrefixNode(16, 1), PrefixNode(16, 5)
     block = cached(pool, b"a", mine, theirs)
     pool.want_less((theirs,), 5)
-    assert pool.bucket_of(pool.segments_of(block), OFFLINE) == WANTED
+    assert pool.bucket_of(pool.nodes_of(block), OFFLINE) == WANTED
     pool.want_less((mine,))
-    assert pool.bucket_of(pool.segments_of(block), OFFLINE) == UNWANTED
+    assert pool.bucket_of(pool.nodes_of(block), OFFLINE) == UNWANTED
 
 
 def test_what_an_online_request_read_last_stays_its_when_no_row_wants_it_any_more() -> None:
     """A system prompt that a batch shares with chats: the batch ends, and the chats go on."""
     for counted in (False, True):
-        pool, shared = BlockPool(3, by_reuse=True, counted=counted), Segment(16, 3)
+        pool, shared = BlockPool(3, by_reuse=True, counted=counted), PrefixNode(16, 3)
         chat = cached(pool, b"system prompt", shared, owner=ONLINE)
         row = cached(pool, b"document", shared)
         pool.want_less((shared,), 3)
@@ -90,9 +90,9 @@ def test_what_an_online_request_read_last_stays_its_when_no_row_wants_it_any_mor
 def test_counted_exactly_five_are_more_than_four_and_jobs_add_up() -> None:
     def order(counted: bool) -> list[bytes | None]:
         pool = BlockPool(4, by_reuse=True, counted=counted)
-        cached(pool, b"five", Segment(16, 5))
-        cached(pool, b"two and four", Segment(16, 2), Segment(16, 4))
-        cached(pool, b"four", Segment(16, 4))
+        cached(pool, b"five", PrefixNode(16, 5))
+        cached(pool, b"two and four", PrefixNode(16, 2), PrefixNode(16, 4))
+        cached(pool, b"four", PrefixNode(16, 4))
         cached(pool, b"chat", owner=ONLINE)
         pool.check_integrity([])
         return [pool.hash_of(block) for block in pool.eviction_order()]
@@ -102,8 +102,8 @@ def test_counted_exactly_five_are_more_than_four_and_jobs_add_up() -> None:
 
 
 def test_counted_exactly_every_request_that_ends_moves_a_block() -> None:
-    pool, shared = BlockPool(3, by_reuse=True, counted=True), Segment(16, 7)
-    blocks = [cached(pool, b"a", shared), cached(pool, b"b", Segment(16, 6)), cached(pool, b"c", owner=ONLINE)]
+    pool, shared = BlockPool(3, by_reuse=True, counted=True), PrefixNode(16, 7)
+    blocks = [cached(pool, b"a", shared), cached(pool, b"b", PrefixNode(16, 6)), cached(pool, b"c", owner=ONLINE)]
     orders = []
     for _ in range(3):
         pool.want_less((shared,), 1 if shared.num_wanting > 5 else 5)
@@ -114,11 +114,11 @@ def test_counted_exactly_every_request_that_ends_moves_a_block() -> None:
 
 
 def test_a_prefix_ends_in_the_first_segment_that_reaches_so_far() -> None:
-    document, chapter, own = Segment(32, 9), Segment(48, 3), own_segment()
+    document, chapter, own = PrefixNode(32, 9), PrefixNode(48, 3), own_node()
     path = (document, chapter, own)
-    assert segments_of_blocks(path, 0, [0, 1, 2, 3, 4], 16) == [document, document, chapter, own, own]
-    assert segments_of_blocks(path, 2, [7, 8], 16) == [chapter, own]
-    assert segments_of_blocks(path, 0, [0, 1], 32) == [
+    assert nodes_of_blocks(path, 0, [0, 1, 2, 3, 4], 16) == [document, document, chapter, own, own]
+    assert nodes_of_blocks(path, 2, [7, 8], 16) == [chapter, own]
+    assert nodes_of_blocks(path, 0, [0, 1], 32) == [
         document,
         own,
     ]  # a block that reaches into the next is the next's
@@ -129,19 +129,21 @@ def test_no_block_that_is_wanted_goes_while_one_is_left_that_is_wanted_less(
     made: list[tuple[int, RequestClass]], data: st.DataObject
 ) -> None:
     pool = BlockPool(len(made), by_reuse=True)
-    segments = [Segment(16, count) for count in (1, 4, 20)]
-    belongs = {cached(pool, bytes([k]), segments[s], owner=owner): segments[s] for k, (s, owner) in enumerate(made)}
+    prefix_nodes = [PrefixNode(16, count) for count in (1, 4, 20)]
+    belongs = {
+        cached(pool, bytes([k]), prefix_nodes[s], owner=owner): prefix_nodes[s] for k, (s, owner) in enumerate(made)
+    }
     for _ in range(data.draw(st.integers(0, 20))):
-        segment = data.draw(st.sampled_from([s for s in segments if s.num_wanting] or [None]))
-        if segment is not None:
-            pool.want_less((segment,))
+        prefix_node = data.draw(st.sampled_from([s for s in prefix_nodes if s.num_wanting] or [None]))
+        if prefix_node is not None:
+            pool.want_less((prefix_node,))
     pool.check_integrity([])
     wanted = [belongs[block].num_wanting.bit_length() for block in pool.eviction_order()]
     assert wanted == sorted(wanted)
 
 
-def planned(use: int | None, num_wanting: int = 1) -> Segment:
-    return Segment(16, num_wanting, lambda: use)
+def planned(use: int | None, num_wanting: int = 1) -> PrefixNode:
+    return PrefixNode(16, num_wanting, lambda: use)
 
 
 def test_what_a_plan_wants_sooner_stays_longer_however_few_want_it() -> None:
@@ -188,14 +190,14 @@ def test_no_block_goes_while_one_is_left_that_the_plan_wants_later_or_not_at_all
 ) -> None:
     pool = BlockPool(len(made), by_reuse=True)
     uses = [use for use, _ in first]
-    segments = [Segment(16, num, lambda k=k: uses[k]) for k, (_, num) in enumerate(first)]  # type: ignore[misc]
-    belongs = {cached(pool, bytes([k]), segments[s], owner=owner): s for k, (s, owner) in enumerate(made)}
+    prefix_nodes = [PrefixNode(16, num, lambda k=k: uses[k]) for k, (_, num) in enumerate(first)]  # type: ignore[misc]
+    belongs = {cached(pool, bytes([k]), prefix_nodes[s], owner=owner): s for k, (s, owner) in enumerate(made)}
     for number, use in then:
         uses[number] = use
-        pool.look_up_uses([segments[number]])
+        pool.look_up_uses([prefix_nodes[number]])
         pool.check_integrity([])
     order = [belongs[block] for block in pool.eviction_order()]
-    wanted = [s for s in order if segments[s].num_wanting]
+    wanted = [s for s in order if prefix_nodes[s].num_wanting]
     assert order[len(order) - len(wanted) :] == wanted, "what no request wants goes first"
     unplanned = [s for s in wanted if uses[s] is None]
     assert wanted[: len(unplanned)] == unplanned

@@ -55,7 +55,9 @@ def test_a_window_shorter_than_the_whole_device_needs_is_infeasible(
 
 
 @pytest.mark.parametrize(("rate", "outlook"), [(4999.0, DeadlineStatus.AT_RISK), (5050.0, DeadlineStatus.ON_TIME)])
-def test_a_window_too_short_for_the_rate_of_late_is_a_risk(rate: float, outlook: DeadlineStatus, tmp_path: Path) -> None:
+def test_a_window_too_short_for_the_rate_of_late_is_a_risk(
+    rate: float, outlook: DeadlineStatus, tmp_path: Path
+) -> None:
     """200 prompts of 100 tokens and an answer of one."""
     (one,) = Judged(job(tmp_path, "a", 200, 4.0)).report(rate=rate) or []
     assert (one.outlook, one.expected_s) == (outlook, pytest.approx(20_200 / rate))
@@ -137,7 +139,10 @@ def test_an_impossible_job_is_flagged_when_it_is_submitted(tmp_path: Path) -> No
         BatchDeadlineStatus("impossible", DeadlineStatus.INFEASIBLE, pytest.approx(2.0), None, 1.5)
     ]
     harness.core.handle(job(tmp_path, "normal", 200, 100.0))
-    assert [one.outlook for one in harness.core.report_outlooks() or []] == [DeadlineStatus.INFEASIBLE, DeadlineStatus.ON_TIME]
+    assert [one.outlook for one in harness.core.report_outlooks() or []] == [
+        DeadlineStatus.INFEASIBLE,
+        DeadlineStatus.ON_TIME,
+    ]
     harness.core.handle(CancelBatch("impossible"))
     assert [one.batch_id for one in harness.core.report_outlooks() or []] == ["normal"]
 
@@ -186,7 +191,7 @@ def test_many_batches_are_judged_some_at_a_time_and_reported_together(
 ) -> None:
     judged = Judged(*(job(tmp_path, f"b{k}", 2, 100.0 + k) for k in range(5)))
     whole = judged.report()
-    monkeypatch.setattr(outlook, "JOBS_AT_ONCE", 2)
+    monkeypatch.setattr(deadline_status, "JOBS_AT_ONCE", 2)
     judged.outlooks.hurry()
     assert [judged.report(0.0), judged.report(0.1), judged.report(0.2)] == [None, None, whole]
     judged.outlooks.hurry()

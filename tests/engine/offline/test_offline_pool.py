@@ -122,14 +122,14 @@ def test_looking_at_a_row_leaves_it_in_its_place_and_makes_its_request_once(tmp_
     pool = OfflinePool(lambda tokens, row: tokens.prompt(row))
     a = batch(tmp_path, "a", [[5], [3]])
     pool.add_batch(part(a, [0]), 0.0, MAX_NUM_TOKENS)
-    looked_at = PoolDraft(pool).peek()
-    assert PoolDraft(pool).peek() is looked_at
+    materialized = PoolDraft(pool).peek()
+    assert PoolDraft(pool).peek() is materialized
     pool.add_batch(part(a, [1]), 0.0, MAX_NUM_TOKENS)
     first = pool.pop()
     assert first.request_id == "a:1"
-    assert PoolDraft(pool).peek() is looked_at
-    assert pool.pop() is looked_at
-    assert pool.take_first_looked_at() == [looked_at, first]
+    assert PoolDraft(pool).peek() is materialized
+    assert pool.pop() is materialized
+    assert pool.take_first_materialized() == [materialized, first]
 
 
 def test_parameters_follow_their_rows_into_another_order(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neaptide.engine.messages import AddBatch
-from neaptide.engine.offline.row_source import RowKey
 from neaptide.engine.offline.dual_scan import MemoryShares
 from neaptide.engine.offline.planned import FULL_SHARE, STEADY_SHARE, Ends, PlannedOrder, Scan
 from neaptide.engine.offline.pool import OfflinePool
 from neaptide.engine.offline.pool_draft import PoolDraft
+from neaptide.engine.offline.row_source import RowKey
 from neaptide.engine.offline.sharing.by_shares import LEAD_TOKENS, ByShares
 from neaptide.engine.offline.turns import Turns
 from neaptide.engine.params import SamplingParams, Tier
@@ -42,9 +42,9 @@ def rows_of(message: AddBatch, *rows: int) -> AddBatch:
 
 
 def drain(pool: OfflinePool) -> list[str]:
-    looked_at = [request.request_id for request in pool]
+    materialized = [request.request_id for request in pool]
     popped = [pool.pop().request_id for _ in range(len(pool))]
-    assert popped == looked_at, "what is handed out is not what was to be seen"
+    assert popped == materialized, "what is handed out is not what was to be seen"
     return popped
 
 

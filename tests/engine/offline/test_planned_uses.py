@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neaptide.engine.kv.prefix_nodes import NEXT, Segment
+from neaptide.engine.kv.prefix_nodes import NEXT, PrefixNode
 from neaptide.engine.offline.planned import FIRST_USE, PlannedOrder
 from neaptide.engine.offline.planned_uses import NEVER, PlannedUses
 from neaptide.engine.offline.pool import OfflinePool
@@ -31,9 +31,9 @@ def test_the_first_use_of_any_rows_that_follow_one_another(uses: list[int], data
 
 def looked_up(pool: OfflinePool, requests: list[Request]) -> list[list[int | None]]:
     """Next uses of every request's segments, as the cache has them once it was told."""
-    for segment in pool.take_moved_segments():
-        segment.next_use = segment.present_use
-    return [[segment.next_use for segment in request.segments] for request in requests]
+    for prefix_node in pool.take_moved_nodes():
+        prefix_node.next_use = prefix_node.present_use
+    return [[prefix_node.next_use for prefix_node in request.prefix_nodes] for request in requests]
 
 
 def test_a_prefix_comes_next_with_the_first_of_its_rows_that_waits(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_with_two_ends_a_row_comes_when_the_ends_are_expected_to_reach_it(tmp_pa
     ends = two_ends([1] * 4, [4.0, 3.0, 2.0, 1.0], 2.5, turns=[0, 2, 3, 1])
     pool.follow(PlannedOrder.of(plan(("a", 0), ("a", 1), ("a", 2), ("a", 3), ends=ends)))
     requests = list(pool)
-    assert {r.request_id: r.segments[0].next_use for r in requests} == {
+    assert {r.request_id: r.prefix_nodes[0].next_use for r in requests} == {
         "a:0": FIRST_USE,
         "a:1": FIRST_USE,
         "a:2": FIRST_USE + 1,
@@ -98,19 +98,19 @@ def test_next_uses_are_those_of_a_recount(prompts: list[list[int]], data: st.Dat
         returned = {int(request.request_id.removeprefix("a:")) for request in pool.returned}
         waiting = {int(request.request_id.removeprefix("a:")): request for request in pool.in_turn()}
         for request in [*waiting.values(), *pool.returned, *handed_out.values()]:
-            for segment in request.segments[:-1]:
-                assert segment.next_use == recounted(segment, request, prompts, order, set(waiting), returned)
+            for prefix_node in request.prefix_nodes[:-1]:
+                assert prefix_node.next_use == recounted(prefix_node, request, prompts, order, set(waiting), returned)
 
 
 def recounted(
-    segment: Segment,
+    prefix_node: PrefixNode,
     request: Request,
     prompts: list[list[int]],
     order: list[int],
     waiting: set[int],
     returned: set[int],
 ) -> int | None:
-    prefix = request.prompt_token_ids[: segment.depth_tokens]
+    prefix = request.prompt_token_ids[: prefix_node.depth_tokens]
     below = {row for row, prompt in enumerate(prompts) if prompt[: len(prefix)] == list(prefix)}
     if below & returned:
         return NEXT

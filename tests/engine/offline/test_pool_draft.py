@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neaptide.engine.messages import AddBatch
-from neaptide.engine.offline.row_source import RowKey
 from neaptide.engine.offline.pool import OfflinePool
 from neaptide.engine.offline.pool_draft import PoolDraft
+from neaptide.engine.offline.row_source import RowKey
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.request import Request
 from tests.engine.harness import batch
@@ -149,11 +149,11 @@ def test_a_row_is_announced_once_however_many_drafts_look_at_it(message: AddBatc
     pool = Content(None, [], num_flex=0, num_preempted=0).pool(message)
     for _ in range(2):
         PoolDraft(pool).peek()
-    assert [r.request_id for r in pool.take_first_looked_at()] == ["job:0"]
+    assert [r.request_id for r in pool.take_first_materialized()] == ["job:0"]
     draft = PoolDraft(pool)
     draft.pop()
     draft.peek()
-    assert [r.request_id for r in pool.take_first_looked_at()] == ["job:1"]
+    assert [r.request_id for r in pool.take_first_materialized()] == ["job:1"]
 
 
 def test_a_request_is_taken_from_anywhere_and_the_others_keep_their_order(message: AddBatch) -> None:

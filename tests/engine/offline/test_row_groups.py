@@ -38,7 +38,7 @@ def take(pool: OfflinePool, request_id: str) -> Request:
 
 def test_at_first_there_is_one_row_of_every_length(pool: OfflinePool) -> None:
     assert heads(pool) == [(5, "job:0"), (6, "job:7")]
-    assert [request.request_id for request in pool.take_first_looked_at()] == ["job:0", "job:7"]
+    assert [request.request_id for request in pool.take_first_materialized()] == ["job:0", "job:7"]
 
 
 def test_prefixes_of_rows_that_were_handed_out_stand_for_themselves(pool: OfflinePool) -> None:

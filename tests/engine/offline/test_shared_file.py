@@ -56,7 +56,7 @@ def test_every_job_goes_along_the_files_tree_and_knows_what_its_rows_share(
         started: list[Request] = []
         for number in range(3):
             left = [row for row in order if job_of[row] == number and rows[row]]
-            new_left = sum(one.num_new_tokens_left for one in pool.jobs[f"a.{number}.1"].deliveries) if left else 0
+            new_left = sum(one.num_new_tokens_left for one in pool.jobs[f"a.{number}.1"].sources) if left else 0
             assert new_left == new_tokens([rows[row] for row in left])
             for row in left:
                 request = next(pool.jobs[f"a.{number}.1"].waiting([]))
@@ -102,4 +102,4 @@ def test_another_file_in_the_same_place_is_read_anew(tmp_path: Path, loads: list
     prefixes_path(message.path).unlink()
     pool.add_batch(chunk(message, 1, [1, 4]), 0.0, MAX_NUM_TOKENS)
     assert loads == ["a", "a"]
-    assert [pool.pop().segments[0].depth_tokens for _ in range(2)] == [16, 16]
+    assert [pool.pop().prefix_nodes[0].depth_tokens for _ in range(2)] == [16, 16]

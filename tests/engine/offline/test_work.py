@@ -113,8 +113,8 @@ def test_shared_prefixes_of_rows_that_wait_are_new_once(tmp_path: Path) -> None:
     job = pool.jobs["a"]
     assert (job.work(table).prompt_tokens, job.work(table).new_tokens) == (3 * 40 + 10, 32 + 3 * 8 + 10)
     pool.pop()
-    (delivery,) = job.deliveries
-    assert (delivery.num_prompt_tokens_left, delivery.num_new_tokens_left) == (2 * 40 + 10, 2 * 8 + 10)
+    (source,) = job.sources
+    assert (source.num_prompt_tokens_left, source.num_new_tokens_left) == (2 * 40 + 10, 2 * 8 + 10)
 
 
 def work_of(harness: Harness, batch_id: str) -> Work:

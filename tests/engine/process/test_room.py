@@ -42,7 +42,7 @@ def asked(harness: Harness, *messages: Sequence[ToEngine]) -> list[Room]:
 def test_an_idle_engine_has_the_whole_target_and_says_so_once_for_all_who_ask() -> None:
     harness = Harness(ttft_slo_s=0.5)
     (room,) = asked(harness, [TellRoom(False), TellRoom(False)])
-    assert room.free_slack_s == 0.5 - harness.core.scheduler.config.egress_s
+    assert room.free_slack_s == 0.5 - harness.core.scheduler.config.delivery_latency_s
     assert room.cached is None
     assert asked(harness, []) == []
 

@@ -185,7 +185,7 @@ def _submit(scheduler: NeaptideScheduler, candidate: Candidate) -> None:
         queues.start(request)
         queues.kv.admit(request, NO_HIT)
         queues.kv.grow(request, candidate.context_tokens)
-        queues.table.computed[request.seat] = candidate.context_tokens
+        queues.table.computed[request.slot] = candidate.context_tokens
 
 
 def random_instance(rng: random.Random) -> Instance:

@@ -129,7 +129,7 @@ def test_a_cushion_is_gained_over_a_third_of_the_median_of_the_last_answers(answ
 
 def streaming_harness() -> Harness:
     """A stream with 20 tokens and a target of 64 tokens' time."""
-    harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=50.0)
+    harness = Harness(cost_model=PerToken(), delivery_latency_s=0.0, ttft_slo_s=50.0)
     harness.core.handle(online("a", [7], max_tokens=50, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0, arrival_s=-20.0))
     for _ in range(20):
         harness.step()

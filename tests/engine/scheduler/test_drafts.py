@@ -255,7 +255,7 @@ def test_only_the_request_that_planning_failed_at_ends(
     core.scheduler.draft = planned  # type: ignore[method-assign]
     for _ in range(40):
         history.turn(harness)
-        before = {request.request_id: request_state(request, with_segments=False) for request in all_requests(core)}
+        before = {request.request_id: request_state(request, with_nodes=False) for request in all_requests(core)}
         queues, cache, num_ends = queue_state(core), cache_state(core), len(harness.ends)
         waiting = {request.request_id for request in core.scheduler.queues.waiting_online}
         failing.arm(rng)
@@ -268,7 +268,7 @@ def test_only_the_request_that_planning_failed_at_ends(
         if not has_failed:
             continue
         (gone,) = list(harness.ends)[num_ends:]
-        after = {request.request_id: request_state(request, with_segments=False) for request in all_requests(core)}
+        after = {request.request_id: request_state(request, with_nodes=False) for request in all_requests(core)}
         before.pop(gone, None)
         assert after == before
         if gone in waiting:

@@ -120,7 +120,7 @@ def test_the_time_of_a_prompt_has_the_margin_in_it() -> None:
 
 
 def test_a_step_beside_a_stream_leaves_room_for_the_margin() -> None:
-    harness = Harness(cost_model=WITH_MARGIN, egress_s=0.0, ttft_slo_s=50.0)
+    harness = Harness(cost_model=WITH_MARGIN, delivery_latency_s=0.0, ttft_slo_s=50.0)
     harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
     harness.step()  # its second token is due a target after the first, of which it keeps a tenth: 57.6 tokens are left
     harness.core.handle(flex("f", [8] * 100, max_tokens=1))
@@ -199,7 +199,7 @@ def test_a_chunk_takes_a_few_predictions(limit_s: float) -> None:
 
 @pytest.mark.parametrize(("num_output", "tokens"), [(1, 89), (5, 64), (10, 32), (12, 32)])
 def test_a_stream_gains_its_cushion_over_its_first_ten_tokens(num_output: int, tokens: int) -> None:
-    harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=50.0)
+    harness = Harness(cost_model=PerToken(), delivery_latency_s=0.0, ttft_slo_s=50.0)
     harness.core.handle(online("a", [7], max_tokens=20, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
     for _ in range(num_output):
         harness.step()
@@ -212,7 +212,7 @@ def test_a_stream_gains_its_cushion_over_its_first_ten_tokens(num_output: int, t
 @pytest.mark.parametrize(("answer", "tokens"), [(30, 32), (120, 80)])
 def test_streams_gain_their_cushion_slowly_where_answers_are_long(answer: int, tokens: int) -> None:
     """A stream of 10 tokens has all of its cushion of 64 tokens' time, or a quarter; its next one is due in 96."""
-    harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=50.0)
+    harness = Harness(cost_model=PerToken(), delivery_latency_s=0.0, ttft_slo_s=50.0)
     harness.core.handle(online("before", [7], max_tokens=answer, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
     harness.run()
     harness.core.handle(online("a", [7], max_tokens=20, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
@@ -227,7 +227,7 @@ def test_streams_gain_their_cushion_slowly_where_answers_are_long(answer: int, t
 def busy_harness(num_prompts: int, ago_s: float = 0.0, ttft_tokens: int = 3200, num_short: int = 0) -> Harness:
     """A stream with a target of 64 tokens' time, when so many prompts have just come and gone: the first ``num_short``
     of 20 tokens, the others of 200."""
-    harness = Harness(256, PerToken(), egress_s=0.0, ttft_slo_s=ttft_tokens * TOKEN_S)
+    harness = Harness(256, PerToken(), delivery_latency_s=0.0, ttft_slo_s=ttft_tokens * TOKEN_S)
     harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0, arrival_s=-20.0))
     harness.step()
     gone = [f"gone{k}" for k in range(num_prompts)]
@@ -277,7 +277,7 @@ def test_where_prompts_are_not_cut_streams_keep_what_the_next_one_will_cost(
     harness = busy_harness(20, 20.0, ttft_tokens)
     stream = harness.core.scheduler.queues.running_online["a"]
     stream.tpot_slo_s = target_tokens * TOKEN_S
-    harness.core.scheduler.queues.table.tpot_slo_s[stream.seat] = stream.tpot_slo_s
+    harness.core.scheduler.queues.table.tpot_slo_s[stream.slot] = stream.tpot_slo_s
     stream.first_token_s = harness.clock.now() + 0.1 * target_tokens * TOKEN_S
     harness.core.handle(flex("f", [8] * 200, max_tokens=1))
     assert harness.step() == {"a": 1, "f": int((1.1 - in_hand) * target_tokens) - 1}
@@ -361,20 +361,20 @@ def test_where_half_of_the_ttft_target_is_more_than_five_seconds_online_prompts_
 
 
 def test_an_idle_step_may_take_three_quarters_of_a_token_target_however_tight_the_first_token_is() -> None:
-    harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=TOKEN_S, tpot_slo_s=64 * TOKEN_S)
+    harness = Harness(cost_model=PerToken(), delivery_latency_s=0.0, ttft_slo_s=TOKEN_S, tpot_slo_s=64 * TOKEN_S)
     harness.core.handle(flex("f", [8] * 100, max_tokens=1))
     assert harness.step() == {"f": 48}
 
 
 @pytest.mark.parametrize(("depth", "tokens"), [(0, 32), (1, 16)])
 def test_an_arrival_may_wait_for_as_many_steps_as_are_in_flight(depth: int, tokens: int) -> None:
-    harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=64 * TOKEN_S, overlap_depth=depth)
+    harness = Harness(cost_model=PerToken(), delivery_latency_s=0.0, ttft_slo_s=64 * TOKEN_S, overlap_depth=depth)
     harness.core.handle(flex("f", [8] * 100, max_tokens=1))
     assert harness.step() == {"f": tokens}
 
 
 def test_an_idle_step_leaves_time_for_egress() -> None:
-    harness = Harness(cost_model=PerToken(), egress_s=8 * TOKEN_S, ttft_slo_s=64 * TOKEN_S)
+    harness = Harness(cost_model=PerToken(), delivery_latency_s=8 * TOKEN_S, ttft_slo_s=64 * TOKEN_S)
     harness.core.handle(flex("f", [8] * 100, max_tokens=1))
     assert harness.step() == {"f": 28}  # half of what is left: an arrival needs as much again for its chunks
 
@@ -383,7 +383,7 @@ def test_a_step_beside_streams_leaves_time_for_the_next_prompt_beside_their_deco
     """Prompts of 50 tokens with targets of 200 tokens' time: beside 32 decodes of 64 they take 100, and seven tenths of
     what is left are for the step."""
     targets = {"ttft_slo_s": 200 * TOKEN_S, "tpot_slo_s": 64 * TOKEN_S}
-    harness = Harness(cost_model=PerToken(), egress_s=0.0, left_out=("worth-bound",), **targets)
+    harness = Harness(cost_model=PerToken(), delivery_latency_s=0.0, left_out=("worth-bound",), **targets)
     for k in range(32):
         harness.core.handle(online(f"stream{k}", [7], max_tokens=50, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
     harness.step()
@@ -400,7 +400,7 @@ def test_a_step_beside_streams_leaves_time_for_the_next_prompt_beside_their_deco
 @pytest.mark.parametrize(("egress_tokens", "tokens"), [(4, 53), (8, 51), (40, 51)])
 def test_a_step_beside_a_stream_leaves_time_for_egress_a_tenth_at_most(egress_tokens: int, tokens: int) -> None:
     """Its second token is due a target after the first, in 64 tokens' time, of which 6.4 are its cushion."""
-    harness = Harness(cost_model=PerToken(), egress_s=egress_tokens * TOKEN_S, ttft_slo_s=50.0)
+    harness = Harness(cost_model=PerToken(), delivery_latency_s=egress_tokens * TOKEN_S, ttft_slo_s=50.0)
     harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
     harness.step()
     harness.core.handle(flex("f", [8] * 100, max_tokens=1))
@@ -411,7 +411,7 @@ def test_a_step_beside_a_stream_leaves_time_for_egress_a_tenth_at_most(egress_to
 
 
 def test_a_prompt_that_the_streams_decodes_would_make_late_goes_behind_one_that_can_be_in_time() -> None:
-    harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=50.0)
+    harness = Harness(cost_model=PerToken(), delivery_latency_s=0.0, ttft_slo_s=50.0)
     for k in range(32):  # half of every target of 64 tokens goes to their decodes
         harness.core.handle(online(f"stream{k}", [7], max_tokens=50, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
     harness.step()
@@ -432,7 +432,7 @@ def waiting(name: str, num_tokens: int, ttft_slo_s: float) -> Request:
 
 @pytest.fixture
 def tracker() -> SlackTracker:
-    return SlackTracker(SchedulerConfig(egress_s=EGRESS_S), WITH_MARGIN)
+    return SlackTracker(SchedulerConfig(delivery_latency_s=EGRESS_S), WITH_MARGIN)
 
 
 @pytest.fixture
@@ -504,7 +504,7 @@ def test_what_is_in_every_step_gets_on_where_nothing_fits() -> None:
 
 
 def test_a_begun_prompt_goes_on_without_the_margin_that_it_needed_to_begin() -> None:
-    harness = Harness(cost_model=WITH_MARGIN, egress_s=0.0, max_num_batched_tokens=16)
+    harness = Harness(cost_model=WITH_MARGIN, delivery_latency_s=0.0, max_num_batched_tokens=16)
     harness.core.handle(online("a", [7] * 32, max_tokens=1, ttft_slo_s=(32 + 8) * TOKEN_S))
     assert harness.step() == {"a": 16}
     harness.clock.sleep_until(harness.clock.now() + 8 * TOKEN_S)
@@ -514,7 +514,7 @@ def test_a_begun_prompt_goes_on_without_the_margin_that_it_needed_to_begin() -> 
 
 @pytest.mark.parametrize(("target_tokens", "step"), [(20, {"a": 16, "b": 4}), (15, {"b": 100, "a": 16})])
 def test_what_comes_behind_a_prompt_that_ends_does_not_make_it_late(target_tokens: int, step: dict[str, int]) -> None:
-    harness = Harness(cost_model=PerToken(), egress_s=0.0)
+    harness = Harness(cost_model=PerToken(), delivery_latency_s=0.0)
     harness.core.handle(online("a", [7] * 16, max_tokens=1, ttft_slo_s=target_tokens * TOKEN_S))
     harness.core.handle(online("b", [8] * 100, max_tokens=1, ttft_slo_s=9.0))
     assert harness.step() == step
@@ -523,7 +523,7 @@ def test_what_comes_behind_a_prompt_that_ends_does_not_make_it_late(target_token
 @pytest.mark.parametrize(("waited_tokens", "step"), [(0, {"a": 16}), (34, {"a": 16}), (36, {"a": 16, "late": 4})])
 def test_the_block_of_a_late_prompt_does_not_make_it_late_either(waited_tokens: int, step: dict[str, int]) -> None:
     """Until it has waited for twice its target: then it gets on whatever that costs others."""
-    harness = Harness(cost_model=PerToken(), egress_s=0.0)
+    harness = Harness(cost_model=PerToken(), delivery_latency_s=0.0)
     harness.clock.sleep_until(100 * TOKEN_S)
     late_arrived_s = harness.clock.now() - waited_tokens * TOKEN_S
     harness.core.handle(online("late", [8] * 20, max_tokens=1, ttft_slo_s=17.5 * TOKEN_S, arrival_s=late_arrived_s))
@@ -535,21 +535,21 @@ def test_the_block_of_a_late_prompt_does_not_make_it_late_either(waited_tokens: 
 def test_of_two_prompts_that_would_be_in_time_without_the_margin_one_alone_has_its_chance(
     target_tokens: int, step: dict[str, int]
 ) -> None:
-    harness = Harness(cost_model=WITH_MARGIN, egress_s=0.0)
+    harness = Harness(cost_model=WITH_MARGIN, delivery_latency_s=0.0)
     for token, name in enumerate(("a", "b")):
         harness.core.handle(online(name, [token] * 16, max_tokens=1, ttft_slo_s=target_tokens * TOKEN_S))
     assert harness.step() == step
 
 
 def test_a_prompt_that_is_late_anyhow_ends_no_step() -> None:
-    harness = Harness(cost_model=PerToken(), egress_s=0.0)
+    harness = Harness(cost_model=PerToken(), delivery_latency_s=0.0)
     for token, name in enumerate(("a", "b")):
         harness.core.handle(online(name, [token] * 16, max_tokens=1, ttft_slo_s=15 * TOKEN_S))
     assert harness.step() == {"a": 16, "b": 16}
 
 
 def test_neither_does_offline_work() -> None:
-    harness = Harness(cost_model=PerToken(), egress_s=0.0, tpot_slo_s=50.0)
+    harness = Harness(cost_model=PerToken(), delivery_latency_s=0.0, tpot_slo_s=50.0)
     harness.core.handle(online("a", [7] * 16, max_tokens=1, ttft_slo_s=20 * TOKEN_S))
     harness.core.handle(flex("f", [8] * 100, max_tokens=1))
     assert harness.step() == {"a": 16, "f": 4}
@@ -557,7 +557,7 @@ def test_neither_does_offline_work() -> None:
 
 @pytest.mark.parametrize(("target_tokens", "chunk"), [(6400, 160 - 1), (1, 57 - 1)])
 def test_what_streams_can_spare_is_for_prompts_that_can_be_in_time(target_tokens: int, chunk: int) -> None:
-    harness = Harness(cost_model=PerToken(), egress_s=0.0)
+    harness = Harness(cost_model=PerToken(), delivery_latency_s=0.0)
     harness.core.handle(online("a", [7], max_tokens=30, tpot_slo_s=64 * TOKEN_S))
     for _ in range(10):  # a step of one token each: it is far ahead
         harness.step()
@@ -574,7 +574,7 @@ def test_a_late_prompt_stalls_streams_only_where_prompts_are_not_cut(
 ) -> None:
     """Few come, so one may make a step 1.5 targets long: if it can be in time, or if a typical prompt and one of mean
     length, 20 and 70 tokens of time, take half of 1.5 s, so that pieces would make others late."""
-    harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=50.0)
+    harness = Harness(cost_model=PerToken(), delivery_latency_s=0.0, ttft_slo_s=50.0)
     harness.core.handle(online("a", [7] * 20, max_tokens=30, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
     harness.clock.sleep_until(20.0)
     harness.step()
@@ -593,13 +593,13 @@ def test_only_the_first_prompt_gets_a_blocks_worth_beside_streams_that_fill_the_
 
 
 def test_the_bound_for_requests_to_come_is_on_what_a_step_is_expected_to_take() -> None:
-    harness = Harness(cost_model=InProportion(), egress_s=0.0, ttft_slo_s=64 * TOKEN_S)
+    harness = Harness(cost_model=InProportion(), delivery_latency_s=0.0, ttft_slo_s=64 * TOKEN_S)
     harness.core.handle(flex("f", [8] * 100, max_tokens=1))
     assert harness.step() == {"f": 32}
 
 
 def test_a_step_of_prompts_is_not_longer_for_what_steps_of_decodes_scatter_by() -> None:
-    harness = Harness(cost_model=NoisyDecodes(), egress_s=0.0, ttft_slo_s=64 * TOKEN_S)
+    harness = Harness(cost_model=NoisyDecodes(), delivery_latency_s=0.0, ttft_slo_s=64 * TOKEN_S)
     harness.core.handle(flex("f", [8] * 100, max_tokens=1))
     draft = harness.core.scheduler.draft(0.0)
     assert draft.budget.shape.num_tokens == 32
@@ -616,7 +616,7 @@ def test_the_nearer_of_both_limits_counts_for_decodes_and_for_a_chunk(expected_t
 
 
 def test_the_slack_of_a_stream_has_to_hold_the_margin_too() -> None:
-    harness = Harness(cost_model=InProportion(), egress_s=0.0, ttft_slo_s=1000 * TOKEN_S)
+    harness = Harness(cost_model=InProportion(), delivery_latency_s=0.0, ttft_slo_s=1000 * TOKEN_S)
     harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=40 * TOKEN_S, ttft_slo_s=50.0))
     harness.step()
     harness.core.handle(flex("f", [8] * 100))
@@ -624,7 +624,7 @@ def test_the_slack_of_a_stream_has_to_hold_the_margin_too() -> None:
 
 
 def test_the_controllers_factor_is_on_the_limit_of_the_step() -> None:
-    harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=64 * TOKEN_S)
+    harness = Harness(cost_model=PerToken(), delivery_latency_s=0.0, ttft_slo_s=64 * TOKEN_S)
     scheduler = harness.core.scheduler
     assert isinstance(scheduler, NeaptideScheduler)
     scheduler.controller.factor = 0.75
@@ -633,7 +633,7 @@ def test_the_controllers_factor_is_on_the_limit_of_the_step() -> None:
 
 
 def test_the_controllers_factor_is_on_what_a_stream_can_spare() -> None:
-    harness = Harness(cost_model=InProportion(), egress_s=0.0, ttft_slo_s=1000 * TOKEN_S)
+    harness = Harness(cost_model=InProportion(), delivery_latency_s=0.0, ttft_slo_s=1000 * TOKEN_S)
     harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=40 * TOKEN_S, ttft_slo_s=50.0))
     harness.step()
     scheduler = harness.core.scheduler
@@ -649,7 +649,9 @@ def test_the_controllers_factor_is_on_what_a_stream_can_spare() -> None:
 def test_a_small_chunk_is_taken_if_its_tokens_cost_little_more_than_those_of_a_usual_one(
     cost_model: PerToken, tokens_of_time: int, chunk: int
 ) -> None:
-    harness = Harness(cost_model=cost_model, egress_s=0.0, ttft_slo_s=2 * tokens_of_time * TOKEN_S, tpot_slo_s=TOKEN_S)
+    harness = Harness(
+        cost_model=cost_model, delivery_latency_s=0.0, ttft_slo_s=2 * tokens_of_time * TOKEN_S, tpot_slo_s=TOKEN_S
+    )
     harness.core.handle(flex("f", [8], max_tokens=30))
     harness.step()
     harness.core.handle(flex("g", [9] * 100))

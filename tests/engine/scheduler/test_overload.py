@@ -24,11 +24,11 @@ class FiveMsAndOnePerToken:
     ids=["one seat", "memory for one"],
 )
 def test_a_half_computed_prompt_goes_on_behind_an_older_one_that_waits_for_its_place(
-    num_blocks: int, seats: int, old_tokens: int, late_slo_s: float
+    num_blocks: int, slots: int, old_tokens: int, late_slo_s: float
 ) -> None:
     # ``late`` starts while it can be in time; ``old`` never could. Then ``late`` is late as well, and ``old``, which
     # came first, stands before it and waits for what ``late`` holds.
-    harness = Harness(num_blocks, FiveMsAndOnePerToken(), max_num_seqs=seats, max_num_batched_tokens=16)
+    harness = Harness(num_blocks, FiveMsAndOnePerToken(), max_num_seqs=slots, max_num_batched_tokens=16)
     harness.core.handle(online("old", [7] * old_tokens, ttft_slo_s=0.01, tpot_slo_s=0.5))
     harness.core.handle(online("late", [8] * 120, arrival_s=0.0001, ttft_slo_s=late_slo_s, tpot_slo_s=0.5))
     steps = harness.run(max_steps=200)
@@ -51,7 +51,7 @@ def test_a_short_prompt_shares_the_step_of_another_unless_that_would_be_late(
     first_slo_s: float, step: dict[str, int]
 ) -> None:
     """The stream's pace has no room for either. A step of both takes 70 ms, two of one each 76."""
-    harness = Harness(cost_model=FiveMsAndOnePerToken(), cache=CacheConfig(block_size=32), egress_s=0.0)
+    harness = Harness(cost_model=FiveMsAndOnePerToken(), cache=CacheConfig(block_size=32), delivery_latency_s=0.0)
     harness.core.handle(online("a", [7], max_tokens=50, tpot_slo_s=0.02, arrival_s=0.0))
     harness.step()
     now_s = harness.clock.now()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from neaptide.engine.params import Tier
 from neaptide.engine.request import Request
-from neaptide.engine.scheduler.actions import Admit, Grow, Preempt, TakePart
+from neaptide.engine.scheduler.actions import Admit, Grow, Preempt, Schedule
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.queues import deadline_order
 from tests.engine.harness import Harness, batch, flex, online
@@ -74,7 +74,7 @@ class Rules:
             match action:
                 case Preempt(victim):
                     victims.append(victim)
-                case Admit(requester) | TakePart(requester) | Grow(requester):
+                case Admit(requester) | Schedule(requester) | Grow(requester):
                     for victim in victims:
                         self._check_pair(requester, victim)
                     victims = []
@@ -95,22 +95,22 @@ class Rules:
             assert requester.request_id not in back, "two requests make way for one another"
 
 
-def looked_at(make_room: Callable[..., bool], superfluous: list[str]) -> Callable[..., bool]:
+def materialized(make_room: Callable[..., bool], superfluous: list[str]) -> Callable[..., bool]:
     """``Draft.make_room``, which notes victims without whom the others would have been enough. (It does not raise: the
     engine would take it for a request's fault, and go on without that.)"""
 
     def checked(
-        draft: Draft, num_blocks: int, victims: Iterable[Request], keep: Collection[int] = (), seats: int = 0
+        draft: Draft, num_blocks: int, victims: Iterable[Request], keep: Collection[int] = (), slots: int = 0
     ) -> bool:
         kv, num_actions = draft.kv, len(draft.actions)
         available, tables = kv.available, {request: list(kv.blocks_of(request)) for request in draft.all_running()}
         readers = {block: kv.pool.ref_cnt(block) for table in tables.values() for block in table}
-        is_made = make_room(draft, num_blocks, victims, keep, seats)
+        is_made = make_room(draft, num_blocks, victims, keep, slots)
         chosen = [action.request for action in draft.actions[num_actions:] if isinstance(action, Preempt)]
         for spared in chosen:
             released = Counter(block for victim in chosen if victim is not spared for block in tables[victim])
             num_freed = sum(count == readers[block] and block not in keep for block, count in released.items())
-            if available + num_freed >= num_blocks and len(chosen) > seats:
+            if available + num_freed >= num_blocks and len(chosen) > slots:
                 superfluous.append(spared.request_id)
         return is_made
 
@@ -120,7 +120,7 @@ def looked_at(make_room: Callable[..., bool], superfluous: list[str]) -> Callabl
 def run(load: list[Arrival], directory: Path) -> Rules:
     superfluous: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Draft, "make_room", looked_at(Draft.make_room, superfluous))
+        patch.setattr(Draft, "make_room", materialized(Draft.make_room, superfluous))
         rules = run_by_rules(load, directory)
     assert not superfluous, "the others would have been enough"
     return rules

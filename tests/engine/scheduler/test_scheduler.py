@@ -62,7 +62,7 @@ def test_a_request_that_can_no_longer_make_its_deadline_goes_after_those_that_ca
 
 
 def test_offline_prefill_is_cut_to_the_slack_of_running_streams() -> None:
-    harness = Harness(cost_model=PerTokenCost(), egress_s=0.0, ttft_slo_s=5.0)
+    harness = Harness(cost_model=PerTokenCost(), delivery_latency_s=0.0, ttft_slo_s=5.0)
     harness.core.handle(online("a", [7], max_tokens=10, tpot_slo_s=0.4, ttft_slo_s=5.0))
     harness.step()  # the first token is out at t = 0.01, the second is due at 0.41
     harness.core.handle(flex("f", [8] * 100, max_tokens=1))
@@ -71,7 +71,7 @@ def test_offline_prefill_is_cut_to_the_slack_of_running_streams() -> None:
 
 
 def test_stream_that_banked_slack_sees_no_gap_over_one_and_a_half_targets() -> None:
-    harness = Harness(cost_model=PerTokenCost(), egress_s=0.0, ttft_slo_s=5.0)
+    harness = Harness(cost_model=PerTokenCost(), delivery_latency_s=0.0, ttft_slo_s=5.0)
     harness.core.handle(online("a", [7], max_tokens=50, tpot_slo_s=0.2, ttft_slo_s=2.0))
     for _ in range(10):
         harness.step()
@@ -80,7 +80,7 @@ def test_stream_that_banked_slack_sees_no_gap_over_one_and_a_half_targets() -> N
 
 
 def test_offline_step_without_online_work_leaves_room_for_the_next_arrival() -> None:
-    harness = Harness(cost_model=PerTokenCost(), egress_s=0.0, ttft_slo_s=0.5, tpot_slo_s=0.1)
+    harness = Harness(cost_model=PerTokenCost(), delivery_latency_s=0.0, ttft_slo_s=0.5, tpot_slo_s=0.1)
     harness.core.handle(flex("f", [8] * 100, max_tokens=1))
     assert harness.step() == {"f": 25}
 
@@ -93,7 +93,7 @@ def test_offline_work_goes_on_in_small_chunks_when_no_step_is_short_enough() -> 
 
 
 def test_resident_offline_sits_out_and_keeps_its_blocks() -> None:
-    harness = Harness(cost_model=PerTokenCost(), egress_s=0.0, ttft_slo_s=5.0)
+    harness = Harness(cost_model=PerTokenCost(), delivery_latency_s=0.0, ttft_slo_s=5.0)
     harness.core.handle(flex("f", [8] * 6, max_tokens=9))
     harness.step()
     blocks = list(harness.core.scheduler.queues.running_offline["f"].block_ids)
@@ -119,7 +119,7 @@ def test_longest_sat_out_comes_back_first() -> None:
 
 
 def test_late_stream_catches_up_before_offline_work_goes_on() -> None:
-    harness = Harness(cost_model=PerTokenCost(), egress_s=0.0, ttft_slo_s=5.0)
+    harness = Harness(cost_model=PerTokenCost(), delivery_latency_s=0.0, ttft_slo_s=5.0)
     harness.core.handle(online("a", [7], max_tokens=20, tpot_slo_s=0.03, ttft_slo_s=9.0))
     harness.core.handle(flex("f", [8], max_tokens=20))
     harness.step()
@@ -128,7 +128,7 @@ def test_late_stream_catches_up_before_offline_work_goes_on() -> None:
 
 
 def test_stream_that_cannot_catch_up_does_not_starve_offline_work() -> None:
-    harness = Harness(cost_model=ConstantCostModel(0.16), egress_s=0.0, ttft_slo_s=5.0)
+    harness = Harness(cost_model=ConstantCostModel(0.16), delivery_latency_s=0.0, ttft_slo_s=5.0)
     harness.core.handle(online("a", [7], max_tokens=20, tpot_slo_s=0.04, ttft_slo_s=9.0))
     harness.core.handle(flex("f", [8], max_tokens=20))
     harness.step()
@@ -300,7 +300,7 @@ def test_relegated_priority_goes_after_relegated_default() -> None:
 
 
 def test_the_smallest_recent_ttft_target_bounds_an_idle_step() -> None:
-    harness = Harness(cost_model=PerTokenCost(), egress_s=0.0, ttft_slo_s=1.0, tpot_slo_s=0.1)
+    harness = Harness(cost_model=PerTokenCost(), delivery_latency_s=0.0, ttft_slo_s=1.0, tpot_slo_s=0.1)
     for i, ttft_slo_s in enumerate((0.5, 1.0)):
         harness.core.handle(online(f"a{i}", [7], max_tokens=1, ttft_slo_s=ttft_slo_s))
     harness.run()

@@ -106,8 +106,8 @@ def test_rows_that_come_later_want_a_prefix_that_others_have_begun(tmp_path: Pat
     harness.core.handle(msgspec.structs.replace(job, rows=[0, 1], params_index=[0, 0]))
     harness.step()
     harness.core.handle(msgspec.structs.replace(job, rows=[2], params_index=[0]))
-    (segment,) = harness.core.scheduler.queues.pool.pop().segments[:-1]
-    assert segment.num_wanting == 2
+    (prefix_node,) = harness.core.scheduler.queues.pool.pop().prefix_nodes[:-1]
+    assert prefix_node.num_wanting == 2
 
 
 def test_flex_requests_alone_are_served_step_by_step_as_chats_alone() -> None:

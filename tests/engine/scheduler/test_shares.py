@@ -28,7 +28,7 @@ def harness_for(**scheduler: object) -> Harness:
 
 @pytest.fixture(autouse=True)
 def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(party, "QUANTUM_TOKENS", ROW_TOKENS)
+    monkeypatch.setattr(tenant_account, "QUANTUM_TOKENS", ROW_TOKENS)
 
 
 def submit(

@@ -128,7 +128,7 @@ def test_a_row_that_lacks_its_first_token_is_a_prompt_among_the_decodes() -> Non
     for name in ("f", "g", "h"):
         harness.core.handle(flex(name, [8, 9]))
     harness.step()
-    table, undone = harness.core.scheduler.queues.table, harness.core.scheduler.queues.running_offline["g"].seat
+    table, undone = harness.core.scheduler.queues.table, harness.core.scheduler.queues.running_offline["g"].slot
     table.computed[undone], table.total[undone] = 0, 1
     draft = draft_of(harness)
     draft.add_decodes(draft.due_decodes(online=False), lambda request: False, 64)

@@ -74,7 +74,7 @@ class Sums(EngineObserver):
 
 
 def test_what_a_step_costs_is_that_of_its_parts_though_some_decodes_sit_out() -> None:
-    harness, sums = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=50.0), Sums()
+    harness, sums = Harness(cost_model=PerToken(), delivery_latency_s=0.0, ttft_slo_s=50.0), Sums()
     harness.core.subscribe(sums)
     for index in range(6):
         harness.core.handle(flex(f"f{index}", [8] * (index + 2), max_tokens=40))

@@ -19,7 +19,7 @@ from tests.engine.device import FakeDevice, on_device, text_of
 from tests.engine.harness import Harness, flex, online
 from tests.engine.histories import SMALL_POOL, History
 
-ALONE: dict[str, object] = {"gives_up_steps": True, "overlap_depth": 0, "ttft_slo_s": 0.006, "tpot_slo_s": 0.001}
+ALONE: dict[str, object] = {"abortable_steps": True, "overlap_depth": 0, "ttft_slo_s": 0.006, "tpot_slo_s": 0.001}
 """Nobody who comes can wait for a step of 10 ms."""
 
 
@@ -39,7 +39,7 @@ class Interrupted:
 
     def __init__(self, device: FakeDevice, steps: set[int] | None = None, seed: int = 0) -> None:
         self._device, self._steps, self._random = device, steps, random.Random(seed)
-        self.num_given_up = self.num_copying = 0
+        self.num_aborted = self.num_copying = 0
         self.shares: dict[int, float] = {}
         """By step, what may be given up of it."""
 
@@ -48,19 +48,19 @@ class Interrupted:
         return self._device.num_blocks
 
     def submit(self, plan: StepPlan) -> object:
-        self.shares[plan.step] = plan.give_up_share
+        self.shares[plan.step] = plan.abortable_share
         if (plan.saves or plan.loads) and not plan.table.online[plan.rows].any():
-            assert not plan.give_up_share
+            assert not plan.abortable_share
             self.num_copying += 1
         somebody_comes = self._random.random() < 0.5 if self._steps is None else plan.step in self._steps
-        if not plan.give_up_share or not somebody_comes:
+        if not plan.abortable_share or not somebody_comes:
             return self._device.submit(plan)
         told = StepPlan.of_parts(plan.step, [], plan.new_requests, plan.finished_ids)
         told.zero_blocks = plan.zero_blocks
         self._device.submit(told)
-        self.num_given_up += 1
+        self.num_aborted += 1
         result = StepResult.of(plan)
-        result.is_given_up = True
+        result.is_aborted = True
         return GivenUp(result)
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ def test_its_rows_compute_the_same_again_and_what_it_took_is_told() -> None:
         told.append(harness.core.step())
         harness.core.check_integrity()
     stats = [step.stats[0] for step in told]
-    assert [each.is_given_up for each in stats] == [True, False, False, False, False]
+    assert [each.is_aborted for each in stats] == [True, False, False, False, False]
     assert [each.admitted_prompt_tokens for each in stats] == [0, 5, 9, 0, 0]
     assert [each.offline_prefill_tokens for each in stats] == [0, 0, 9, 0, 0]
     tokens = {
@@ -91,7 +91,7 @@ def test_its_rows_compute_the_same_again_and_what_it_took_is_told() -> None:
         for name in ("row", "chat")
     }
     assert tokens == {"row": text_of([7] * 9, 3), "chat": text_of([8] * 5, 1)}
-    assert executor.num_given_up == 1
+    assert executor.num_aborted == 1
     assert harness.core.kv.occupancy().offline == 0
 
 
@@ -100,7 +100,7 @@ def test_two_in_a_row_are_not_given_up() -> None:
     harness.core.handle(flex("row", [7] * 9, max_tokens=4))
     harness.run()
     assert harness.tokens["row"] == text_of([7] * 9, 4)
-    assert executor.num_given_up == 2
+    assert executor.num_aborted == 2
     assert [bool(executor.shares[step]) for step in (1, 2, 3, 4)] == [True, False, True, False]
 
 
@@ -116,7 +116,7 @@ def test_nothing_is_given_up_beside_a_chat_or_a_piece_of_its_prompt_or_while_one
     assert all(executor.shares[step] for step in range(last + 1, len(steps) + 1))
 
 
-@pytest.mark.parametrize("fields", [{"gives_up_steps": False}, {"policy": "priority"}, {"left_out": ("give-up",)}])
+@pytest.mark.parametrize("fields", [{"abortable_steps": False}, {"policy": "priority"}, {"left_out": ("give-up",)}])
 def test_by_default_and_under_other_policies_no_step_is_given_up(fields: dict[str, object]) -> None:
     harness, executor = interrupted(set(), **fields)
     harness.core.handle(flex("row", [7] * 9, max_tokens=3))
@@ -142,7 +142,7 @@ def test_every_text_is_right_whatever_is_given_up(seed: int, tmp_path: Path) -> 
     harness, executor = interrupted(None, seed, **fields)
     history = History(seed, tmp_path)
     history.play(harness, 300)
-    assert executor.num_given_up > 10
+    assert executor.num_aborted > 10
     device = executor._device
     assert (device.wrong_inputs, device.wrong_reads) == ([], [])
     for request_id, tokens in harness.tokens.items():
@@ -157,7 +157,7 @@ def test_steps_that_copy_blocks_are_not_given_up(tmp_path: Path) -> None:
     harness, executor = interrupted(None, **(SMALL_POOL | {"cost_model": ConstantCostModel(0.01), "cache": cache}))
     History(1, tmp_path).play(harness, 300)
     assert executor.num_copying > 0
-    assert executor.num_given_up > 0
+    assert executor.num_aborted > 0
     assert (executor._device.wrong_inputs, executor._device.wrong_reads) == ([], [])
 
 
@@ -191,6 +191,6 @@ def test_a_step_is_as_long_as_what_arrivals_cost_makes_worth_while(
         tracker.observe_arrival(Request("chat", [7] * 10, params, Tier.DEFAULT, arrival_s, ttft_slo_s, 1.0))
     whole_s = tracker.bounds(draft).idle_s
     assert draft.arrival_waits_s == math.inf
-    draft.may_be_given_up = True
+    draft.is_abortable = True
     assert tracker.bounds(draft).idle_s == pytest.approx(seconds)
     assert whole_s <= seconds

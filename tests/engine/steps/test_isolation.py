@@ -70,7 +70,7 @@ HOOKS: dict[str, tuple[Any, str]] = {
     "model": (ModelRunner, "hidden_states"),
     "sampler": (torch_executor, "sample"),
     "commit": (KVCacheManager, "publish"),
-    "end": (KVCacheManager, "publish_sound"),
+    "end": (KVCacheManager, "publish_committed"),
 }
 
 

@@ -51,21 +51,21 @@ class Bench:
         self.lacking = dict(parts)
         pool = BlockPoolDraft(self.pool)
         draft = self.tenants.fork(pool, self._lacks)
-        taking_part = []
+        scheduled_rows = []
         for one, count in parts:
             start = self.num_tokens[one]
             spare = draft.num_preemptible() if one.is_online else 0
             if draft.blocks_needed(one, start, count) <= pool.num_available + spare:
                 draft.grow(one, start, count)
-                taking_part.append((one, count))
+                scheduled_rows.append((one, count))
         foretold = {one: draft.held(one) for one in self.num_tokens}
-        for one, count in taking_part:
+        for one, count in scheduled_rows:
             self.tenants.grow(one, self.num_tokens[one], count)
         assert foretold == {one: self.tenants.held(one) for one in self.num_tokens}
         copies = self.tenants.take_copies()
         assert draft.copies == copies
         self.copy(copies)
-        for one, count in taking_part:
+        for one, count in scheduled_rows:
             self._compute(one, count)
         self.lacking = {}
         self.check()

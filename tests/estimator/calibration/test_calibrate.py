@@ -14,9 +14,9 @@ from neaptide.estimator.calibration.calibrate import (
     QUICK,
     TOO_LONG,
     Calibration,
+    CalibrationPace,
     MeasuredRun,
     Measurements,
-    CalibrationPace,
 )
 from neaptide.estimator.calibration.micro_runs import MicroRunner, shape_of
 from neaptide.estimator.calibration.report import (
@@ -138,7 +138,9 @@ def test_the_report_says_how_often_steps_were_repeated(found: CalibrationReport)
     assert found.raw.repeats == dict.fromkeys(Regime, 2)
 
 
-def test_errors_on_the_grid_and_on_ragged_steps_make_up_the_whole(measured: Measurements, found: CalibrationReport) -> None:
+def test_errors_on_the_grid_and_on_ragged_steps_make_up_the_whole(
+    measured: Measurements, found: CalibrationReport
+) -> None:
     for evaluation in (found.raw, found.normalised):
         for name, errors in evaluation.mape.items():
             for regime in Regime:

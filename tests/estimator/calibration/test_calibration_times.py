@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from neaptide.engine.clock import VirtualClock
-from neaptide.estimator.calibration.calibrate import Calibration, Measurements, CalibrationPace
+from neaptide.estimator.calibration.calibrate import Calibration, CalibrationPace, Measurements
 from neaptide.estimator.calibration.micro_runs import MicroRunner
 from neaptide.estimator.calibration.report import report
 from neaptide.estimator.calibration.steps import CalibrationLimits

@@ -96,4 +96,4 @@ def test_free_text_goes_on_while_masks_are_late(model: Path, monkeypatch: pytest
     assert (len(run.tokens["free"]), run.tokens["0 bound"]) == (30, [])
     (bound,) = run.core.scheduler.queues.running_online.values()
     assert bound.put_off_s == 0.0  # the table knows
-    assert run.core.scheduler.queues.table.put_off_s[bound.seat] > 0.0
+    assert run.core.scheduler.queues.table.put_off_s[bound.slot] > 0.0

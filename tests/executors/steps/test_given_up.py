@@ -12,7 +12,7 @@ from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig
 from neaptide.engine.params import SamplingParams
 from neaptide.engine.process.arrivals import OnlineArrivals, create_arrivals
 from neaptide.engine.steps.plan import NewRequest, StepPlan, StepResult
-from neaptide.executors.torch.models.base import GivingUp, StepGivenUp
+from neaptide.executors.torch.models.base import GivingUp, StepAborted
 from neaptide.executors.torch.models.llama import Llama
 from neaptide.executors.torch.start import start
 from neaptide.executors.torch.torch_executor import TorchExecutor
@@ -49,11 +49,11 @@ class Interrupted:
 
     def submit(self, plan: StepPlan) -> object:
         if plan.step % 2:
-            plan.give_up_share = self._share
+            plan.abortable_share = self._share
             self._arrivals.note_sent(CHAT)
             self.given_up.append(self._executor.submit(plan).wait())
             self._arrivals.note_taken(CHAT)
-        plan.give_up_share = 1.0  # nobody comes
+        plan.abortable_share = 1.0  # nobody comes
         return self._executor.submit(plan)
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ def test_what_is_given_up_is_computed_again_with_the_same_bits(
     interrupted = Interrupted(make_executor(tmp_path, cpu_kernels=kernels, arrivals=arrivals), arrivals)
     found = answers(interrupted)
     assert len(interrupted.given_up) > 10
-    assert all(result.is_given_up and not result.errors and not result.logprobs for result in interrupted.given_up)
+    assert all(result.is_aborted and not result.errors and not result.logprobs for result in interrupted.given_up)
     assert [track.output for track in found] == [track.output for track in expected]
     assert [track.logprobs for track in found] == [track.logprobs for track in expected]
     assert [track.prompt_logprobs for track in found] == [track.prompt_logprobs for track in expected]
@@ -94,7 +94,7 @@ def test_a_step_that_may_not_be_given_up_is_computed_to_its_end(
     write_checkpoint(tmp_path)
     interrupted = Interrupted(make_executor(tmp_path, cpu_kernels=kernels, arrivals=arrivals), arrivals, share=0.0)
     answers(interrupted)
-    assert not any(result.is_given_up for result in interrupted.given_up)
+    assert not any(result.is_aborted for result in interrupted.given_up)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -106,7 +106,7 @@ def test_a_step_in_pieces_is_given_up_whole(kernels: str, tmp_path: Path, arriva
     executor._limit.lower(8)
     interrupted = Interrupted(executor, arrivals)
     found = answers(interrupted)
-    assert all(result.is_given_up for result in interrupted.given_up)
+    assert all(result.is_aborted for result in interrupted.given_up)
     assert [track.output for track in found] == [
         track.output for track in answers(make_executor(tmp_path, cpu_kernels=kernels))
     ]
@@ -120,7 +120,7 @@ def test_who_comes_in_the_middle_is_seen_before_the_next_layer(
     write_family(family, tmp_path, num_hidden_layers=4)
     executor = make_executor(tmp_path, cpu_kernels="torch", arrivals=arrivals)
     layers = executor._runner.model.layers  # type: ignore[attr-defined]
-    for number, is_given_up in enumerate((True, True, False, False)):
+    for number, is_aborted in enumerate((True, True, False, False)):
         layer, seen = layers[number], []
 
         def computed(*args: object, layer: object = layer, seen: list[bool] = seen) -> None:
@@ -134,8 +134,8 @@ def test_who_comes_in_the_middle_is_seen_before_the_next_layer(
         driver.add(f"r{number}", [5, 6, 7])
         part = driver._schedule(f"r{number}", 3)
         plan = StepPlan.of_parts(number, [part], [NewRequest(f"r{number}", [5, 6, 7], SamplingParams())])
-        plan.give_up_share = 0.75
-        assert executor.submit(plan).wait().is_given_up == is_given_up
+        plan.abortable_share = 0.75
+        assert executor.submit(plan).wait().is_aborted == is_aborted
         assert seen
         arrivals.note_taken(CHAT)
 
@@ -149,14 +149,14 @@ def test_a_family_that_cannot_stop_computes_to_the_end(
     monkeypatch.setattr(Llama, "forward", lambda self, *four, whole=Llama.forward: whole(self, *four))
     interrupted = Interrupted(make_executor(tmp_path, cpu_kernels="torch", arrivals=arrivals), arrivals)
     assert [track.output for track in answers(interrupted)] == [track.output for track in expected]
-    assert not any(result.is_given_up for result in interrupted.given_up)
+    assert not any(result.is_aborted for result in interrupted.given_up)
 
 
 def test_the_share_is_of_layers(arrivals: OnlineArrivals) -> None:
     arrivals.note_sent(CHAT)
     half = GivingUp(arrivals, 0.5)
     for layer in (0, 1):
-        with pytest.raises(StepGivenUp):
+        with pytest.raises(StepAborted):
             half.check(layer, 4)
     half.check(2, 4)
 
@@ -168,7 +168,7 @@ def test_it_says_whether_it_looks_who_comes(tmp_path: Path) -> None:
         executor=ExecutorConfig(model_path=str(tmp_path), device="cpu", dtype="float32", num_threads=1),
         cache=CacheConfig(num_blocks=8),
     )
-    assert not start(config, MonotonicClock()).capabilities.gives_up_steps
+    assert not start(config, MonotonicClock()).capabilities.abortable_steps
     with_arrivals = EngineConfig(executor=config.executor, cache=config.cache, arrivals_fd=fd)
-    assert start(with_arrivals, MonotonicClock()).capabilities.gives_up_steps
+    assert start(with_arrivals, MonotonicClock()).capabilities.abortable_steps
     os.close(fd)

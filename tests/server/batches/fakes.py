@@ -20,7 +20,7 @@ from neaptide.engine.messages import (
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.params import FinishReason
 from neaptide.engine.row_id import RowId
-from neaptide.server.batches.checking.validate import Check, Checker, Keep, CheckReport, Validator
+from neaptide.server.batches.checking.validate import Check, Checker, CheckReport, Keep, Validator
 from neaptide.server.batches.lines import LineCompiler
 from neaptide.server.batches.planning.planning import MakesPlans
 from neaptide.server.batches.served import NO_LIMIT
@@ -29,8 +29,8 @@ from neaptide.server.batches.storing.files import UploadForm
 from neaptide.server.batches.storing.housekeeping import Housekeeping
 from neaptide.server.batches.storing.models import TERMINAL, BatchRecord, FileRecord, NewLine
 from neaptide.server.batches.wiring import BatchSettings, Clocks
-from neaptide.server.engine_client.deaths import Evidence
 from neaptide.server.engine_client.client import EngineClient
+from neaptide.server.engine_client.deaths import Evidence
 from tests.patience import until
 from tests.server.batches.fake_compiler import FakeCompiler
 

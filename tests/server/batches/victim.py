@@ -25,8 +25,8 @@ from neaptide.server.batches.storing.data_dir import StoreError
 from neaptide.server.batches.storing.files import UploadForm
 from neaptide.server.batches.storing.models import BatchRecord
 from neaptide.server.batches.storing.store import StoreUnavailableError
-from neaptide.server.http.errors import ApiError
 from neaptide.server.engine_client.client import EngineClient
+from neaptide.server.http.errors import ApiError
 from tests.patience import PATIENCE_S, Stopwatch, until_here
 from tests.server.batches.fakes import CHAT, FakeEngine, Server, jsonl, line, numbered
 from tests.server.batches.invariants import Facts

@@ -21,6 +21,6 @@ def simulate_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 if __name__ == "__main__":
-    simulating.stand_back = lambda niceness, is_idle=False: None
+    simulating.set_idle_priority = lambda niceness, is_idle=False: None
     simulation_answers.in_bursts = contextlib.nullcontext
     simulating.main()

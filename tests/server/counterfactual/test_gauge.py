@@ -12,16 +12,16 @@ from prometheus_client import CollectorRegistry
 
 from neaptide.engine.messages import StepOutputs, TellTraffic, Traffic
 from neaptide.launch import simulating
-from neaptide.server.engine_client.client import EngineClient, EngineUnavailableError
-from neaptide.server.engine_client.supervisor import Supervisor
 from neaptide.server.counterfactual.frames import ShadowAnswer
 from neaptide.server.counterfactual.gauge import ReplayPace
 from neaptide.server.counterfactual.ring import MAX_AGE_S, NoAnswerError, TrafficRing
 from neaptide.server.counterfactual.service import Shadow
+from neaptide.server.engine_client.client import EngineClient, EngineUnavailableError
+from neaptide.server.engine_client.supervisor import Supervisor
 from tests.server.conftest import Server
-from tests.server.fake_engine import FakeEngine
-from tests.server.engine_client.test_supervisor import config, request
 from tests.server.counterfactual.at_once import simulate_at_once
+from tests.server.engine_client.test_supervisor import config, request
+from tests.server.fake_engine import FakeEngine
 
 QUICK = ReplayPace(warm_s=0.3, window_s=0.6, least_window_s=0.6, least_rest_s=0.1, rest_factor=0.0)
 SOME_PIECES = ReplayPace(warm_s=0.5, window_s=5.0, least_window_s=5.0, least_rest_s=0.1, rest_factor=0.0)
@@ -106,11 +106,11 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
 def test_what_simulates_stands_behind_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, bool]] = []
 
-    def stand_back(niceness: int, is_idle: bool = False) -> None:
+    def set_idle_priority(niceness: int, is_idle: bool = False) -> None:
         asked.append((niceness, is_idle))
         raise SystemExit
 
-    monkeypatch.setattr(simulating, "stand_back", stand_back)
+    monkeypatch.setattr(simulating, "set_idle_priority", set_idle_priority)
     with pytest.raises(SystemExit):
         simulating.main()
     assert asked == [(19, True)]

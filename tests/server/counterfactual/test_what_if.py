@@ -10,10 +10,10 @@ from prometheus_client import CollectorRegistry
 
 from neaptide.estimator.device_profile import profile_names
 from neaptide.server.app import ServerState, create_app
-from neaptide.server.subprocesses.on_call import ChildDiedError
-from neaptide.server.http.auth import KeyRing
 from neaptide.server.counterfactual.ring import NoAnswerError
 from neaptide.server.counterfactual.service import Shadow
+from neaptide.server.http.auth import KeyRing
+from neaptide.server.subprocesses.on_call import ChildDiedError
 from neaptide.server.text.tokenizer import Tokenizer
 from neaptide.simulation.simulator import simulate
 from tests.server.asgi import Exchange, settle

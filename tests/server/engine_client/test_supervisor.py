@@ -25,8 +25,8 @@ from neaptide.engine.messages import (
 from neaptide.engine.params import FinishReason, SamplingParams, Tier
 from neaptide.engine.process.arrivals import OnlineArrivals, create_arrivals
 from neaptide.launch.serve import embedded_model_path
-from neaptide.server.engine_client.deaths import Evidence
 from neaptide.server.engine_client.client import EngineClient, EngineUnavailableError
+from neaptide.server.engine_client.deaths import Evidence
 from neaptide.server.engine_client.events import EngineLost, RequestFailed
 from neaptide.server.engine_client.supervisor import EngineStartError, Supervisor, _Engine
 from tests.patience import until, until_here
@@ -391,7 +391,7 @@ async def test_last_words_of_an_engine_that_has_ended_are_heard(tmp_path: Path) 
             theirs.send(from_engine_encoder.encode(StepOutputs([], [])))
 
         def have_come() -> bool:
-            engine.hear_out()
+            engine.drain()
             return len(heard) == 5
 
         until_here(have_come)

@@ -13,10 +13,10 @@ import pytest
 from neaptide.engine.messages import DeadlineStatus
 from neaptide.engine.params import Tier
 from neaptide.server.app import ServerState, create_app
+from neaptide.server.counterfactual.metrics import POLICIES
 from neaptide.server.http.auth import KeyRing
 from neaptide.server.openai.stored_replies import Batch, BatchExtension
 from neaptide.server.routes import dashboard
-from neaptide.server.counterfactual.metrics import POLICIES
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.deploy.test_deploy import series
 from tests.server.conftest import Server, make_context

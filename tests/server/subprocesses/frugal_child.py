@@ -3,11 +3,11 @@
 import json
 import os
 
-from neaptide.server.subprocesses.child import bound_memory, pipes, stand_back
+from neaptide.server.subprocesses.child import bound_memory, pipes, set_idle_priority
 from neaptide.server.subprocesses.frames import read_frame, write_frame
 
 if __name__ == "__main__":
-    stand_back(3, is_idle=True)
+    set_idle_priority(3, is_idle=True)
     source, sink = pipes()
     bound_memory(64 << 20, beside_what_is_here=True)
     print("a library says something")

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from neaptide.engine.offline.planning.plan import ORDERS
-from neaptide.engine.offline.planning.pooled import TWO_ENDS
+from neaptide.engine.offline.planning.pooled import DUAL_SCAN
 from neaptide.engine.record.step_log import OrderLine, RowLine, StepLine, read_log
 from neaptide.estimator.device_profile import PlanningCost
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
@@ -41,7 +41,7 @@ def test_rows_run_in_the_planned_order(tmp_path: Path) -> None:
 
 
 def test_a_plan_with_two_ends_takes_rows_of_both_kinds_from_the_begin(tmp_path: Path) -> None:
-    order = one_at_a_time([DENSE] * 8 + [LONG] * 8, TWO_ENDS, tmp_path / "log", max_num_batched_tokens=40)
+    order = one_at_a_time([DENSE] * 8 + [LONG] * 8, DUAL_SCAN, tmp_path / "log", max_num_batched_tokens=40)
     # One request at a time: what has ended holds nothing, so the right end, with the long answers, is always next.
     assert all(number >= 8 for number in order[:8])
     together = one_at_a_time([DENSE] * 8 + [LONG] * 8, None, tmp_path / "today")
@@ -75,14 +75,14 @@ def test_a_job_that_comes_later_is_planned_with_what_is_left(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.full), 1])
-@pytest.mark.parametrize("order", [*ORDERS, TWO_ENDS])
+@pytest.mark.parametrize("order", [*ORDERS, DUAL_SCAN])
 def test_a_run_with_plans_replays(order: str, depth: int, tmp_path: Path) -> None:
     slow = msgspec.structs.replace(profile(num_blocks=48), planning=PlanningCost(0.0, 0.0, pooled_row_s=0.005))
     scenario = mixed(num_online=12, plan=order, step_noise=0.1, cost_model=None, overlap_depth=depth, profile=slow)
     run = simulate(scenario, step_log=tmp_path / "log")
     lines = list(read_log(tmp_path / "log"))
     assert any(isinstance(line, OrderLine) for line in lines)
-    if order in ("density", TWO_ENDS):
+    if order in ("density", DUAL_SCAN):
         assert all(line.held_tokens and line.lasting_steps for line in lines if isinstance(line, OrderLine))
     assert any(isinstance(line, RowLine) for line in lines)
     assert replay(tmp_path / "log") == Replay(run.result.steps, None)
@@ -93,7 +93,7 @@ def test_without_a_plan_nothing_is_planned(tmp_path: Path) -> None:
     assert not any(isinstance(line, OrderLine) for line in read_log(tmp_path / "log"))
 
 
-@pytest.mark.parametrize(("order", "least"), [(TWO_ENDS, 24)])
+@pytest.mark.parametrize(("order", "least"), [(DUAL_SCAN, 24)])
 def test_lengths_that_callers_ask_for_are_known_to_the_planner(order: str, least: int, tmp_path: Path) -> None:
     """Behind one prefix the longest answers want the most memory: they stand near the end, and none is cut short."""
     lengths = [8, 30, 4, 24, 12, 16, 28, 20] * 4
@@ -116,7 +116,7 @@ def test_answers_of_known_lengths_start_in_the_steps_of_a_timetable(depth: int, 
     rows += [TraceRequest(0.0, ((500 + k, 40),), 1) for k in range(16)]
     alone = {"headroom": "fixed@0", "offline_max_kv_ratio": 1.0, "overlap_depth": depth}
     sets = [OfflineSet("fixed", rows, synthetic=True)]
-    run = simulate(constant((), sets, plan=TWO_ENDS, refill=False, **alone), step_log=tmp_path / "log")
+    run = simulate(constant((), sets, plan=DUAL_SCAN, refill=False, **alone), step_log=tmp_path / "log")
     lines = list(read_log(tmp_path / "log"))
     (order,) = (line for line in lines if isinstance(line, OrderLine))
     steps = [line for line in lines[lines.index(order) :] if isinstance(line, StepLine)]

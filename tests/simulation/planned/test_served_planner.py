@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from neaptide.engine.offline.planning.occasions import LEAST_ROWS, PERIOD_S
-from neaptide.engine.offline.planning.pooled import TWO_ENDS
+from neaptide.engine.offline.planning.pooled import DUAL_SCAN
 from neaptide.engine.record.step_log import OrderLine, StepLine, read_log
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
@@ -26,7 +26,7 @@ def scene(num_rows: int = LEAST_ROWS, **fields: object) -> Scenario:
         TraceRequest(0.0, ((BASE + k % 2, 4), (BASE + 10 + k, 8)), LONG if k % 2 else SHORT) for k in range(num_rows)
     ]
     values: dict[str, object] = {
-        "plan": TWO_ENDS,
+        "plan": DUAL_SCAN,
         "planner_is_told": False,
         "refill": False,
         "max_num_seqs": 32,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from neaptide.engine.offline.planning.pooled import TWO_ENDS
+from neaptide.engine.offline.planning.pooled import DUAL_SCAN
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation.simulator import Run, simulate
@@ -47,7 +47,7 @@ def worked_off(plan: str | None, second_deadline_s: float = 1e7) -> Run:
     )
 
 
-@pytest.mark.parametrize("plan", ["neaptide", TWO_ENDS])
+@pytest.mark.parametrize("plan", ["neaptide", DUAL_SCAN])
 def test_along_a_plan_a_prefix_of_two_jobs_is_computed_once(plan: str) -> None:
     run = worked_off(plan)
     assert run.result.kv.saving_ratio == pytest.approx(BOUND, abs=1e-12)

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from neaptide.engine.offline.planning.pooled import TWO_ENDS
+from neaptide.engine.offline.planning.pooled import DUAL_SCAN
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation.simulator import Run, simulate
 from tests.simulation.scenes import BASE, constant, profile
 
 BLOCK = 16
-PLANS = (None, "neaptide", TWO_ENDS)
+PLANS = (None, "neaptide", DUAL_SCAN)
 pytestmark = pytest.mark.parametrize("plan", PLANS)
 
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from neaptide.engine.offline.planning.pooled import TWO_ENDS
+from neaptide.engine.offline.planning.pooled import DUAL_SCAN
 from neaptide.estimator.recipes import roofline_recipe
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
@@ -35,7 +35,7 @@ def scene(policy: str, scale: int) -> Scenario:
         constant((), [OfflineSet("scene", rows, synthetic=True)]),
         profile=shape,
         policy=policy,
-        plan=TWO_ENDS if policy == "neaptide" else None,
+        plan=DUAL_SCAN if policy == "neaptide" else None,
         truth=None,
         cost_model=roofline_recipe(shape, 0.2),
         overlap_kappa=0.2,

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from neaptide.engine.record.traffic import ERROR_UNIT, ServedRequest
-from neaptide.simulation.recorded.recording import TrafficRecording, StepErrors, is_online
+from neaptide.simulation.recorded.recording import StepErrors, TrafficRecording, is_online
 from neaptide.simulation.recorded.shadow import Comparison, compare
 from tests.simulation.recorded.engines import Stalling, recorded
 

@@ -56,17 +56,17 @@ def _found(message: AddBatch, order: IntArray, num_blocks: int, block_size: int)
     pool.follow(PlannedOrder.of(PlanReady([BATCH_ID], raw(np.zeros(len(order))), raw(order))))
     found = 0
     for number in range(len(order)):
-        kv.look_up_uses(pool.take_moved_segments())
+        kv.look_up_uses(pool.take_moved_nodes())
         request = pool.pop()
         hit = kv.draft().match_prefix(request)
         found += hit.num_tokens
-        request.sit(kv.table, number + 1)
+        request.assign_slot(kv.table, number + 1)
         kv.admit(request, hit)
         left = request.num_prompt_tokens - hit.num_tokens
         kv.grow(request, left)
         kv.publish(request, request.num_prompt_tokens)
-        kv.want_no_more(request.segments)
+        kv.want_no_more(request.prefix_nodes)
         kv.release(request)
-        request.rise(RequestStatus.FINISHED)
+        request.free_slot(RequestStatus.FINISHED)
         pool.ended(request)
     return found

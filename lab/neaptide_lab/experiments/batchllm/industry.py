@@ -8,7 +8,7 @@ from neaptide.estimator.device_profile import load_profile
 from neaptide.loadgen.workloads.generated_sets import INDUSTRY_REQUESTS
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.simulation.pools.planned import pool_of
-from neaptide_lab.experiments.batchllm.runs import SEATS, Engine, Outcome, run_to_the_end, seats_by_memory
+from neaptide_lab.experiments.batchllm.runs import SEATS, Engine, Outcome, run_to_the_end, slots_by_memory
 from neaptide_lab.experiments.batchllm.saving import scaled
 from neaptide_lab.experiments.result import ExperimentResult, Row
 from neaptide_lab.policies.prefix_groups import (
@@ -52,7 +52,7 @@ def run(quick: bool) -> ExperimentResult:
     for name, (policy, scheduler, seats) in RUNS.items():
         logger.info("%s", name)
         (order,) = plan_pool(pool, policy)
-        engine = Engine(scheduler, seats_by_memory(pool) if seats is None else seats // scale)
+        engine = Engine(scheduler, slots_by_memory(pool) if seats is None else seats // scale)
         runs[name] = run_to_the_end(SET, set_.requests, order, profile, engine)
     shares = _shares(pool)
     rows = [*_saving_rows(shares, runs), *_rate_rows(runs)]

@@ -35,7 +35,7 @@ class Engine:
     slots together fill the memory."""
 
 
-def seats_by_memory(pool: PromptPool) -> int:
+def slots_by_memory(pool: PromptPool) -> int:
     """Number of requests that fit into memory with their answers, prefixes held once (no other cap: BatchLLM, section
     4.3)."""
     held_tokens = pool.work.prompt_tokens.sum() - pool.shared_tokens.sum() + pool.work.output_tokens.sum()

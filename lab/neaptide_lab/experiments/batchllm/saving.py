@@ -10,7 +10,7 @@ from neaptide.estimator.device_profile import DeviceProfile, load_profile
 from neaptide.loadgen.workloads.generated_sets import BATCHLLM_REQUESTS
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.simulation.pools.planned import pool_of
-from neaptide_lab.experiments.batchllm.runs import SEATS, Engine, run_to_the_end, seats_by_memory
+from neaptide_lab.experiments.batchllm.runs import SEATS, Engine, run_to_the_end, slots_by_memory
 from neaptide_lab.experiments.result import ExperimentResult, Row
 
 NAME = "batchllm-saving"
@@ -56,7 +56,7 @@ def run(quick: bool) -> ExperimentResult:
         for run_name, (policy, scheduler) in RUNS.items():
             logger.info("%s, %s", name, run_name)
             (order,) = plan_pool(pool, policy)
-            engine = Engine(scheduler, min(SEATS // scale, seats_by_memory(pool)), has_all_memory=True)
+            engine = Engine(scheduler, min(SEATS // scale, slots_by_memory(pool)), has_all_memory=True)
             found[name][run_name] = saving = run_to_the_end(name, set_.requests, order, profile, engine).saving
             lru, groups = PAPER.get(case, (None, None))
             paper = {"fcfs, shuffled": lru, "batchllm": groups}.get(run_name)

@@ -9,7 +9,7 @@ from neaptide.estimator.device_profile import load_profile
 from neaptide.loadgen.workloads.generated_sets import BATCHLLM_REQUESTS
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.simulation.pools.planned import pool_of
-from neaptide_lab.experiments.batchllm.runs import SEATS, Engine, Outcome, run_to_the_end, seats_by_memory
+from neaptide_lab.experiments.batchllm.runs import SEATS, Engine, Outcome, run_to_the_end, slots_by_memory
 from neaptide_lab.experiments.batchllm.saving import PROFILE, scaled
 from neaptide_lab.experiments.result import ExperimentResult, Row
 
@@ -47,7 +47,7 @@ def run(quick: bool) -> ExperimentResult:
         for run_name, (policy, scheduler, seats) in RUNS.items():
             logger.info("%s, %s", name, run_name)
             (order,) = plan_pool(pool, policy)
-            engine = Engine(scheduler, seats_by_memory(pool) if seats is None else max(seats // scale, 1))
+            engine = Engine(scheduler, slots_by_memory(pool) if seats is None else max(seats // scale, 1))
             found[prefix, degree][run_name] = run_to_the_end(name, set_.requests, order, profile, engine)
     rows = [row for (prefix, degree), runs in found.items() for row in _rows(prefix, degree, runs)]
     data = {

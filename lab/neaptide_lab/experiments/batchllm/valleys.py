@@ -11,7 +11,7 @@ from neaptide.estimator.device_profile import load_profile
 from neaptide.loadgen.workloads.generated_sets import INDUSTRY_REQUESTS
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.simulation.pools.planned import pool_of
-from neaptide_lab.experiments.batchllm.runs import SEATS, Engine, Outcome, run_to_the_end, seats_by_memory
+from neaptide_lab.experiments.batchllm.runs import SEATS, Engine, Outcome, run_to_the_end, slots_by_memory
 from neaptide_lab.experiments.batchllm.saving import scaled
 from neaptide_lab.experiments.result import ExperimentResult, Row
 
@@ -46,7 +46,7 @@ def run(quick: bool) -> ExperimentResult:
     for name, (policy, seats) in RUNS.items():
         logger.info("%s", name)
         (order,) = plan_pool(pool, policy)
-        engine = Engine("fcfs", seats_by_memory(pool) if seats is None else seats // scale)
+        engine = Engine("fcfs", slots_by_memory(pool) if seats is None else seats // scale)
         found[name] = run_to_the_end(SET, set_.requests, order, profile, engine)
         shares[name] = _fill(found[name], engine)
     rows = [Row(f"{name}: steps in valleys", 100 * _valleys(one), None, "%", 1) for name, one in shares.items()]

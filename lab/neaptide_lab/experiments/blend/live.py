@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from neaptide.engine.offline.planning.pooled import TWO_ENDS
+from neaptide.engine.offline.planning.pooled import DUAL_SCAN
 from neaptide.estimator.device_profile import load_profile
 from neaptide.estimator.recipes import DEFAULT_HEADROOM
 from neaptide.loadgen.workloads.offline_sets import OfflineSet, load_offline
@@ -48,8 +48,8 @@ WAYS: dict[str, tuple[str, str | None]] = {
     "bs+e, blendserve": ("bs+e", "blendserve"),
     "neaptide": ("neaptide", None),
     "neaptide, groups": ("neaptide", "neaptide"),
-    "neaptide, two ends": ("neaptide", TWO_ENDS),
-    "neaptide, as a server plans": ("neaptide", TWO_ENDS),
+    "neaptide, two ends": ("neaptide", DUAL_SCAN),
+    "neaptide, as a server plans": ("neaptide", DUAL_SCAN),
 }
 """Policy and plan."""
 UNTOLD = ("neaptide, as a server plans",)

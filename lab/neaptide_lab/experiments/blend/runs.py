@@ -11,7 +11,7 @@ import numpy as np
 
 from neaptide.engine.arrays import FloatArray
 from neaptide.engine.interfaces import Prediction
-from neaptide.engine.offline.planning.pooled import TWO_ENDS
+from neaptide.engine.offline.planning.pooled import DUAL_SCAN
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import Regime, read_kv_tokens
 from neaptide.estimator.cost.roofline import RooflineModel
@@ -33,7 +33,7 @@ WAYS: dict[str, tuple[str, str | None]] = {
     "dfs": ("dfs", None),
     "balance": ("balance", None),
     "blendserve": ("blendserve", None),
-    "neaptide": ("neaptide", TWO_ENDS),
+    "neaptide": ("neaptide", DUAL_SCAN),
 }
 """Policy and plan."""
 

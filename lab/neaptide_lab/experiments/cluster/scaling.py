@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from neaptide.cluster.simulation.cluster import simulate_cluster
-from neaptide.cluster.simulation.fleet import PLACEMENTS, SimulatedFleet, Placement
+from neaptide.cluster.simulation.fleet import PLACEMENTS, Placement, SimulatedFleet
 from neaptide.cluster.simulation.result import ClusterResult
 from neaptide.estimator.device_profile import load_profile
 from neaptide.loadgen.workloads.offline_sets import OfflineSet, load_offline

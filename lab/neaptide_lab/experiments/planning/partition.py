@@ -14,7 +14,7 @@ from neaptide.estimator.device_profile import load_profile
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.simulation.pools.planned import pool_of
 from neaptide.simulation.pools.prefix_cache import Eviction, cached_tokens
-from neaptide_lab.experiments.batchllm.runs import Engine, run_to_the_end, seats_by_memory
+from neaptide_lab.experiments.batchllm.runs import Engine, run_to_the_end, slots_by_memory
 from neaptide_lab.experiments.batchllm.saving import scaled
 from neaptide_lab.experiments.blend.setting import PROFILE, TRACES, pool_with_true_lengths, trace
 from neaptide_lab.experiments.result import ExperimentResult, Row
@@ -120,7 +120,7 @@ def _scaling(scale: int, logger: logging.Logger) -> dict[int, float]:
     profile = scaled(load_profile(RUN_PROFILE), scale)
     set_ = load_offline(RUN_SET, seed=0, limit=8000 // scale)
     pool = pool_of(set_.requests, profile)
-    engine = Engine("fcfs", seats_by_memory(pool))
+    engine = Engine("fcfs", slots_by_memory(pool))
 
     def seconds(replicas: int) -> float:
         logger.info("%d replicas, simulated", replicas)

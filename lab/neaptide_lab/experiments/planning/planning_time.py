@@ -150,7 +150,7 @@ def _tree_operations_ms(requests: list[TraceRequest]) -> FloatArray:
         began_s = time.thread_time()
         row = pool.pop()
         taken_s = time.thread_time()
-        blocks.want_less(row.segments)
+        blocks.want_less(row.prefix_nodes)
         pool.ended(row)
         seconds += [taken_s - began_s, time.thread_time() - taken_s]
     return 1e3 * np.array(seconds[len(seconds) // 2 :])

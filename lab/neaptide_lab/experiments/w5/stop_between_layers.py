@@ -82,7 +82,7 @@ def _measure(bench: Bench, load: float, tpot_slo_s: float, ways: Ways) -> Figure
         scenarios = [replace(bench.beside(load, seed, tpot_slo_s), give_up=give_up) for seed in bench.size.seeds]
         runs = [simulate(scenario) for scenario in scenarios]
         found[name] = figures_of(one.result for one in runs) | {
-            "given_up": middle(float(one.num_given_up) for one in runs)
+            "given_up": middle(float(one.num_aborted) for one in runs)
         }
     return found
 

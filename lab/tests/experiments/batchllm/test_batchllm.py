@@ -7,7 +7,7 @@ from neaptide.estimator.device_profile import load_profile
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.simulation.pools.planned import pool_of
 from neaptide_lab.experiments.batchllm import cache_bound, industry, micro, saving, sweep, valleys
-from neaptide_lab.experiments.batchllm.runs import Engine, Outcome, run_to_the_end, seats_by_memory
+from neaptide_lab.experiments.batchllm.runs import Engine, Outcome, run_to_the_end, slots_by_memory
 from neaptide_lab.experiments.batchllm.saving import scaled
 from neaptide_lab.experiments.result import ExperimentResult
 
@@ -83,7 +83,7 @@ def test_seats_are_what_memory_holds_with_answers() -> None:
     set_ = load_offline("batchllm-512-64-s8", seed=0, limit=80)
     pool = pool_of(set_.requests, profile)
     held_tokens = 512 / 8 + 64 + 100
-    assert seats_by_memory(pool) == int(0.9 * profile.kv_capacity_tokens / held_tokens)
+    assert slots_by_memory(pool) == int(0.9 * profile.kv_capacity_tokens / held_tokens)
 
 
 @pytest.mark.full

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from neaptide.engine.arrays import BoolArray, FloatArray, IntArray
-from neaptide.engine.messages import PlanReady, TwoEnds
+from neaptide.engine.messages import DualScanPlan, PlanReady
 from neaptide.engine.offline.density import DensityModel
 from neaptide.engine.offline.dual_scan import dual_scan_order, window_densities, window_sums
 from neaptide.engine.offline.planned import FULL_SHARE, PROMPT_STEPS, raw
@@ -21,7 +21,7 @@ from neaptide.engine.offline.planning.timetable import timetable
 from neaptide.engine.offline.prefix_tree import PrefixTree
 from neaptide.engine.offline.token_file import TokenFile
 
-TWO_ENDS = "ends"
+DUAL_SCAN = "ends"
 """Our density order, for an engine that takes rows from both ends and predicts how memory fills (``spread``)."""
 
 
@@ -115,13 +115,13 @@ class PooledRows:
 
 def _ordered(
     pool: PromptPool, order: str, model: DensityModel, is_known: BoolArray, first: IntArray
-) -> tuple[IntArray, TwoEnds | None]:
+) -> tuple[IntArray, DualScanPlan | None]:
     """The order and its dual-scan data.
 
     Args:
         first: rows before all others.
     """
-    if order == TWO_ENDS:
+    if order == DUAL_SCAN:
         ranked = rank(pool.tree, pool.work, repeated_share=REPEATED_SHARE)
         ranked = spread(ranked, pool.tree, pool.work, pool.kv_tokens)
     else:
@@ -139,10 +139,10 @@ def _ordered(
     turns[scanned] = np.arange(len(scanned))
     token_s, kv_token_s = 2.0 * model.parameters / model.flops_per_s, model.kv_bytes_per_token / model.bytes_per_s
     starts = None
-    if order == TWO_ENDS:
+    if order == DUAL_SCAN:
         room = PoolRoom(held_tokens * outputs, own_tokens, ranked.root_density * kv_token_s / token_s, pool.kv_tokens)
         starts = timetable(ranked, pool.work, is_known, room.beside)
-    return ranked.rows, TwoEnds(
+    return ranked.rows, DualScanPlan(
         raw(held_tokens),
         raw(outputs),
         window_densities(ranked.compute_s, ranked.memory_s),

@@ -74,7 +74,7 @@ class OneQueueScheduler(Scheduler):
                 return False
         return True
 
-    def _find_seat(self, draft: Draft) -> bool:
+    def _find_slot(self, draft: Draft) -> bool:
         """Whether one more request may run."""
         while draft.num_running >= self.config.max_num_seqs:
             if not self._drop_paused(draft):

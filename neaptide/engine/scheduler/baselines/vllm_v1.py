@@ -75,7 +75,7 @@ class VllmV1Fcfs(OneQueueScheduler):
     def _pack_waiting(self, draft: Draft) -> None:
         while draft.budget.tokens_left > 0 and (request := self._waiting_head(draft)) is not None:
             draft.at = request
-            if not self._find_seat(draft):
+            if not self._find_slot(draft):
                 break
             hit = draft.kv.match_prefix(request)
             num_tokens = request.num_known_tokens - hit.num_tokens

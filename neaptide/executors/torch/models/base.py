@@ -26,7 +26,7 @@ def row_tiles(hidden: Tensor) -> Sequence[Tensor]:
 Layer = TypeVar("Layer")
 
 
-class StepGivenUp(Exception):
+class StepAborted(Exception):
     """The step was aborted because an online request is arriving."""
 
 
@@ -42,10 +42,10 @@ class GivingUp(NamedTuple):
         """Aborts the step if an online request is arriving and the layer is within ``share``.
 
         Raises:
-            StepGivenUp: the step ends before this layer.
+            StepAborted: the step ends before this layer.
         """
         if layer < self.share * num_layers and self.arrivals.are_on_their_way:
-            raise StepGivenUp
+            raise StepAborted
 
 
 def in_turn(
@@ -54,7 +54,7 @@ def in_turn(
     """The layers of a step, each with its part of the cache.
 
     Raises:
-        StepGivenUp: an online request arrived before one of them.
+        StepAborted: an online request arrived before one of them.
     """
     for index, (layer, layer_cache) in enumerate(zip(layers, kv_cache, strict=True)):
         if giving_up is not None:
@@ -102,7 +102,7 @@ class TorchModel(Protocol):
             giving_up: None for a step that cannot be aborted.
 
         Raises:
-            StepGivenUp: only part of the slots is written.
+            StepAborted: only part of the slots is written.
         """
         ...
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from neaptide.executors.torch.layers.products import TILE_ROWS
-from neaptide.executors.torch.models.base import GivingUp, StepGivenUp, TorchModel
+from neaptide.executors.torch.models.base import GivingUp, StepAborted, TorchModel
 from neaptide.executors.torch.models.llama import Llama
 from neaptide.kernels.native import CompileError
 from neaptide.kernels.paged_attention import AttentionPlanner, StepAttention, StepTables
 from neaptide.kernels.paged_attention.native import NativePlan
-from neaptide.kernels.recording import Recording
+from neaptide.kernels.recording import CallRecording
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class RecordedLayers:
         self._hidden, self._rotation = model.inputs(zeros, zeros)
         self._slots = zeros
         self._slots[:num_tokens] = plan.slots
-        self._recording = Recording(max_tokens)
+        self._recording = CallRecording(max_tokens)
         hidden, rotation = self._hidden[:num_tokens], self._rotation[:num_tokens]
         step = _Slots(self._slots[:num_tokens], plan)
         with self._recording.noting():
@@ -71,7 +71,7 @@ class RecordedLayers:
 
         Raises:
             ValueError: the plan is for another cache.
-            StepGivenUp: an online request is arriving.
+            StepAborted: an online request is arriving.
         """
         job, num_tokens = plan.job_for(self._kv_cache[0]), len(token_ids)
         hidden, rotation = self._model.inputs(token_ids, positions)
@@ -80,7 +80,7 @@ class RecordedLayers:
         self._slots[:num_tokens] = plan.slots
         counts, share = (None, 0.0) if giving_up is None else (giving_up.arrivals.address, giving_up.share)
         if not self._recording.replay(job, num_tokens, counts, share):
-            raise StepGivenUp
+            raise StepAborted
         return self._hidden[:num_tokens].clone()
 
 

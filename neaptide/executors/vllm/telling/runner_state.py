@@ -14,7 +14,7 @@ NULL_BLOCKS = 1
 
 
 @dataclass(slots=True, eq=False)
-class Told:
+class RunnerState:
     """A request and the runner's state of it."""
 
     new: NewRequest
@@ -33,7 +33,7 @@ class Told:
     """Tokens whose KV is in the cache after that step."""
 
 
-class GoingOn(NamedTuple):
+class CachedRequest(NamedTuple):
     """Parts of a plan that continue from the runner's state, apart from new blocks."""
 
     which: BoolArray | None
@@ -56,7 +56,7 @@ class _LastPlan:
     ends: IntArray
 
 
-class ToldRows:
+class RunnerRows:
     """The runner's state of all slots of a table.
 
     Most parts of most steps continue without changes, and most steps have the same parts as the one before. An epoch is
@@ -67,18 +67,18 @@ class ToldRows:
         self.table = table
         self._last: _LastPlan | None = None
         """Not written to the columns yet, because the next plan usually has the same parts."""
-        self._epoch: IntArray = np.full(table.num_seats, -1)
-        self._num_blocks: IntArray = np.zeros(table.num_seats, np.int64)
-        self._num_output: IntArray = np.zeros(table.num_seats, np.int64)
-        self._order: IntArray = np.zeros(table.num_seats, np.int64)
-        self._end: IntArray = np.zeros(table.num_seats, np.int64)
+        self._epoch: IntArray = np.full(table.num_slots, -1)
+        self._num_blocks: IntArray = np.zeros(table.num_slots, np.int64)
+        self._num_output: IntArray = np.zeros(table.num_slots, np.int64)
+        self._order: IntArray = np.zeros(table.num_slots, np.int64)
+        self._end: IntArray = np.zeros(table.num_slots, np.int64)
 
-    def compare(self, plan: StepPlan, order: int | None) -> GoingOn:
+    def compare(self, plan: StepPlan, order: int | None) -> CachedRequest:
         """The parts that continue from the runner's state. With ``order``, only parts of that last scheduler output
         count."""
         return self._of_same_parts(plan) or self._of_any_parts(plan, order)
 
-    def _of_same_parts(self, plan: StepPlan) -> GoingOn | None:
+    def _of_same_parts(self, plan: StepPlan) -> CachedRequest | None:
         """The result if the parts are those of the last plan and all continue, else None.
 
         Compares bytes: for few parts, numpy's calls cost more than their work, and several times more after a forward
@@ -94,12 +94,12 @@ class ToldRows:
             return None
         num_blocks = table.blocks.num_blocks.take(rows)
         if num_blocks.tobytes() == last.num_blocks.tobytes():
-            return GoingOn(None, NO_ROWS, NO_ROWS)
+            return CachedRequest(None, NO_ROWS, NO_ROWS)
         new_blocks = num_blocks - last.num_blocks
         grown = new_blocks.nonzero()[0]
-        return None if new_blocks.min() < 0 else GoingOn(None, grown, last.num_blocks.take(grown))
+        return None if new_blocks.min() < 0 else CachedRequest(None, grown, last.num_blocks.take(grown))
 
-    def _of_any_parts(self, plan: StepPlan, order: int | None) -> GoingOn:
+    def _of_any_parts(self, plan: StepPlan, order: int | None) -> CachedRequest:
         self._settle()
         rows, table = plan.rows, self.table
         as_told: BoolArray = self._epoch.take(rows) == table.epoch.take(rows)
@@ -111,7 +111,7 @@ class ToldRows:
         new_blocks = table.blocks.num_blocks.take(rows) - num_told
         as_told &= new_blocks >= 0
         grown = np.flatnonzero(as_told & (new_blocks > 0))
-        return GoingOn(None if as_told.all() else as_told, grown, num_told.take(grown))
+        return CachedRequest(None if as_told.all() else as_told, grown, num_told.take(grown))
 
     def new_blocks(self, rows: IntArray, first: IntArray) -> list[list[int]]:
         """New block ids in the runner's numbering, from block ``first`` on, for slots that have grown."""
@@ -134,20 +134,20 @@ class ToldRows:
             plan.ends,
         )
 
-    def update(self, told: Told) -> None:
+    def update(self, told: RunnerState) -> None:
         """Updates a request's own record."""
         self._settle()
         if self._is_of(told):
             told.num_blocks, told.num_output = int(self._num_blocks[told.row]), int(self._num_output[told.row])
             told.order, told.end = int(self._order[told.row]), int(self._end[told.row])
 
-    def drop(self, told: Told) -> None:
+    def drop(self, told: RunnerState) -> None:
         """Marks the request as unknown to the runner."""
         self._settle()
         if self._is_of(told):
             self._epoch[told.row] = -1
 
-    def _is_of(self, told: Told) -> bool:
+    def _is_of(self, told: RunnerState) -> bool:
         return told.is_sent and told.row < len(self._epoch) and bool(self._epoch[told.row] == told.epoch)
 
     def forget(self, rows: IntArray) -> None:

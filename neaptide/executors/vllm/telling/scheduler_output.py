@@ -16,7 +16,7 @@ from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, Schedul
 from neaptide.engine.arrays import IntArray
 from neaptide.engine.steps.plan import NewRequest, StepPlan
 from neaptide.engine.table import RequestTable
-from neaptide.executors.vllm.telling.runner_state import GoingOn, Told, ToldRows, runner_blocks
+from neaptide.executors.vllm.telling.runner_state import CachedRequest, RunnerRows, RunnerState, runner_blocks
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Translator:
     def __init__(self, kind: RunnerKind, to_params: Callable[[NewRequest], Any]) -> None:
         self._kind = kind
         self._to_params = to_params
-        self.told: dict[str, Told] = {}
+        self.told: dict[str, RunnerState] = {}
         """Requests that have not ended."""
         self.seeded: set[str] = set()
         """Those with a seed."""
@@ -50,7 +50,7 @@ class Translator:
         self._preempted: set[str] = set()
         self.invalid: set[str] = set()
         """Requests with a token id outside the vocabulary. The runner never receives them."""
-        self._rows = ToldRows(RequestTable(0, 1, 1))
+        self._rows = RunnerRows(RequestTable(0, 1, 1))
         self._num_orders = 0
         self._counts: tuple[list[str], bytes, dict[str, int]] = [], b"", {}
         """The last scheduler output's request ids, their token counts as bytes, and both as a dict."""
@@ -69,7 +69,7 @@ class Translator:
                 self._must_resend(told)
         for new in plan.new_requests:
             self._forget(new.request_id)  # the same request may be submitted again
-            told = self.told[new.request_id] = Told(new, self._to_params(new))
+            told = self.told[new.request_id] = RunnerState(new, self._to_params(new))
             if self._has_bad_token(new.prompt_token_ids):
                 self.invalid.add(new.request_id)
             if told.params.seed is not None:
@@ -86,7 +86,7 @@ class Translator:
         if plan.table is not self._rows.table:
             for told in self.told.values():
                 self._rows.update(told)
-            self._rows = ToldRows(plan.table)
+            self._rows = RunnerRows(plan.table)
         going_on = self._rows.compare(plan, self._must_have_run())
         self._go_on(cached, plan, going_on)
         refused = [] if going_on.which is None else self._tell_of(order, plan, np.flatnonzero(~going_on.which))
@@ -107,7 +107,7 @@ class Translator:
             self._counts = plan.request_ids, plan.num_tokens.tobytes(), counts
         return counts.copy()
 
-    def _go_on(self, cached: CachedRequestData, plan: StepPlan, going_on: GoingOn) -> None:
+    def _go_on(self, cached: CachedRequestData, plan: StepPlan, going_on: CachedRequest) -> None:
         """Adds the parts that continue, with their new blocks."""
         which, grown = going_on.which, going_on.grown
         blocks: list[Any] = [None] * len(plan)
@@ -169,7 +169,7 @@ class Translator:
         """The scheduler output that a part must have been in to continue without changes; None for any."""
         return self._num_orders if self._kind.is_async and not self._kind.is_v2 else None
 
-    def distrust(self, plan: StepPlan) -> None:
+    def invalidate(self, plan: StepPlan) -> None:
         """Invalidates the runner's state after a failed step: how much of it the runner applied is unknown.
 
         Everything that was sent may be sent again.
@@ -201,7 +201,7 @@ class Translator:
         """Whether the request was scheduled in the last step."""
         return self._last is not None and request_id in self._last.num_scheduled_tokens
 
-    def _agrees(self, told: Told, epoch: int, start: int, num_output: int) -> bool:
+    def _agrees(self, told: RunnerState, epoch: int, start: int, num_output: int) -> bool:
         """Whether the runner's tokens, blocks and progress match the slot, or will after this output."""
         if told.must_resend or told.epoch != epoch:
             return False
@@ -211,7 +211,7 @@ class Translator:
         # a token that it samples in the previous output, still unknown to it, would be taken for the part's last token.
         return not self._kind.is_v2 and num_output <= told.num_output and told.order != self._must_have_run()
 
-    def _must_resend(self, told: Told) -> None:
+    def _must_resend(self, told: RunnerState) -> None:
         self._rows.drop(told)
         if self._kind.is_v2:
             told.is_sent = False
@@ -231,7 +231,9 @@ class Translator:
     def _has_bad_token(self, token_ids: list[int]) -> bool:
         return not (min(token_ids) >= 0 and max(token_ids) < self._kind.vocab_size)
 
-    def _new_data(self, told: Told, table: RequestTable, row: int, num_blocks: int, start: int, num_output: int) -> Any:
+    def _new_data(
+        self, told: RunnerState, table: RequestTable, row: int, num_blocks: int, start: int, num_output: int
+    ) -> Any:
         data = NewRequestData(
             req_id=told.new.request_id,
             prompt_token_ids=told.new.prompt_token_ids,

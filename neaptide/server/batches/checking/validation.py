@@ -7,15 +7,15 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 
 from neaptide.server.batches.checking.job_files import PlanLostError, remove_plan, seal_plan
-from neaptide.server.batches.checking.validate import Check, CheckerDiedError, Keep, LineFault, CheckReport
+from neaptide.server.batches.checking.validate import Check, CheckerDiedError, CheckReport, Keep, LineFault
 from neaptide.server.batches.served import Abilities
-from neaptide.server.batches.sharing import Hold, LeaseLostError
+from neaptide.server.batches.sharing import BatchLease, LeaseLostError
 from neaptide.server.batches.storing import batch_rows, server_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk
 from neaptide.server.batches.storing.faults import FileAwayError
 from neaptide.server.batches.storing.models import BatchRecord, FileRecord, NewLine
 from neaptide.server.batches.storing.store import StoreUnavailableError
-from neaptide.server.batches.wiring import BatchPlane
+from neaptide.server.batches.wiring import BatchContext
 from neaptide.server.http.auth import share_of
 from neaptide.server.http.errors import NotFoundError, UnavailableError
 
@@ -31,13 +31,13 @@ MAX_DELAY_S = 60.0
 class Validation:
     """Checks files, one of each key at a time. Retries when the disk refuses or the checking process is killed."""
 
-    def __init__(self, plane: BatchPlane, disk: PatientDisk) -> None:
+    def __init__(self, plane: BatchContext, disk: PatientDisk) -> None:
         self._p = plane
         self._disk = disk
         self._one_at_a_time: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """Lock of each owner. Files of different keys are checked in turns."""
 
-    async def run(self, record: BatchRecord, stop: asyncio.Event, hold: Hold) -> bool:
+    async def run(self, record: BatchRecord, stop: asyncio.Event, hold: BatchLease) -> bool:
         """Validates a batch; returns whether it is durably in_progress.
 
         False if it has failed, is left to a server of another model, or ``stop`` came first.
@@ -55,7 +55,9 @@ class Validation:
             except PlanLostError as error:
                 logger.warning("batch %s: its file is checked again: %s", record.id, error)
 
-    async def _write_verdict(self, record: BatchRecord, report: CheckReport, stop: asyncio.Event, hold: Hold) -> bool:
+    async def _write_verdict(
+        self, record: BatchRecord, report: CheckReport, stop: asyncio.Event, hold: BatchLease
+    ) -> bool:
         if report.is_foreign:
             await self._disk.retry(record.id, lambda: self._leave(record, report, hold))
             return False
@@ -64,7 +66,7 @@ class Validation:
         await self._disk.retry(record.id, lambda: self._write_failed(record, report, stop, hold))
         return False
 
-    async def _check_unless(self, record: BatchRecord, stop: asyncio.Event, hold: Hold) -> CheckReport | None:
+    async def _check_unless(self, record: BatchRecord, stop: asyncio.Event, hold: BatchLease) -> CheckReport | None:
         """The file's report, or None if ``stop`` came first."""
         checking, stopped = asyncio.create_task(self._check(record, hold)), asyncio.create_task(stop.wait())
         try:
@@ -77,7 +79,7 @@ class Validation:
         finally:
             stopped.cancel()
 
-    async def _check(self, record: BatchRecord, hold: Hold) -> CheckReport:
+    async def _check(self, record: BatchRecord, hold: BatchLease) -> CheckReport:
         insert_lines, discard_lines = hold.guarded(batch_rows.insert_lines), hold.guarded(batch_rows.discard_lines)
 
         async def begin() -> None:
@@ -159,7 +161,7 @@ class Validation:
             delay_s = min(2 * delay_s, MAX_DELAY_S)
         return CheckReport(errors=[LineFault("internal_error", "The file could not be checked.").entry(None)])
 
-    async def _leave(self, record: BatchRecord, report: CheckReport, hold: Hold) -> None:
+    async def _leave(self, record: BatchRecord, report: CheckReport, hold: BatchLease) -> None:
         logger.info(
             "batch %s: its lines name the model %r; it is left to a server that has it", record.id, report.model
         )
@@ -167,14 +169,18 @@ class Validation:
 
     # Both look at ``stop`` first: a failing disk must not keep a cancelled batch and its plan's space.
 
-    async def _write_failed(self, record: BatchRecord, report: CheckReport, stop: asyncio.Event, hold: Hold) -> bool:
+    async def _write_failed(
+        self, record: BatchRecord, report: CheckReport, stop: asyncio.Event, hold: BatchLease
+    ) -> bool:
         if stop.is_set():
             return False
         logger.info("batch %s: failed validation with %d errors", record.id, len(report.errors))
         fail_batch = hold.guarded(batch_rows.fail_batch)
         return await self._p.store.write(fail_batch, record.id, report.errors, self._p.now(record))
 
-    async def _write_begun(self, record: BatchRecord, report: CheckReport, stop: asyncio.Event, hold: Hold) -> bool:
+    async def _write_begun(
+        self, record: BatchRecord, report: CheckReport, stop: asyncio.Event, hold: BatchLease
+    ) -> bool:
         if stop.is_set():
             return False
         await asyncio.to_thread(seal_plan, self._p.stem(record.id), report.plan_digest)

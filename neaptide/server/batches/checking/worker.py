@@ -18,15 +18,15 @@ from typing import BinaryIO
 import msgspec
 
 from neaptide.server.batches.checking.job_files import remove_plan
-from neaptide.server.batches.checking.validate import Check, CheckerDiedError, Keep, CheckReport, Validator
+from neaptide.server.batches.checking.validate import Check, CheckerDiedError, CheckReport, Keep, Validator
 from neaptide.server.batches.lines import LineCompiler, Recipe
 from neaptide.server.batches.storing.models import NewLine
-from neaptide.server.subprocesses.child import bound_memory, pipes, stand_back
-from neaptide.server.subprocesses.frames import read_frame, write_frame
-from neaptide.server.subprocesses.on_call import Child, ChildDiedError
+from neaptide.server.engine_client.deaths import was_killed_from_outside
 from neaptide.server.http.errors import UnavailableError
 from neaptide.server.http.fair_queue import FairQueue
-from neaptide.server.engine_client.deaths import was_killed_from_outside
+from neaptide.server.subprocesses.child import bound_memory, pipes, set_idle_priority
+from neaptide.server.subprocesses.frames import read_frame, write_frame
+from neaptide.server.subprocesses.on_call import Child, ChildDiedError
 
 NICENESS = 10
 MEMORY_BYTES = 2 << 30
@@ -182,13 +182,13 @@ class CheckerPool:
     def __init__(self, make: Callable[[], WorkerChecker], weights: Mapping[str, float] = MappingProxyType({})) -> None:
         self._make = make
         self._turns = FairQueue(weights)
-        self._seats = asyncio.Semaphore(MAX_WORKERS)
+        self._slots = asyncio.Semaphore(MAX_WORKERS)
         self._idle: list[WorkerChecker] = []
         self._all: list[WorkerChecker] = []
 
     async def check(self, check: Check, keep: Keep) -> CheckReport:
         """As ``WorkerChecker.check``."""
-        async with self._seats:
+        async with self._slots:
             worker = self._idle.pop() if self._idle else self._add()
             try:
                 return await worker.check(check, keep, lambda: self._turns.turn(check.share))
@@ -210,7 +210,7 @@ class CheckerPool:
 
 def main(make_compiler: Callable[[Recipe], LineCompiler] = Recipe.compiler) -> None:
     """Checks one file after another until its input ends."""
-    stand_back(NICENESS)
+    set_idle_priority(NICENESS)
     source, sink = pipes()
     compiler = make_compiler(_recipe_decoder.decode(read_frame(source) or b""))
     bound_memory(MEMORY_BYTES)

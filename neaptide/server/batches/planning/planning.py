@@ -111,7 +111,9 @@ class Planning:
             logger.info("the offline pool is planned: %d rows", num_rows)
 
 
-def _request(info: EngineReady, rows: Sequence[Callable[[], JobRows]], running: Mapping[str, RunningPlan]) -> PlanRequest:
+def _request(
+    info: EngineReady, rows: Sequence[Callable[[], JobRows]], running: Mapping[str, RunningPlan]
+) -> PlanRequest:
     return PlanRequest(
         jobs=[_with_running(of_job(), running) for of_job in rows],
         order=info.planned_order,

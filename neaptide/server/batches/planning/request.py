@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from neaptide.engine.messages import PlanReady, TwoEnds
+from neaptide.engine.messages import DualScanPlan, PlanReady
 from neaptide.engine.offline.dual_scan import window_rows
 
 NUMBERS = np.dtype("<i4")
@@ -89,7 +89,7 @@ def check_plan(plan: PlanReady, request: PlanRequest) -> None:
         _check_ends(plan.ends, len(rows))
 
 
-def _check_ends(ends: TwoEnds, num_rows: int) -> None:
+def _check_ends(ends: DualScanPlan, num_rows: int) -> None:
     held_tokens = unpacked(ends.held_tokens)
     if len(held_tokens) != num_rows or (held_tokens < 0).any():
         raise ValueError("the plan does not say what its rows hold")

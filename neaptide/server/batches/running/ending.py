@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from neaptide.server.batches.checking.job_files import remove_plan
 from neaptide.server.batches.running import finalize
-from neaptide.server.batches.sharing import Hold, ResultFiles
+from neaptide.server.batches.sharing import BatchLease, ResultFiles
 from neaptide.server.batches.storing import batch_rows, file_rows, server_rows
 from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, LineState
-from neaptide.server.batches.wiring import BatchPlane
+from neaptide.server.batches.wiring import BatchContext
 
 logger = logging.getLogger(__name__)
 
@@ -21,12 +21,12 @@ NUM_WRITERS = 2
 class Ending:
     """Ends batches. ``stopping`` is set when the server stops; unfinished work is then left to the next start."""
 
-    def __init__(self, plane: BatchPlane, stopping: threading.Event) -> None:
+    def __init__(self, plane: BatchContext, stopping: threading.Event) -> None:
         self._p = plane
         self._stopping = stopping
         self._threads = ThreadPoolExecutor(NUM_WRITERS, "batch-result-files")
 
-    async def end(self, batch_id: str, hold: Hold) -> None:
+    async def end(self, batch_id: str, hold: BatchLease) -> None:
         """Ends the batch. Repeating it gives the same files and status.
 
         Raises:
@@ -45,7 +45,7 @@ class Ending:
         await asyncio.to_thread(remove_plan, self._p.stem(batch_id))
         await hold.tidy(record)
 
-    async def _last_files(self, record: BatchRecord, hold: Hold) -> ResultFiles:
+    async def _last_files(self, record: BatchRecord, hold: BatchLease) -> ResultFiles:
         store, close_lines = self._p.store, hold.guarded(batch_rows.close_lines)
         if record.in_progress_at is None:
             await store.write(hold.guarded(batch_rows.discard_lines), record.id)
@@ -64,7 +64,7 @@ class Ending:
             await store.write(fail, record.id, damage.line_nos, finalize.DAMAGED_ERROR)
             return await self._write_files(record, hold)
 
-    async def _write_files(self, record: BatchRecord, hold: Hold) -> ResultFiles:
+    async def _write_files(self, record: BatchRecord, hold: BatchLease) -> ResultFiles:
         # Reads the record again, because closing the last lines has chosen its file ids.
         record = await self._p.store.read(batch_rows.require_batch, record.id)
         directory, should_stop = self._p.files.directory, self._stopping.is_set

@@ -9,7 +9,7 @@ from neaptide.server.batches.storing.disk_patience import PatientDisk
 from neaptide.server.batches.storing.housekeeping import Housekeeping
 from neaptide.server.batches.storing.server_rows import Waiting
 from neaptide.server.batches.storing.store import StoreUnavailableError
-from neaptide.server.batches.wiring import BatchPlane
+from neaptide.server.batches.wiring import BatchContext
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def say_what_waits(batches: Iterable[Waiting]) -> None:
 async def _nothing_more() -> None: ...
 
 
-class Upkeep:
+class Expiry:
     """Runs the periodic work.
 
     ``end`` is called with the id of every expired batch. ``sweep`` is called periodically after the store's own
@@ -34,7 +34,7 @@ class Upkeep:
 
     def __init__(
         self,
-        plane: BatchPlane,
+        plane: BatchContext,
         disk: PatientDisk,
         end: Callable[[str], None],
         sweep: Callable[[], Awaitable[None]] = _nothing_more,

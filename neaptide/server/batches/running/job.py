@@ -19,7 +19,14 @@ from neaptide.server.batches.planning.request import JobRows, packed
 from neaptide.server.batches.running.replies import StoredReplies
 from neaptide.server.batches.running.suspects import LineKey, Suspects
 from neaptide.server.batches.sharing import LineLease
-from neaptide.server.batches.storing.models import BatchRecord, FileRecord, LineResult, LineState, PendingLine, StoredUsage
+from neaptide.server.batches.storing.models import (
+    BatchRecord,
+    FileRecord,
+    LineResult,
+    LineState,
+    PendingLine,
+    StoredUsage,
+)
 from neaptide.server.http.auth import share_of
 from neaptide.server.http.errors import ApiError, EngineFailedError, is_passing
 

@@ -24,10 +24,10 @@ from neaptide.server.batches.running.suspects import LineKey, Suspects
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.models import FileRecord, LineResult
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
-from neaptide.server.http.errors import ApiError, is_passing
-from neaptide.server.engine_client.deaths import Evidence
 from neaptide.server.engine_client.client import EngineClient
+from neaptide.server.engine_client.deaths import Evidence
 from neaptide.server.engine_client.events import BatchOutputs, EngineLost
+from neaptide.server.http.errors import ApiError, is_passing
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk
 from neaptide.server.batches.storing.models import BatchRecord, FileRecord, NewLine, PendingLine
 from neaptide.server.batches.storing.tables import batch_lines
-from neaptide.server.batches.wiring import BatchPlane
+from neaptide.server.batches.wiring import BatchContext
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ LOOK_S = 1.0
 class Plans:
     """Plans of a server that shares its batches with no other."""
 
-    def __init__(self, plane: BatchPlane, validation: Validation) -> None:
+    def __init__(self, plane: BatchContext, validation: Validation) -> None:
         self._p = plane
         self._validation = validation
 

@@ -18,19 +18,19 @@ from pathlib import Path
 from typing import ParamSpec
 
 from neaptide.server.batches.checking.validation import Validation
-from neaptide.server.batches.sole_lease import SoleHold
 from neaptide.server.batches.running import finalize
 from neaptide.server.batches.running.background import Background
 from neaptide.server.batches.running.ending import Ending
+from neaptide.server.batches.running.expiry import Expiry, say_what_waits
 from neaptide.server.batches.running.job import Job
 from neaptide.server.batches.running.job_runner import JobRunner
 from neaptide.server.batches.running.plans import Plans, watch_tokens
-from neaptide.server.batches.running.expiry import Upkeep, say_what_waits
 from neaptide.server.batches.sharing import JobLeft, LeaseFigures
+from neaptide.server.batches.sole_lease import SoleLease
 from neaptide.server.batches.storing import batch_rows, server_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk
 from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, LineState
-from neaptide.server.batches.wiring import BatchPlane
+from neaptide.server.batches.wiring import BatchContext
 from neaptide.server.http.errors import NotFoundError
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Machine:
 
     leases: LeaseFigures | None = None
 
-    def __init__(self, plane: BatchPlane) -> None:
+    def __init__(self, plane: BatchContext) -> None:
         self._p = plane
         self._runner = JobRunner(
             plane.store,
@@ -70,11 +70,11 @@ class Machine:
         self._background = Background("a batch cannot continue until the next start")
         self._stopping = threading.Event()
         self._disk = PatientDisk()
-        self._hold = SoleHold(plane)
+        self._hold = SoleLease(plane)
         self._validation = Validation(plane, self._disk)
         self._plans = Plans(plane, self._validation)
         self._ending = Ending(plane, self._stopping)
-        self._upkeep = Upkeep(plane, self._disk, self.end, look_again=self._look_again)
+        self._expiry = Expiry(plane, self._disk, self.end, look_again=self._look_again)
 
     # ---- start and stop ----
 
@@ -85,7 +85,7 @@ class Machine:
         self._runner.start()
         for record in records:
             self._take_up(record)
-        self._background.spawn(self._upkeep.run(self._stopping.is_set))
+        self._background.spawn(self._expiry.run(self._stopping.is_set))
         self._background.spawn(watch_tokens(self._runner, self._on_lost, self._disk))
 
     def _take_up(self, record: BatchRecord) -> None:
@@ -250,7 +250,7 @@ class Machine:
             self._finalizing.discard(batch_id)
 
     async def expire_overdue(self) -> None:
-        await self._upkeep.expire_overdue()
+        await self._expiry.expire_overdue()
 
     async def backlog(self) -> list[JobLeft]:
         """As in ``BatchMachine``: a single server shares nothing."""

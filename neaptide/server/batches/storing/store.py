@@ -9,7 +9,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import sqlalchemy as sa
 
 from neaptide.engine.private_files import make_private_directory
-from neaptide.server.batches.sharing import BlobStorage, BatchSharing
+from neaptide.server.batches.sharing import BatchSharing, BlobStorage
 from neaptide.server.batches.storing.data_dir import CACHE, FILES, DataDir, StoreError
 from neaptide.server.batches.storing.databases import deadline
 from neaptide.server.batches.storing.databases.deadline import DeadlineError, StuckError

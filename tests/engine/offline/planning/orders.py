@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from neaptide.engine.messages import PlanReady, TwoEnds
+from neaptide.engine.messages import DualScanPlan, PlanReady
 from neaptide.engine.offline.planned import raw
 
 
-def plan(*rows: tuple[str, int], ends: TwoEnds | None = None) -> PlanReady:
+def plan(*rows: tuple[str, int], ends: DualScanPlan | None = None) -> PlanReady:
     """These rows of batches, in this order."""
     batch_ids = list(dict.fromkeys(batch_id for batch_id, _ in rows))
     batches = [batch_ids.index(batch_id) for batch_id, _ in rows]
@@ -21,7 +21,7 @@ def two_ends(
     lasting_steps: Sequence[int] | None = None,
     starts: Sequence[int] = (),
     kv_tokens: int = 0,
-) -> TwoEnds:
+) -> DualScanPlan:
     """Of few rows, of which each is a window.
 
     Args:
@@ -31,7 +31,7 @@ def two_ends(
     """
     turns = range(len(held_tokens)) if turns is None else turns
     lasting_steps = held_tokens if lasting_steps is None else lasting_steps
-    return TwoEnds(
+    return DualScanPlan(
         raw(held_tokens),
         raw(lasting_steps),
         list(densities),

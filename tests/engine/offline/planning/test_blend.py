@@ -18,7 +18,7 @@ from neaptide.engine.offline.planning.blend import (
     split,
 )
 from neaptide.engine.offline.planning.plan import PromptPool
-from neaptide.engine.offline.planning.pooled import TWO_ENDS, PooledJob, PooledRows
+from neaptide.engine.offline.planning.pooled import DUAL_SCAN, PooledJob, PooledRows
 from neaptide.engine.offline.prefix_tree import NO_NODE
 from tests.engine.offline.planning.files import Prompt, written
 from tests.engine.offline.planning.pools import MODEL, OUTPUTS, PROMPTS, grouped, made
@@ -108,7 +108,7 @@ def test_where_nearly_all_is_shared_a_split_must_be_worth_what_it_computes_again
     assert rank(pool.tree, pool.work, repeated_share=REPEATED_SHARE).shared_tokens.sum() == 300 * 1600
 
 
-@pytest.mark.parametrize(("order", "kept"), [(TWO_ENDS, 300)])
+@pytest.mark.parametrize(("order", "kept"), [(DUAL_SCAN, 300)])
 def test_ours_has_that_bound(tmp_path: Path, order: str, kept: int) -> None:
     prompts, outputs = grouped((301, 1600, 16)), [587, *[2] * 300]
     tokens = written(tmp_path, prompts)

@@ -260,7 +260,7 @@ def test_of_many_jobs_only_those_are_looked_at_that_have_a_turn(
     assert len(pool) == 12
     pool.pop()
     assert len({id(lane) for lane in asked}) == 1
-    assert [len(pool.take_first_looked_at()), len(pool)] == [1, 11]
+    assert [len(pool.take_first_materialized()), len(pool)] == [1, 11]
 
 
 def begin_steps(pool: OfflinePool, count: int, draws: int = 1) -> None:

@@ -16,7 +16,9 @@ POSSIBLE, IMPOSSIBLE = 200, 20
 def with_streams(*tpot_tokens: float, **fields: object) -> Harness:
     """An engine with streams that have put out one token each."""
     ttft_slo_s = TTFT_TOKENS * TOKEN_S
-    harness = Harness(num_blocks=500, cost_model=Launches(30.0), egress_s=0.0, ttft_slo_s=ttft_slo_s, **fields)
+    harness = Harness(
+        num_blocks=500, cost_model=Launches(30.0), delivery_latency_s=0.0, ttft_slo_s=ttft_slo_s, **fields
+    )
     for i, tokens in enumerate(tpot_tokens):
         asked = online(str(i), [7 + i], max_tokens=9, tpot_slo_s=tokens * TOKEN_S, ttft_slo_s=ttft_slo_s)
         harness.core.handle(asked)

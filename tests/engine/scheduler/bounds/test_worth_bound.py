@@ -49,7 +49,7 @@ class Counting(PerToken):
 def beside_stream(cost_model: PerToken, ttft_tokens: float = TTFT_TOKENS, **fields: object) -> Harness:
     """An engine with a stream that has put out one token, and a long row of a batch beside it."""
     ttft_slo_s = ttft_tokens * TOKEN_S
-    harness = Harness(num_blocks=500, cost_model=cost_model, egress_s=0.0, ttft_slo_s=ttft_slo_s, **fields)
+    harness = Harness(num_blocks=500, cost_model=cost_model, delivery_latency_s=0.0, ttft_slo_s=ttft_slo_s, **fields)
     tpot_slo_s = TPOT_TOKENS * TOKEN_S
     harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=tpot_slo_s, ttft_slo_s=ttft_slo_s))
     harness.step()
@@ -113,7 +113,7 @@ def test_what_other_bounds_leave_no_room_for_is_none() -> None:
 
 
 def test_a_step_without_a_stream_is_as_long_as_who_comes_may_wait() -> None:
-    harness = Harness(num_blocks=500, cost_model=PerToken(), egress_s=0.0, ttft_slo_s=TTFT_TOKENS * TOKEN_S)
+    harness = Harness(num_blocks=500, cost_model=PerToken(), delivery_latency_s=0.0, ttft_slo_s=TTFT_TOKENS * TOKEN_S)
     harness.core.handle(flex("f", [8] * 1000, max_tokens=1))
     assert bounds(harness).worth_s == math.inf
     assert harness.step() == {"f": 250}

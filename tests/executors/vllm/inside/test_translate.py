@@ -16,7 +16,7 @@ from neaptide.executors.vllm.telling.scheduler_output import RunnerKind, Transla
 PROMPT = [7, 8, 9]
 
 
-class Told:
+class RunnerState:
     """Orders of plans in which each request computes its prompt in the first step and a token in every other."""
 
     def __init__(self, is_v2: bool) -> None:
@@ -40,41 +40,41 @@ class Told:
 
 
 @pytest.fixture(params=[False, True], ids=["V1", "V2"])
-def told(request: pytest.FixtureRequest) -> Told:
-    return Told(request.param)
+def told(request: pytest.FixtureRequest) -> RunnerState:
+    return RunnerState(request.param)
 
 
-def test_ends_of_both_steps_in_flight_are_told_again(told: Told) -> None:
+def test_ends_of_both_steps_in_flight_are_told_again(told: RunnerState) -> None:
     told.order(told.plan("xyz", new="xyz"))
     first, second = told.plan("z", finished="x"), told.plan("z", finished="y")
     assert [told.order(plan).finished_req_ids for plan in (first, second)] == [{"x"}, {"y"}]
-    told.translator.distrust(first)
-    told.translator.distrust(second)
+    told.translator.invalidate(first)
+    told.translator.invalidate(second)
     assert told.order(told.plan("z")).finished_req_ids == {"x", "y"}
     assert told.order(told.plan("z")).finished_req_ids == set()
 
 
 @pytest.mark.parametrize("failed", ["x", "z"])
-def test_a_request_that_was_told_anew_does_not_end(told: Told, failed: str) -> None:
+def test_a_request_that_was_told_anew_does_not_end(told: RunnerState, failed: str) -> None:
     """Nor where the step that raises next is not its own."""
     told.order(told.plan("z", new="z"))
     plan = told.plan("xz", new="x")
     told.order(plan)
-    told.translator.distrust(plan)
+    told.translator.invalidate(plan)
     again = told.order(told.plan("xz", new="x"))
     assert again.finished_req_ids == {"x"}
     assert [data.req_id for data in again.scheduled_new_reqs if data.req_id == "x"] == ["x"]
-    told.translator.distrust(told.plan(failed))
+    told.translator.invalidate(told.plan(failed))
     assert "x" not in told.order(told.plan("xz")).finished_req_ids
 
 
 def test_a_request_that_was_told_again_after_a_preemption_is_not_forgotten() -> None:
-    told = Told(is_v2=True)
+    told = RunnerState(is_v2=True)
     told.order(told.plan("xz", new="xz"))
     plan = told.plan("xz")
     plan.preempted_ids.append("x")
     assert told.order(plan).preempted_req_ids == {"x"}
-    told.translator.distrust(told.plan("z"))
+    told.translator.invalidate(told.plan("z"))
     assert told.order(told.plan("xz")).preempted_req_ids == {"z"}
 
 
@@ -93,16 +93,16 @@ class History:
         self.preempted: list[str] = []
         self.resumed: set[str] = set()
         self.num_blocks = self.num_requests = 0
-        for row in range(self.table.num_seats):
+        for row in range(self.table.num_slots):
             self._begin(row)
 
     def plans(self, count: int) -> Iterator[StepPlan]:
         for step in range(count):
             yield self._plan(step)
             if self.rng.random() < 0.3:
-                self._change(self.rng.randrange(self.table.num_seats))
+                self._change(self.rng.randrange(self.table.num_slots))
             if self.rng.random() < 0.2:
-                self.rows = self.rng.sample(range(self.table.num_seats), self.rng.randint(1, self.table.num_seats))
+                self.rows = self.rng.sample(range(self.table.num_slots), self.rng.randint(1, self.table.num_slots))
 
     def _plan(self, step: int) -> StepPlan:
         table, rows = self.table, np.array(self.rows or [0], np.int64)
@@ -187,8 +187,8 @@ def test_plans_of_the_same_parts_are_told_like_any_others(is_v2: bool, is_async:
             orders.append(each.order(plan))
         assert orders[0] == orders[1]
         if rng.random() < 0.1:
-            quick.distrust(plan)
-            careful.distrust(plan)
+            quick.invalidate(plan)
+            careful.invalidate(plan)
     assert 500 < num_quick < 1900
 
 

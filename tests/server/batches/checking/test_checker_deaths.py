@@ -14,16 +14,16 @@ from neaptide.server.batches.checking.validate import (
     MAX_TRIES,
     Check,
     CheckerDiedError,
-    Keep,
-    FileLimits,
     CheckReport,
+    FileLimits,
+    Keep,
     Validator,
 )
 from neaptide.server.batches.checking.worker import WorkerChecker
 from neaptide.server.batches.lines import CompiledLine, Recipe
 from neaptide.server.batches.storing.models import BatchRecord, NewLine
-from neaptide.server.subprocesses.frames import read_frame
 from neaptide.server.http.errors import UnavailableError
+from neaptide.server.subprocesses.frames import read_frame
 from tests.server.batches.fake_compiler import FakeCompiler
 from tests.server.batches.fakes import CHAT, Server, ThreadChecker, jsonl, line, numbered
 

@@ -11,8 +11,8 @@ from neaptide.engine.offline.token_file import TokenFile
 from neaptide.server.batches.checking.job_files import read_plan
 from neaptide.server.batches.checking.validate import (
     Check,
-    FileLimits,
     CheckReport,
+    FileLimits,
     Validator,
     read_body,
     read_lines,

@@ -110,7 +110,9 @@ async def test_it_finds_what_the_validator_finds(tmp_path: Path) -> None:
     async def keep(lines: Sequence[NewLine]) -> None:
         there.extend(lines)
 
-    expected = Validator(Check(CHAT, str(path), str(tmp_path / "here"), FileLimits()), FakeCompiler(), here.extend).run()
+    expected = Validator(
+        Check(CHAT, str(path), str(tmp_path / "here"), FileLimits()), FakeCompiler(), here.extend
+    ).run()
     checker = hostile_checker(tmp_path)
     try:
         report = await checker.check(Check(CHAT, str(path), str(tmp_path / "there"), FileLimits()), keep)

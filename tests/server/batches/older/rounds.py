@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from neaptide.server.batches.checking.validate import Check, Keep, CheckReport
+from neaptide.server.batches.checking.validate import Check, CheckReport, Keep
 from neaptide.server.batches.mending.repair import repair
 from neaptide.server.batches.running import finalize
 from neaptide.server.batches.storing.data_dir import DATABASE_NAME, StoreError

@@ -28,8 +28,8 @@ def test_harm_to_the_disk(
         (disk_patience, "FIRST_DELAY_S"),
         (disk_patience, "MAX_DELAY_S"),
         (job_runner, "RETRY_DELAY_S"),
-        (machine, "FIRST_RELOAD_DELAY_S"),
-        (machine, "LONGEST_RELOAD_DELAY_S"),
+        (state_machine, "FIRST_RELOAD_DELAY_S"),
+        (state_machine, "LONGEST_RELOAD_DELAY_S"),
     ):
         monkeypatch.setattr(module, name, 0.01)
     # Every second time the log is all that has what came last.

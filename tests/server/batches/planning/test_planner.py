@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from neaptide.engine.messages import PlanReady, TwoEnds
+from neaptide.engine.messages import DualScanPlan, PlanReady
 from neaptide.engine.offline.density import DensityModel
 from neaptide.engine.offline.planning.plan import PromptPool, plan_pool
 from neaptide.engine.offline.planning.prompts import Prompts
@@ -162,7 +162,7 @@ async def test_a_token_file_that_is_gone_is_no_plan(tmp_path: Path, caplog: pyte
     assert "FileNotFoundError" in caplog.text
 
 
-ENDS = TwoEnds(packed([1] * 6), packed([1] * 6), [1.0] * 6, [1.0] * 6, 1.0, 1.0, 1.0, packed([0, 1, 2, 3, 4, 5]))
+ENDS = DualScanPlan(packed([1] * 6), packed([1] * 6), [1.0] * 6, [1.0] * 6, 1.0, 1.0, 1.0, packed([0, 1, 2, 3, 4, 5]))
 
 WITH_STARTS = msgspec.structs.replace(ENDS, starts=packed([-1, -1, -1, 3, 0, 1]), kv_tokens=100)
 

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from neaptide.engine.messages import BatchDeadlineStatus, EngineReady, DeadlineStatus, PlanReady, StepOutputs, ToEngine
+from neaptide.engine.messages import BatchDeadlineStatus, DeadlineStatus, EngineReady, PlanReady, StepOutputs, ToEngine
 from neaptide.engine.offline.planning.occasions import GROWTH, LEAST_ROWS
 from neaptide.server.batches.planning.planning import Planning
 from neaptide.server.batches.planning.request import JobRows, PlanRequest, packed

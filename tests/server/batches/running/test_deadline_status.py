@@ -17,7 +17,9 @@ from tests.server.batches.test_http import app_of, openai_client
 LOGGER = "neaptide.server.batches.running.deadline_status"
 
 
-def outlook(outlook: DeadlineStatus, batch_id: str = "batch_a", expected_s: float | None = 400.0) -> BatchDeadlineStatus:
+def outlook(
+    outlook: DeadlineStatus, batch_id: str = "batch_a", expected_s: float | None = 400.0
+) -> BatchDeadlineStatus:
     return BatchDeadlineStatus(batch_id, outlook, 300.04, expected_s, 60.0)
 
 
@@ -32,8 +34,14 @@ def shown(server: Server, record: Any) -> Any:
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (DeadlineStatus.INFEASIBLE, "batch batch_a cannot end in its window: it needs 300.0 s with the whole device, 400.0 s"),
-        (DeadlineStatus.AT_RISK, "batch batch_a may not end in its window: it needs 300.0 s with the whole device, 400.0 s"),
+        (
+            DeadlineStatus.INFEASIBLE,
+            "batch batch_a cannot end in its window: it needs 300.0 s with the whole device, 400.0 s",
+        ),
+        (
+            DeadlineStatus.AT_RISK,
+            "batch batch_a may not end in its window: it needs 300.0 s with the whole device, 400.0 s",
+        ),
     ],
 )
 def test_the_log_says_what_is_needed_what_is_left_and_what_to_do(
@@ -50,7 +58,14 @@ def test_the_log_says_what_is_needed_what_is_left_and_what_to_do(
 def test_only_changes_are_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, LOGGER)
     outlooks = BatchStatuses()
-    course = (DeadlineStatus.ON_TIME, DeadlineStatus.AT_RISK, DeadlineStatus.AT_RISK, DeadlineStatus.INFEASIBLE, DeadlineStatus.ON_TIME, DeadlineStatus.ON_TIME)
+    course = (
+        DeadlineStatus.ON_TIME,
+        DeadlineStatus.AT_RISK,
+        DeadlineStatus.AT_RISK,
+        DeadlineStatus.INFEASIBLE,
+        DeadlineStatus.ON_TIME,
+        DeadlineStatus.ON_TIME,
+    )
     for found in course:
         outlooks.hear([outlook(found)])
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING", "INFO"]
@@ -105,10 +120,14 @@ async def test_a_scrape_counts_batches_by_outlook(tmp_path: Path) -> None:
     async with Server(tmp_path) as server:
         BatchMetrics(registry, server.service.store, lambda: 0.0, server.service.outlooks)
         say(
-            server, *(outlook(found, f"batch_{k}") for k, found in enumerate(DeadlineStatus)), outlook(DeadlineStatus.INFEASIBLE, "b")
+            server,
+            *(outlook(found, f"batch_{k}") for k, found in enumerate(DeadlineStatus)),
+            outlook(DeadlineStatus.INFEASIBLE, "b"),
         )
         names = {found: {"outlook": found.value} for found in DeadlineStatus}
-        counts = {found: registry.get_sample_value("neaptide_batches_by_outlook", names[found]) for found in DeadlineStatus}
+        counts = {
+            found: registry.get_sample_value("neaptide_batches_by_outlook", names[found]) for found in DeadlineStatus
+        }
         assert counts == {DeadlineStatus.ON_TIME: 1, DeadlineStatus.AT_RISK: 1, DeadlineStatus.INFEASIBLE: 2}
 
 

@@ -18,8 +18,8 @@ from neaptide.engine.steps.step import Step
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.executors.simulated.hash_executor import SimExecutor
 from neaptide.server.batches.storing.models import BatchRecord
-from neaptide.server.engine_client.deaths import Evidence
 from neaptide.server.engine_client.client import EngineClient
+from neaptide.server.engine_client.deaths import Evidence
 from tests.server.batches.fakes import READY, Server, jsonl, line
 
 NUM_LINES, MAX_TOKENS, SEATS = 300, 40, 256

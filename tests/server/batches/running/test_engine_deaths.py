@@ -9,8 +9,8 @@ from neaptide.engine.messages import AddBatch, AddRequest, RequestOutput, ToEngi
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.store import StoreUnavailableError
-from neaptide.server.engine_client.deaths import Evidence
 from neaptide.server.engine_client.client import EngineUnavailableError
+from neaptide.server.engine_client.deaths import Evidence
 from tests.server.batches.fakes import Server, jsonl, line, numbered, output
 
 

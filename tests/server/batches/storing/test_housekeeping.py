@@ -228,7 +228,7 @@ async def test_the_server_keeps_house_at_start_and_every_minute(
     async with Server(tmp_path, clock=clock) as server:
         first = (await server.upload(b"x\n")).id
     clock.now_s += 30 * DAY_S + 1
-    monkeypatch.setattr(upkeep, "SWEEP_PERIOD_S", 0.04)
+    monkeypatch.setattr(expiry, "SWEEP_PERIOD_S", 0.04)
     async with Server(tmp_path, clock=clock) as server:
         await server.until_gone(first)
         second = (await server.upload(b"x\n")).id

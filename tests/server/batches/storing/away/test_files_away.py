@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from neaptide.server.batches.checking import validation
-from neaptide.server.batches.checking.validate import Check, Keep, CheckReport
+from neaptide.server.batches.checking.validate import Check, CheckReport, Keep
 from neaptide.server.batches.running import finalize
 from neaptide.server.batches.storing.models import BatchRecord
 from tests.patience import until
