@@ -44,11 +44,11 @@ class ShortestFirst(Scheduler):
         return None if self.offline_paused else draft.pool.peek()
 
     def start(self, draft: Draft, request: Request) -> bool:
-        """Starts a waiting request if there are a seat, tokens and memory for all of its prompt."""
+        """Starts a waiting request if there are a slot, tokens and memory for all of its prompt."""
         hit = draft.kv.match_prefix(request)
         missing = request.num_known_tokens - hit.num_tokens
-        has_seat = draft.num_running < self.config.max_num_seqs and draft.budget.tokens_left > 0
-        if not has_seat or not draft.kv.fits(draft.kv.admission_cost(hit, missing)):
+        has_slot = draft.num_running < self.config.max_num_seqs and draft.budget.tokens_left > 0
+        if not has_slot or not draft.kv.fits(draft.kv.admission_cost(hit, missing)):
             return False
         draft.admit(request, hit, min(missing, draft.budget.tokens_left))
         return True

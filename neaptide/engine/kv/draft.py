@@ -204,7 +204,7 @@ class KVDraft:
         self._indexed[request] = num_full
 
     def release(self, request: Request) -> None:
-        """As ``KVCacheManager.publish_sound`` and ``release``."""
+        """As ``KVCacheManager.publish_committed`` and ``release``."""
         first = self._indexed.get(request, request.num_indexed_blocks)
         self.publish(request, request.num_committed_tokens)
         if request.prefix_nodes:

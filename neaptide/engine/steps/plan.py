@@ -330,7 +330,7 @@ class StepResult:
     memory_ran_out: int = 0
     """Number of times that device memory ran out. The executor then computed in smaller pieces."""
     is_aborted: bool = False
-    """Whether an online arrival aborted the step (``StepPlan.give_up_share``). Nothing of it counts."""
+    """Whether an online arrival aborted the step (``StepPlan.abortable_share``). Nothing of it counts."""
 
     @classmethod
     def of(cls, plan: StepPlan) -> "StepResult":
