@@ -42,7 +42,7 @@ class SimulationError(RuntimeError):
     """The engine is stuck: it has work, but runs no request."""
 
 
-class RowSource(Protocol):
+class ReplicaRows(Protocol):
     """Where an engine's offline rows come from."""
 
     @property
@@ -120,7 +120,7 @@ class SimulatedReplica:
     def __init__(
         self,
         scenario: Scenario,
-        rows: RowSource,
+        rows: ReplicaRows,
         observers: Sequence[EngineObserver] = (),
         dry_from_s: float = 0.0,
         start_s: float = 0.0,

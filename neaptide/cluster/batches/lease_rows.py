@@ -19,7 +19,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class BatchLease(NamedTuple):
+class HeldBatchLease(NamedTuple):
     """The right to move a batch on, until another server leases it."""
 
     batch_id: str
@@ -61,7 +61,7 @@ def lease_batch(
     now_ms: Milliseconds | None = None,
     excluded: Collection[str] = (),
     served: Served | None = None,
-) -> BatchLease | None:
+) -> HeldBatchLease | None:
     """Leases the oldest batch that has something to do. It skips batches that another server is leasing now.
 
     Args:
@@ -83,12 +83,12 @@ def lease_batch(
         is_named = sa.and_(t.model_fingerprint.is_(None), t.model.in_(served.names))
         leased = leased.values(model_fingerprint=sa.case((is_named, served.fingerprint), else_=t.model_fingerprint))
     row = conn.execute(leased).one_or_none()
-    return None if row is None else BatchLease(*row)
+    return None if row is None else HeldBatchLease(*row)
 
 
 def renew_batches(
-    conn: sa.Connection, leases: Iterable[BatchLease], lease_ms: int, now_ms: Milliseconds | None = None
-) -> dict[BatchLease, bool]:
+    conn: sa.Connection, leases: Iterable[HeldBatchLease], lease_ms: int, now_ms: Milliseconds | None = None
+) -> dict[HeldBatchLease, bool]:
     """Begins leases anew. Returns those that still hold, and for each whether the batch's end has been decided."""
     t = batches.c
     now_ms = database_now_ms(conn) if now_ms is None else now_ms
@@ -99,10 +99,10 @@ def renew_batches(
         batches.update().where(sa.tuple_(t.id, t.lease_epoch).in_(wanted)).values(leased_until_ms=now_ms + lease_ms)
     )
     changed = conn.execute(update.returning(t.id, t.lease_epoch, t.outcome))
-    return {BatchLease(batch_id, epoch): outcome is not None for batch_id, epoch, outcome in changed}
+    return {HeldBatchLease(batch_id, epoch): outcome is not None for batch_id, epoch, outcome in changed}
 
 
-def release_batch(conn: sa.Connection, lease: BatchLease) -> None:
+def release_batch(conn: sa.Connection, lease: HeldBatchLease) -> None:
     """Ends a lease before its time."""
     t = batches.c
     update = batches.update().where(t.id == lease.batch_id, t.lease_epoch == lease.epoch)
@@ -110,7 +110,7 @@ def release_batch(conn: sa.Connection, lease: BatchLease) -> None:
 
 
 def guarded(
-    lease: BatchLease, operation: Callable[Concatenate[sa.Connection, P], T]
+    lease: HeldBatchLease, operation: Callable[Concatenate[sa.Connection, P], T]
 ) -> Callable[Concatenate[sa.Connection, P], T]:
     """The operation, run only while the lease holds: no other lease begins before its transaction ends.
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from neaptide.cluster.batches import chunk_rows
 from neaptide.cluster.batches.cutting import SOME_DEVICE, cut
-from neaptide.cluster.batches.lease_rows import BatchLease, guarded
+from neaptide.cluster.batches.lease_rows import HeldBatchLease, guarded
 from neaptide.cluster.batches.plans import put_plan, remove_plan_blobs
 from neaptide.cluster.lease_order import LeaseChunk
 from neaptide.cluster.storage.blobs import Blobs, BlobsUnavailableError, batch_key
@@ -62,7 +62,7 @@ def begin_shared(
 class LeasedHold:
     """Implements ``Hold``. Every write raises LeaseLostError once another server has leased the batch."""
 
-    def __init__(self, plane: BatchContext, blobs: Blobs, lease: BatchLease) -> None:
+    def __init__(self, plane: BatchContext, blobs: Blobs, lease: HeldBatchLease) -> None:
         self._p = plane
         self._blobs = blobs
         self._lease = lease

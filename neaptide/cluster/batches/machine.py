@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from neaptide.cluster.batches import chunk_rows, lease_rows
-from neaptide.cluster.batches.lease_rows import BatchLease
+from neaptide.cluster.batches.lease_rows import HeldBatchLease
 from neaptide.cluster.batches.leased_batch import LeasedHold
 from neaptide.cluster.batches.leased_chunks import RENEWALS_A_LEASE, LeasedChunks
 from neaptide.cluster.storage.blobs import Blobs
@@ -39,7 +39,7 @@ MAX_CARES = 4
 
 @dataclass(slots=True)
 class _Care:
-    lease: BatchLease
+    lease: HeldBatchLease
     stop: asyncio.Event
     """Set when the batch needs no validation any more, or another server has taken it over."""
     is_validating: bool = False
@@ -137,7 +137,7 @@ class SharedMachine:
             except TimeoutError:
                 continue
 
-    async def _lease_batch(self) -> BatchLease | None:
+    async def _lease_batch(self) -> HeldBatchLease | None:
         served = self._p.compiler.served
         if self._stopping.is_set() or not await self._p.store.read(lease_rows.needs_care, served):
             return None
@@ -186,7 +186,7 @@ class SharedMachine:
                 return
         await self._disk.retry(batch_id, lambda: self._ending.end(batch_id, hold))
 
-    async def _release(self, lease: BatchLease) -> None:
+    async def _release(self, lease: HeldBatchLease) -> None:
         try:
             await self._p.store.write_beside(lease_rows.release_batch, lease)
         except StoreUnavailableError as error:

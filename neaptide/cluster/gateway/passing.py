@@ -46,7 +46,7 @@ class ReplicaLostError(Exception):
         self.is_told = is_told
 
 
-class Reply:
+class ReplicaReply:
     """The sending half of an exchange."""
 
     def __init__(self, send: Send) -> None:
@@ -97,7 +97,7 @@ async def pass_on(
         ReplicaLostError: the replica got the request, and will not answer it in full.
         ClientDisconnect: the client left before a reply began.
     """
-    reply = Reply(send)
+    reply = ReplicaReply(send)
     exchange = asyncio.ensure_future(
         _exchange(http, _request(replica, scope, content), reply, isinstance(content, bytes))
     )
@@ -123,7 +123,9 @@ async def pass_on(
     raise ReplicaLostError(is_told=reply.has_begun)
 
 
-async def _exchange(http: httpx.AsyncClient, request: httpx.Request, reply: Reply, may_be_repeated: bool) -> bool:
+async def _exchange(
+    http: httpx.AsyncClient, request: httpx.Request, reply: ReplicaReply, may_be_repeated: bool
+) -> bool:
     """Whether the reply was sent to its end. Raises NotSentError or RefusedError."""
     try:
         response = await http.send(request, stream=True)

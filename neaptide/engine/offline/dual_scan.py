@@ -21,7 +21,7 @@ class Split(NamedTuple):
     right: float
 
 
-class Side(NamedTuple):
+class ScanSide(NamedTuple):
     """Requests at one end."""
 
     density: float
@@ -50,7 +50,7 @@ def split_memory(memory: float, left_density: float, right_density: float, root_
 
 
 def prefill_budgets(
-    memory_bytes: float, left: Side, right: Side, root_density: float, kv_bytes_per_token: float
+    memory_bytes: float, left: ScanSide, right: ScanSide, root_density: float, kv_bytes_per_token: float
 ) -> Split:
     """Prefill tokens per step for each end (Algorithm 3), from the steady state of its part of the memory."""
     parts = split_memory(memory_bytes, left.density, right.density, root_density)

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from neaptide.server.counterfactual.gauge import CHILD, ReplayPace, ShadowGauge
 from neaptide.server.counterfactual.metrics import ShadowMetrics
 from neaptide.server.counterfactual.ring import TrafficRing
-from neaptide.server.counterfactual.what_if import WhatIf
+from neaptide.server.counterfactual.what_if import WhatIfQueries
 from neaptide.server.engine_client.client import EngineClient
 
 
@@ -30,7 +30,7 @@ class Shadow:
     ) -> None:
         self.ring = TrafficRing(client, clock)
         self.gauge = ShadowGauge(self.ring, ShadowMetrics(registry), clock, pace, temporary)
-        self.desk = WhatIf(self.ring, CHILD, temporary)
+        self.desk = WhatIfQueries(self.ring, CHILD, temporary)
 
     def start(self) -> None:
         self.gauge.start()

@@ -21,7 +21,7 @@ class TooMuchError(Exception):
     """The simulation exceeded its limit of time or memory."""
 
 
-class WhatIf:
+class WhatIfQueries:
     """Answers what-if questions. Event loop only.
 
     Args:

@@ -162,7 +162,7 @@ class FunctionCall(Body):
     arguments: str = ""
 
 
-class ToolCall(Body):
+class ToolCallParam(Body):
     """A tool call that the assistant made earlier."""
 
     id: str = Field(default="", max_length=256)
@@ -176,7 +176,7 @@ class ChatMessage(Body):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     name: str | None = Field(default=None, max_length=256)
-    tool_calls: list[ToolCall] = Field(default_factory=list, fail_fast=True, max_length=128)
+    tool_calls: list[ToolCallParam] = Field(default_factory=list, fail_fast=True, max_length=128)
     tool_call_id: str | None = Field(default=None, max_length=256)
 
 

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from neaptide.cluster.batches import chunk_rows, lease_rows
 from neaptide.cluster.batches.chunk_rows import LeasedLines
-from neaptide.cluster.batches.lease_rows import BatchLease, guarded
+from neaptide.cluster.batches.lease_rows import HeldBatchLease, guarded
 from neaptide.cluster.lease_order import ChunkKey, LeaseChunk
 from neaptide.cluster.sharing import sharing_of
 from neaptide.server.batches.sharing import LeaseLostError
@@ -31,7 +31,7 @@ def store(tmp_path: Path, store_url: str | None) -> Iterator[Store]:
     store.close()
 
 
-def leased(store: Store, now_ms: int) -> BatchLease | None:
+def leased(store: Store, now_ms: int) -> HeldBatchLease | None:
     return store.write_blocking(lease_rows.lease_batch, LEASE_MS, now_ms)
 
 
@@ -43,25 +43,25 @@ def begin(store: Store, batch_id: str) -> None:
 
 
 def test_each_batch_is_leased_once_while_its_lease_lasts(store: Store) -> None:
-    assert [leased(store, 5) for _ in range(3)] == [BatchLease("batch_1", 1), BatchLease("batch_2", 1), None]
+    assert [leased(store, 5) for _ in range(3)] == [HeldBatchLease("batch_1", 1), HeldBatchLease("batch_2", 1), None]
     excluded = store.write_blocking(lease_rows.lease_batch, LEASE_MS, 5 + LEASE_MS, excluded=["batch_1"])
-    assert excluded == BatchLease("batch_2", 2)
-    assert leased(store, 5 + LEASE_MS) == BatchLease("batch_1", 2)
+    assert excluded == HeldBatchLease("batch_2", 2)
+    assert leased(store, 5 + LEASE_MS) == HeldBatchLease("batch_1", 2)
 
 
 def test_a_lease_is_renewed_and_released_by_its_holder_only(store: Store) -> None:
     old, new = leased(store, 0), None
     assert old is not None
     store.write_blocking(lease_rows.renew_batches, [old], LEASE_MS, LEASE_MS - 1)
-    assert leased(store, LEASE_MS) == BatchLease("batch_2", 1)
+    assert leased(store, LEASE_MS) == HeldBatchLease("batch_2", 1)
     assert leased(store, LEASE_MS) is None
     new = leased(store, 2 * LEASE_MS)
-    assert new == BatchLease("batch_1", 2)
+    assert new == HeldBatchLease("batch_1", 2)
     assert store.write_blocking(lease_rows.renew_batches, [old, new], LEASE_MS, 2 * LEASE_MS) == {new: False}
     store.write_blocking(lease_rows.release_batch, old)
-    assert leased(store, 2 * LEASE_MS) == BatchLease("batch_2", 2)
+    assert leased(store, 2 * LEASE_MS) == HeldBatchLease("batch_2", 2)
     store.write_blocking(lease_rows.release_batch, new)
-    assert leased(store, 2 * LEASE_MS) == BatchLease("batch_1", 3)
+    assert leased(store, 2 * LEASE_MS) == HeldBatchLease("batch_1", 3)
 
 
 def test_a_renewal_tells_that_the_end_is_decided(store: Store) -> None:
@@ -92,9 +92,9 @@ def test_a_running_batch_needs_no_care_before_its_last_chunk_is_done(store: Stor
     assert store.write_blocking(batch_rows.end_leased_lines, chunk.key.batch_id, LeasedLines(chunk), result)
     assert leased(store, 0) is None
     assert store.write_blocking(chunk_rows.complete_chunk, chunk)
-    assert leased(store, 0) == BatchLease("batch_1", 1)
+    assert leased(store, 0) == HeldBatchLease("batch_1", 1)
     assert store.write_blocking(batch_rows.request_cancel, "batch_2", 200)
-    assert leased(store, 0) == BatchLease("batch_2", 1)
+    assert leased(store, 0) == HeldBatchLease("batch_2", 1)
 
 
 def test_an_ended_batch_needs_none_and_has_no_chunks(store: Store) -> None:
@@ -107,16 +107,16 @@ def test_an_ended_batch_needs_none_and_has_no_chunks(store: Store) -> None:
     assert store.write_blocking(batch_rows.finish_batch, "batch_1", None, None, 300)
     record = store.read_blocking(batch_rows.require_batch, "batch_1")
     assert (record.status, record.num_completed, record.num_failed) == ("cancelled", 0, 1)
-    assert leased(store, 0) == BatchLease("batch_2", 1)
+    assert leased(store, 0) == HeldBatchLease("batch_2", 1)
 
 
 def test_the_databases_clock_decides(store: Store) -> None:
     """Nobody says what time it is: a lease that has just begun lasts."""
     first = store.write_blocking(lease_rows.lease_batch, LEASE_MS)
-    assert store.write_blocking(lease_rows.lease_batch, 0) == BatchLease("batch_2", 1)
+    assert store.write_blocking(lease_rows.lease_batch, 0) == HeldBatchLease("batch_2", 1)
     # A lease of no length is over at once.
-    assert store.write_blocking(lease_rows.lease_batch, LEASE_MS) == BatchLease("batch_2", 2)
+    assert store.write_blocking(lease_rows.lease_batch, LEASE_MS) == HeldBatchLease("batch_2", 2)
     assert store.write_blocking(lease_rows.lease_batch, LEASE_MS) is None
-    assert first == BatchLease("batch_1", 1)
+    assert first == HeldBatchLease("batch_1", 1)
     now_ms = store.read_blocking(lambda conn: conn.execute(sa.select(database_now_ms(conn))).scalar_one())
     assert now_ms > 1_700_000_000_000

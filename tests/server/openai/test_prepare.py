@@ -26,7 +26,7 @@ from neaptide.server.openai.schemas import (
     TokenizeChatBody,
     TokenizeTextBody,
     Tool,
-    ToolCall,
+    ToolCallParam,
 )
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.server.conftest import USER, make_context
@@ -219,7 +219,7 @@ VALID: dict[type[Body], dict[str, Any]] = {
     ContentPart: {"type": "text", "text": "x"},
     Tool: {"type": "function", "function": {"name": "f"}},
     FunctionDefinition: {"name": "f"},
-    ToolCall: {"function": {"name": "f"}},
+    ToolCallParam: {"function": {"name": "f"}},
 }
 
 
