@@ -2,7 +2,7 @@
 
 import sqlalchemy as sa
 
-from neaptide.cluster.batches.machine import SharedMachine
+from neaptide.cluster.batches.state_machine import SharedStateMachine
 from neaptide.cluster.lease_order import LEASE_S
 from neaptide.cluster.storage.blobs import Blobs
 from neaptide.cluster.storage.form import settle_form
@@ -50,6 +50,6 @@ class SharedStorage:
         """As in ``BatchSharing``."""
         settle_form(conn, self.blobs)
 
-    def machine(self, plane: BatchContext) -> SharedMachine | None:
+    def machine(self, context: BatchContext) -> SharedStateMachine | None:
         """As in ``BatchSharing``."""
-        return None if self.blobs is None else SharedMachine(plane, self.blobs, self._lease_s)
+        return None if self.blobs is None else SharedStateMachine(context, self.blobs, self._lease_s)

@@ -62,8 +62,8 @@ def begin_shared(
 class LeasedHold:
     """Implements ``Hold``. Every write raises LeaseLostError once another server has leased the batch."""
 
-    def __init__(self, plane: BatchContext, blobs: Blobs, lease: HeldBatchLease) -> None:
-        self._p = plane
+    def __init__(self, context: BatchContext, blobs: Blobs, lease: HeldBatchLease) -> None:
+        self._context = context
         self._blobs = blobs
         self._lease = lease
 
@@ -73,14 +73,14 @@ class LeasedHold:
         return guarded(self._lease, operation)
 
     async def begin(self, record: BatchRecord, model: str, now: int) -> bool:
-        fingerprint = self._p.compiler.served.fingerprint
-        store, stem = self._p.store, self._p.stem(record.id)
+        fingerprint = self._context.compiler.served.fingerprint
+        store, stem = self._context.store, self._context.stem(record.id)
         lines = await store.read(batch_rows.pending_lines, record.id)
         key = batch_key(record.id, self._lease.epoch)
         with plan_faults(stem):
             plan = await asyncio.to_thread(read_plan, stem)
             contexts = [one.max_model_len for one in await store.read(server_rows.known_abilities, fingerprint)]
-            chunks = await asyncio.to_thread(cut, record, lines, plan, stem, device_of(self._p.engine), contexts)
+            chunks = await asyncio.to_thread(cut, record, lines, plan, stem, device_of(self._context.engine), contexts)
             await self._blobs.in_thread(put_plan, self._blobs, stem, key)
         return await store.write(self.guarded(begin_shared), record, model, fingerprint, now, key, chunks)
 
@@ -92,7 +92,7 @@ class LeasedHold:
         if file is None:
             return None
         key = f"{batch_key(record.id, self._lease.epoch)}.jsonl"
-        await self._blobs.in_thread(self._blobs.put, self._p.files.path(file.id), key)
+        await self._blobs.in_thread(self._blobs.put, self._context.files.path(file.id), key)
         return replace(file, blob=key)
 
     async def tidy(self, record: BatchRecord) -> None:

@@ -73,7 +73,7 @@ class LeasedChunks:
 
     def __init__(
         self,
-        plane: BatchContext,
+        context: BatchContext,
         blobs: Blobs,
         lease_s: float,
         disk: PatientDisk,
@@ -81,22 +81,28 @@ class LeasedChunks:
         on_batch_done: Callable[[str], None],
         is_validating: Callable[[str], bool],
     ) -> None:
-        self._p = plane
+        self._context = context
         self._blobs = blobs
         self._disk = disk
         self._on_batch_done = on_batch_done
         self._is_validating = is_validating
-        served, lease_ms = plane.compiler.served, int(lease_s * 1000)
+        served, lease_ms = context.compiler.served, int(lease_s * 1000)
         self._lease_s = lease_s
         self.server = LeasingServer(secrets.token_hex(8), served.fingerprint, lease_ms, served.abilities.max_model_len)
         self._runner = JobRunner(
-            plane.store, plane.engine, self._describe, self._on_done, self._on_lost, plane.files.verify, plane.planner
+            context.store,
+            context.engine,
+            self._describe,
+            self._on_done,
+            self._on_lost,
+            context.files.verify,
+            context.planner,
         )
         self._held: dict[str, _Held] = {}
         self._loading: set[ChunkLease] = set()
         """Leases whose lines the engine has not got yet: to fetch a plan may take longer than a lease."""
         self._passed_by = PassedBy()
-        self._plans = PlanCopies(plane, blobs, validation)
+        self._plans = PlanCopies(context, blobs, validation)
         self._background = Background("a chunk is left to the end of its lease")
         self._leasing: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -112,10 +118,10 @@ class LeasedChunks:
     # ---- start and stop ----
 
     def start(self) -> None:
-        self._p.engine.subscribe(StepStats, self._on_stats)
-        self._p.engine.subscribe(Occupancy, self._on_occupancy)
-        self._p.engine.subscribe(EngineReady, lambda _: self.wake())
-        self._p.engine.subscribe(EngineLost, self._on_engine_lost)
+        self._context.engine.subscribe(StepStats, self._on_stats)
+        self._context.engine.subscribe(Occupancy, self._on_occupancy)
+        self._context.engine.subscribe(EngineReady, lambda _: self.wake())
+        self._context.engine.subscribe(EngineLost, self._on_engine_lost)
         self._runner.start()
         self._leasing = self._background.spawn(self._lease_on())
         self._background.spawn(self._renew_on())
@@ -166,7 +172,7 @@ class LeasedChunks:
     @property
     def _has_use_for_more(self) -> bool:
         """Whether fewer lines wait in the engine than it would soon start."""
-        engine = self._p.engine
+        engine = self._context.engine
         if self._leaves() or not engine.is_ready or engine.offline_paused:
             return False
         waiting = self._runner.num_open - self._running_rows
@@ -190,7 +196,7 @@ class LeasedChunks:
 
     async def _rest(self) -> None:
         try:
-            async with asyncio.timeout(self._p.settings.tick_s):
+            async with asyncio.timeout(self._context.settings.tick_s):
                 await self._wake.wait()
         except TimeoutError:
             return
@@ -198,14 +204,14 @@ class LeasedChunks:
     async def _lease_some(self) -> bool:
         """Leases chunks. False if there were none, or not all could be loaded."""
         excluded = self._passed_by.excluded([one.lease.key for one in self._held.values()])
-        figures = await self._p.store.read(chunk_rows.free_chunks, self.server, excluded)
+        figures = await self._context.store.read(chunk_rows.free_chunks, self.server, excluded)
         if not figures.num_free:
-            await self._disk.sleep(self._p.settings.tick_s)
+            await self._disk.sleep(self._context.settings.tick_s)
             return False
         side = self._side_to_lease(figures)
         owners = Counter(held.job.owner for held in self._held.values())
         turns = owners_in_turn(figures.free, owners, figures.chunks_to_lease)
-        leases = await self._p.store.write_beside(_lease_chunks, side, turns, self.server, excluded)
+        leases = await self._context.store.write_beside(_lease_chunks, side, turns, self.server, excluded)
         self._loading = set(leases)
         for lease in leases:
             try:
@@ -213,11 +219,11 @@ class LeasedChunks:
             except (OSError, StoreUnavailableError) as error:
                 logger.error("batch %s: a chunk is given back: %s", lease.key.batch_id, error)
                 if isinstance(error, OSError) and not isinstance(error, FileAwayError):
-                    self._p.files.health.note(error)
+                    self._context.files.health.note(error)
                 rest = list(self._loading)
                 self._loading.clear()
                 await self._release(rest)
-                await self._disk.sleep(self._p.settings.tick_s)
+                await self._disk.sleep(self._context.settings.tick_s)
                 return False
             except UnableError as error:
                 logger.warning("batch %s: a chunk is left to others: %s", lease.key.batch_id, error)
@@ -246,7 +252,7 @@ class LeasedChunks:
             OSError, StoreUnavailableError: not possible now.
             UnableError: not possible on this server.
         """
-        store, batch_id = self._p.store, lease.key.batch_id
+        store, batch_id = self._context.store, lease.key.batch_id
         record = await store.read(batch_rows.require_batch, batch_id)
         lines = await store.read(batch_rows.pending_lines, batch_id, lease.key.chunk_no)
         if record.outcome is not None or self._leaves() or self._is_validating(batch_id):
@@ -257,7 +263,7 @@ class LeasedChunks:
             self._background.spawn(self._complete(lease))
             return
         try:
-            file = await self._p.verify_input(record)
+            file = await self._context.verify_input(record)
         except NotFoundError:
             logger.error("batch %s: its input file has been dropped", batch_id)
             await store.write(_give_up, lease)
@@ -280,17 +286,17 @@ class LeasedChunks:
     def _read_job(
         self, record: BatchRecord, file: FileRecord, sealed: SealedPlan, lines: list[PendingLine], lease: ChunkLease
     ) -> tuple[Job, ChunkWork]:
-        stem = self._p.stem(record.id)
+        stem = self._context.stem(record.id)
         plan, version = sealed
         tokens = TokenFile(stem)
-        if lacking := lacks(self._p.compiler.served, lines, plan, tokens):
+        if lacking := lacks(self._context.compiler.served, lines, plan, tokens):
             raise UnableError(lacking)
-        work = work_of(lines, plan, tokens, device_of(self._p.engine))
-        files = JobFiles(file, self._p.files.open_here, stem, version)
-        return Job(record, plan, lines, files, self._p.compiler, LeasedLines(lease)), work
+        work = work_of(lines, plan, tokens, device_of(self._context.engine))
+        files = JobFiles(file, self._context.files.open_here, stem, version)
+        return Job(record, plan, lines, files, self._context.compiler, LeasedLines(lease)), work
 
     def _describe(self, job: Job) -> tuple[Path, float]:
-        return self._p.describe(job.batch_id, job.expires_at)
+        return self._context.describe(job.batch_id, job.expires_at)
 
     # ---- ending ----
 
@@ -302,7 +308,7 @@ class LeasedChunks:
 
     async def _complete(self, lease: ChunkLease) -> None:
         batch_id = lease.key.batch_id
-        if await self._disk.retry(batch_id, lambda: self._p.store.write_beside(_complete, lease)):
+        if await self._disk.retry(batch_id, lambda: self._context.store.write_beside(_complete, lease)):
             self._on_batch_done(batch_id)
 
     def _on_lost(self, job_id: str) -> None:
@@ -341,7 +347,7 @@ class LeasedChunks:
         if not leases:
             return
         try:
-            await self._p.store.write_beside(chunk_rows.release_leases, leases)
+            await self._context.store.write_beside(chunk_rows.release_leases, leases)
         except StoreUnavailableError as error:
             logger.error("%d chunks are free only when their leases end: %s", len(leases), error)
 
@@ -354,8 +360,8 @@ class LeasedChunks:
                 await self._renew()
             except (OSError, StoreUnavailableError) as error:
                 logger.error("leases are not renewed: %s", error)
-            self._silent_s = 0.0 if self._p.engine.is_ready else self._silent_s + period_s
-            if self._held and (self._p.engine.offline_paused or self._silent_s >= self._lease_s):
+            self._silent_s = 0.0 if self._context.engine.is_ready else self._silent_s + period_s
+            if self._held and (self._context.engine.offline_paused or self._silent_s >= self._lease_s):
                 self._background.spawn(self.give_back())
             await self._disk.sleep(period_s)
 
@@ -364,7 +370,7 @@ class LeasedChunks:
         loading = self._loading.difference(leases.values())
         if not leases and not loading:
             return
-        kept = await self._p.store.write_beside(_renew, [*leases.values(), *loading], self.server.lease_ms)
+        kept = await self._context.store.write_beside(_renew, [*leases.values(), *loading], self.server.lease_ms)
         for job_id, lease in leases.items():
             if lease not in kept:
                 self._on_lost(job_id)

@@ -75,8 +75,8 @@ def copy_of_plan(blobs: Blobs, stem: Path, key: str, scratch: Path) -> SealedPla
 class PlanCopies:
     """This server's copies of the plans whose chunks it runs. Event loop only."""
 
-    def __init__(self, plane: BatchContext, blobs: Blobs, validation: Validation) -> None:
-        self._p = plane
+    def __init__(self, context: BatchContext, blobs: Blobs, validation: Validation) -> None:
+        self._context = context
         self._blobs = blobs
         self._validation = validation
         self._known: dict[str, SealedPlan] = {}
@@ -91,7 +91,7 @@ class PlanCopies:
             OSError: the same may succeed later.
             PlanLostError: this server cannot have it; others may.
         """
-        stem = self._p.stem(record.id)
+        stem = self._context.stem(record.id)
         plan = self._known.get(record.id)
         if plan is not None and plan.tokens_version == await asyncio.to_thread(tokens_version, stem):
             return plan
@@ -109,7 +109,7 @@ class PlanCopies:
     async def _fetch(self, record: BatchRecord) -> SealedPlan:
         if record.plan_blob is None:
             raise PlanLostError("the batch names no plan")
-        stem, scratch = self._p.stem(record.id), self._p.files.directory
+        stem, scratch = self._context.stem(record.id), self._context.files.directory
         return await self._blobs.in_thread(copy_of_plan, self._blobs, stem, record.plan_blob, scratch)
 
     async def _make_again(self, record: BatchRecord, file: FileRecord) -> SealedPlan:
@@ -119,9 +119,9 @@ class PlanCopies:
             OSError: the same may succeed later.
             PlanLostError: the check gives another plan here.
         """
-        stem = self._p.stem(record.id)
+        stem = self._context.stem(record.id)
         found = {line.line_no: line for line in await self._validation.make_plan_again(record, file)}
-        for line in await self._p.store.read(batch_rows.pending_lines, record.id):
+        for line in await self._context.store.read(batch_rows.pending_lines, record.id):
             new = found.get(line.line_no)
             if new is None or (new.first_row, new.num_rows) != (line.first_row, line.num_rows):
                 await asyncio.to_thread(remove_plan, stem)

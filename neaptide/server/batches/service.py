@@ -16,8 +16,8 @@ from neaptide.server.batches.mending.report import report
 from neaptide.server.batches.objects import batch_object
 from neaptide.server.batches.planning.planning import MakesPlans
 from neaptide.server.batches.running.deadline_status import BatchStatuses
-from neaptide.server.batches.running.state_machine import Machine
-from neaptide.server.batches.sharing import BatchMachine, JobLeft
+from neaptide.server.batches.running.state_machine import StateMachine
+from neaptide.server.batches.sharing import BatchStateMachine, JobLeft
 from neaptide.server.batches.storing import batch_rows, server_rows
 from neaptide.server.batches.storing.batch_rows import WrongPurposeError
 from neaptide.server.batches.storing.data_dir import StoreError
@@ -69,9 +69,9 @@ class BatchService:
         self._compiler = compiler
         self._is_suspended = False
         self._watching: asyncio.Task[None] | None = None
-        plane = BatchContext(self.store, self.files, engine, compiler, checker, settings, clocks, planner)
-        shared = None if settings.sharing is None else settings.sharing.machine(plane)
-        self._machine: BatchMachine = shared or Machine(plane)
+        context = BatchContext(self.store, self.files, engine, compiler, checker, settings, clocks, planner)
+        shared = None if settings.sharing is None else settings.sharing.machine(context)
+        self._machine: BatchStateMachine = shared or StateMachine(context)
         self.leases = self._machine.leases
         """Leases of this server, where several share the batches."""
 

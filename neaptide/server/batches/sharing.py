@@ -147,7 +147,7 @@ class LeaseFigures(Protocol):
         ...
 
 
-class BatchMachine(Protocol):
+class BatchStateMachine(Protocol):
     """State machine that moves batches to their ends. Event loop only."""
 
     @property
@@ -212,6 +212,6 @@ class BatchSharing(Protocol):
         """
         ...
 
-    def machine(self, plane: "BatchContext") -> BatchMachine | None:
+    def machine(self, context: "BatchContext") -> BatchStateMachine | None:
         """State machine of shared batches; None if one server has the database to itself."""
         ...

@@ -17,8 +17,8 @@ T = TypeVar("T")
 class SoleLease:
     """Right on a single server. Implements ``Hold``."""
 
-    def __init__(self, plane: BatchContext) -> None:
-        self._p = plane
+    def __init__(self, context: BatchContext) -> None:
+        self._context = context
 
     def guarded(
         self, operation: Callable[Concatenate[sa.Connection, P], T]
@@ -26,8 +26,8 @@ class SoleLease:
         return operation
 
     async def begin(self, record: BatchRecord, model: str, now: int) -> bool:
-        fingerprint = self._p.compiler.served.fingerprint
-        return await self._p.store.write(batch_rows.begin_batch, record.id, model, fingerprint, now)
+        fingerprint = self._context.compiler.served.fingerprint
+        return await self._context.store.write(batch_rows.begin_batch, record.id, model, fingerprint, now)
 
     async def publish(self, record: BatchRecord, files: ResultFiles) -> ResultFiles:
         return files

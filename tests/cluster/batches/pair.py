@@ -5,7 +5,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from neaptide.cluster.batches.machine import SharedMachine
+from neaptide.cluster.batches.state_machine import SharedStateMachine
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.models import BatchRecord
 from neaptide.server.batches.storing.tables import batch_chunks, batches
@@ -23,9 +23,9 @@ def shared_server(
     return Server(root / name, clock=clock, store_url=url, blobs_url=blobs_url, lease_s=lease_s, **fields)
 
 
-def machine_of(server: Server) -> SharedMachine:
+def machine_of(server: Server) -> SharedStateMachine:
     machine = server.service._machine
-    assert isinstance(machine, SharedMachine)
+    assert isinstance(machine, SharedStateMachine)
     return machine
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from neaptide.cluster.batches.machine import SharedMachine
+from neaptide.cluster.batches.state_machine import SharedStateMachine
 from neaptide.server.batches.storing.models import BatchRecord
 from neaptide.server.batches.storing.tables import files
 from tests.cluster.batches.pair import answer_all, answered_to_the_end, machine_of, shared_server
@@ -110,7 +110,7 @@ async def test_of_two_models_of_one_name_the_creators_answers_whoever_looks_firs
     async with shared_server(tmp_path, "b", postgres_url, fingerprint="other") as b:
         with monkeypatch.context() as hanging:
             async with shared_server(tmp_path, "a", postgres_url) as a:
-                hanging.setattr(SharedMachine, "_lease_batch", no_batch)
+                hanging.setattr(SharedStateMachine, "_lease_batch", no_batch)
                 batch = await a.create(numbered(NUM_LINES))
         await several_looks(b)
         record = await b.get(batch.id)

@@ -31,8 +31,8 @@ MAX_DELAY_S = 60.0
 class Validation:
     """Checks files, one of each key at a time. Retries when the disk refuses or the checking process is killed."""
 
-    def __init__(self, plane: BatchContext, disk: PatientDisk) -> None:
-        self._p = plane
+    def __init__(self, context: BatchContext, disk: PatientDisk) -> None:
+        self._context = context
         self._disk = disk
         self._one_at_a_time: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """Lock of each owner. Files of different keys are checked in turns."""
@@ -83,16 +83,16 @@ class Validation:
         insert_lines, discard_lines = hold.guarded(batch_rows.insert_lines), hold.guarded(batch_rows.discard_lines)
 
         async def begin() -> None:
-            await self._p.store.write(discard_lines, record.id)
+            await self._context.store.write(discard_lines, record.id)
 
         async def keep(lines: Sequence[NewLine]) -> None:
-            await self._p.store.write(insert_lines, record.id, lines)
+            await self._context.store.write(insert_lines, record.id, lines)
 
         try:
-            file = await self._p.verify_input(record)
+            file = await self._context.verify_input(record)
             report = await self._check_file(record, file, begin, keep)
             # Confirms that the bytes read are the stored ones; they may have changed since they were compared.
-            await self._p.files.verify(file)
+            await self._context.files.verify(file)
         except NotFoundError:
             fault = LineFault("invalid_request", "Cannot find the input file.", "file_id")
             return CheckReport(errors=[fault.entry(None)])
@@ -109,41 +109,43 @@ class Validation:
         async def begin() -> None:
             found.clear()
             # The old file is not overwritten, because the engine may have mapped it.
-            await asyncio.to_thread(remove_plan, self._p.stem(record.id))
+            await asyncio.to_thread(remove_plan, self._context.stem(record.id))
 
         async def keep(lines: Sequence[NewLine]) -> None:
             found.extend(lines)
 
         report = await self._check_file(record, file, begin, keep)
-        await self._p.files.verify(file)
+        await self._context.files.verify(file)
         if report.is_foreign:
             raise FileAwayError(errno.EIO, f"its plan is lost, and its lines name the model {report.model!r}")
         if report.errors:
             message = report.errors[0]["message"]
             raise FileAwayError(errno.EIO, f"its plan is lost, and its file does not pass the check now: {message}")
-        await asyncio.to_thread(seal_plan, self._p.stem(record.id), report.plan_digest)
+        await asyncio.to_thread(seal_plan, self._context.stem(record.id), report.plan_digest)
         return found
 
     async def _others(self) -> tuple[Abilities, ...] | None:
         """Abilities of this model's servers that can do something this one cannot; None for a single server."""
-        if self._p.store.blobs is None:
+        if self._context.store.blobs is None:
             return None
-        served = self._p.compiler.served
-        known = await self._p.store.read(server_rows.known_abilities, served.fingerprint)
+        served = self._context.compiler.served
+        known = await self._context.store.read(server_rows.known_abilities, served.fingerprint)
         return tuple(one for one in known if not served.abilities.covers(one))
 
     async def _check_file(
         self, record: BatchRecord, file: FileRecord, begin: Callable[[], Awaitable[None]], keep: Keep
     ) -> CheckReport:
         """Retries a check; ``begin`` is called before each try."""
-        path, stem, others = self._p.files.path(file.id), self._p.stem(record.id), await self._others()
-        check = Check(record.endpoint, str(path), str(stem), self._p.settings.limits, share_of(record.owner), others)
+        path, stem, others = self._context.files.path(file.id), self._context.stem(record.id), await self._others()
+        check = Check(
+            record.endpoint, str(path), str(stem), self._context.settings.limits, share_of(record.owner), others
+        )
         num_deaths, delay_s = 0, FIRST_DELAY_S
         while num_deaths < MAX_DEATHS:
             try:
                 async with self._one_at_a_time[record.owner]:
                     await begin()
-                    return await self._p.checker.check(check, keep)
+                    return await self._context.checker.check(check, keep)
             except (OSError, StoreUnavailableError, LeaseLostError):
                 raise
             except UnavailableError as error:
@@ -165,7 +167,7 @@ class Validation:
         logger.info(
             "batch %s: its lines name the model %r; it is left to a server that has it", record.id, report.model
         )
-        await self._p.store.write(hold.guarded(server_rows.leave_to_model), record.id, report.model)
+        await self._context.store.write(hold.guarded(server_rows.leave_to_model), record.id, report.model)
 
     # Both look at ``stop`` first: a failing disk must not keep a cancelled batch and its plan's space.
 
@@ -176,12 +178,12 @@ class Validation:
             return False
         logger.info("batch %s: failed validation with %d errors", record.id, len(report.errors))
         fail_batch = hold.guarded(batch_rows.fail_batch)
-        return await self._p.store.write(fail_batch, record.id, report.errors, self._p.now(record))
+        return await self._context.store.write(fail_batch, record.id, report.errors, self._context.now(record))
 
     async def _write_begun(
         self, record: BatchRecord, report: CheckReport, stop: asyncio.Event, hold: BatchLease
     ) -> bool:
         if stop.is_set():
             return False
-        await asyncio.to_thread(seal_plan, self._p.stem(record.id), report.plan_digest)
-        return await hold.begin(record, report.model, self._p.now(record))
+        await asyncio.to_thread(seal_plan, self._context.stem(record.id), report.plan_digest)
+        return await hold.begin(record, report.model, self._context.now(record))

@@ -21,8 +21,8 @@ NUM_WRITERS = 2
 class Ending:
     """Ends batches. ``stopping`` is set when the server stops; unfinished work is then left to the next start."""
 
-    def __init__(self, plane: BatchContext, stopping: threading.Event) -> None:
-        self._p = plane
+    def __init__(self, context: BatchContext, stopping: threading.Event) -> None:
+        self._context = context
         self._stopping = stopping
         self._threads = ThreadPoolExecutor(NUM_WRITERS, "batch-result-files")
 
@@ -33,20 +33,20 @@ class Ending:
             FinalizeStoppedError: the server stops.
             StoreUnavailableError, OSError: a temporary failure.
         """
-        store = self._p.store
+        store = self._context.store
         if self._stopping.is_set():
             raise finalize.FinalizeStoppedError
         record = await store.read(batch_rows.require_batch, batch_id)
         if not record.is_terminal:
             files = await self._last_files(record, hold)
             finish = hold.guarded(batch_rows.finish_batch)
-            await store.write(finish, batch_id, *files, self._p.now(record))
+            await store.write(finish, batch_id, *files, self._context.now(record))
             logger.info("batch %s: %s", batch_id, record.outcome)
-        await asyncio.to_thread(remove_plan, self._p.stem(batch_id))
+        await asyncio.to_thread(remove_plan, self._context.stem(batch_id))
         await hold.tidy(record)
 
     async def _last_files(self, record: BatchRecord, hold: BatchLease) -> ResultFiles:
-        store, close_lines = self._p.store, hold.guarded(batch_rows.close_lines)
+        store, close_lines = self._context.store, hold.guarded(batch_rows.close_lines)
         if record.in_progress_at is None:
             await store.write(hold.guarded(batch_rows.discard_lines), record.id)
             return None, None
@@ -66,15 +66,15 @@ class Ending:
 
     async def _write_files(self, record: BatchRecord, hold: BatchLease) -> ResultFiles:
         # Reads the record again, because closing the last lines has chosen its file ids.
-        record = await self._p.store.read(batch_rows.require_batch, record.id)
-        directory, should_stop = self._p.files.directory, self._stopping.is_set
-        now, life_s = self._p.now(record), self._p.settings.file_life_s
+        record = await self._context.store.read(batch_rows.require_batch, record.id)
+        directory, should_stop = self._context.files.directory, self._stopping.is_set
+        now, life_s = self._context.now(record), self._context.settings.file_life_s
         try:
             files = await asyncio.get_running_loop().run_in_executor(
-                self._threads, finalize.write_files, self._p.store, record, directory, should_stop, now, life_s
+                self._threads, finalize.write_files, self._context.store, record, directory, should_stop, now, life_s
             )
         except finalize.NameTakenError as taken:
             logger.warning("batch %s: %s; that file is kept, and the batch gets another name", record.id, taken)
-            await self._p.store.write(hold.guarded(file_rows.name_results), record.id)
+            await self._context.store.write(hold.guarded(file_rows.name_results), record.id)
             return await self._write_files(record, hold)
         return await hold.publish(record, files)

@@ -34,13 +34,13 @@ class Expiry:
 
     def __init__(
         self,
-        plane: BatchContext,
+        context: BatchContext,
         disk: PatientDisk,
         end: Callable[[str], None],
         sweep: Callable[[], Awaitable[None]] = _nothing_more,
         look_again: Callable[[], Awaitable[None]] = _nothing_more,
     ) -> None:
-        self._p = plane
+        self._context = context
         self._disk = disk
         self._end = end
         self._sweep = sweep
@@ -48,11 +48,11 @@ class Expiry:
         self._num_unknown = 0
         """Number of writes of unknown outcome that have been resolved."""
         self._has_to_wait = False
-        self._housekeeping = Housekeeping(plane.store, plane.files, plane.clocks.wall)
+        self._housekeeping = Housekeeping(context.store, context.files, context.clocks.wall)
 
     async def run(self, is_stopping: Callable[[], bool]) -> None:
         """Runs until the server stops."""
-        ticks_per_sweep = max(1, round(SWEEP_PERIOD_S / self._p.settings.tick_s))
+        ticks_per_sweep = max(1, round(SWEEP_PERIOD_S / self._context.settings.tick_s))
         ticks = 0
         while not is_stopping():
             try:
@@ -67,13 +67,13 @@ class Expiry:
                     logger.error("housekeeping failed and will be retried: %s", error)
                 self._has_to_wait = True
             ticks += 1
-            await self._disk.sleep(self._p.settings.tick_s)
+            await self._disk.sleep(self._context.settings.tick_s)
 
     async def _settle_unknown(self) -> None:
-        num_unknown = self._p.store.num_unknown
+        num_unknown = self._context.store.num_unknown
         if num_unknown != self._num_unknown:
             await self._look_again()
-            await self._p.files.settle()
+            await self._context.files.settle()
             self._num_unknown = num_unknown
 
     async def expire_overdue(self) -> None:
@@ -82,11 +82,11 @@ class Expiry:
         Raises:
             StoreUnavailableError: a temporary failure.
         """
-        now = int(self._p.clocks.wall())
-        if not await self._p.store.read(batch_rows.overdue, now):
+        now = int(self._context.clocks.wall())
+        if not await self._context.store.read(batch_rows.overdue, now):
             return
-        for batch_id in await self._p.store.write(server_rows.fail_unserved, now):
+        for batch_id in await self._context.store.write(server_rows.fail_unserved, now):
             logger.info("batch %s: no server has served its model in its completion window", batch_id)
-        for batch_id in await self._p.store.write(batch_rows.expire_overdue, now):
+        for batch_id in await self._context.store.write(batch_rows.expire_overdue, now):
             logger.info("batch %s: its completion window is over", batch_id)
             self._end(batch_id)

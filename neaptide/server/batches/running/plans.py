@@ -27,8 +27,8 @@ LOOK_S = 1.0
 class Plans:
     """Plans of a server that shares its batches with no other."""
 
-    def __init__(self, plane: BatchContext, validation: Validation) -> None:
-        self._p = plane
+    def __init__(self, context: BatchContext, validation: Validation) -> None:
+        self._context = context
         self._validation = validation
 
     async def load(self, record: BatchRecord, lines: list[PendingLine]) -> Job | None:
@@ -38,25 +38,27 @@ class Plans:
             NotFoundError: the input file has no record any more.
             OSError, StoreUnavailableError: a temporary failure.
         """
-        file = await self._p.verify_input(record)
+        file = await self._context.verify_input(record)
         try:
             return await asyncio.to_thread(self._read, record, file, lines)
         except PlanLostError as error:
             logger.warning("batch %s: its plan is made again from its input: %s", record.id, error)
         found = await self._validation.make_plan_again(record, file)
-        await self._p.store.write(renumber_lines, record.id, found)
-        lines = await self._p.store.read(batch_rows.pending_lines, record.id)
+        await self._context.store.write(renumber_lines, record.id, found)
+        lines = await self._context.store.read(batch_rows.pending_lines, record.id)
         return await asyncio.to_thread(self._read, record, file, lines) if lines else None
 
     def _read(self, record: BatchRecord, file: FileRecord, lines: list[PendingLine]) -> Job:
-        stem = self._p.stem(record.id)
+        stem = self._context.stem(record.id)
         plan, version = read_sealed_plan(stem)
-        tokens, served = TokenFile(stem), self._p.compiler.served
+        tokens, served = TokenFile(stem), self._context.compiler.served
         if lacking := lacks(served, lines, plan, tokens):
             able = [line for line in lines if not lacks(served, [line], plan, tokens)]
             logger.warning("batch %s: %d lines wait for another server: %s", record.id, len(lines) - len(able), lacking)
             lines = able
-        return Job(record, plan, lines, JobFiles(file, self._p.files.open_here, stem, version), self._p.compiler)
+        return Job(
+            record, plan, lines, JobFiles(file, self._context.files.open_here, stem, version), self._context.compiler
+        )
 
 
 def renumber_lines(conn: sa.Connection, batch_id: str, lines: Sequence[NewLine]) -> None:

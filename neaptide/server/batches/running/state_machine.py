@@ -42,21 +42,21 @@ FIRST_RELOAD_DELAY_S = 10.0
 LONGEST_RELOAD_DELAY_S = 600.0
 
 
-class Machine:
-    """State machine of a single server; owns the background tasks of all batches. Implements ``BatchMachine``."""
+class StateMachine:
+    """State machine of a single server; owns the background tasks of all batches. Implements ``BatchStateMachine``."""
 
     leases: LeaseFigures | None = None
 
-    def __init__(self, plane: BatchContext) -> None:
-        self._p = plane
+    def __init__(self, context: BatchContext) -> None:
+        self._context = context
         self._runner = JobRunner(
-            plane.store,
-            plane.engine,
+            context.store,
+            context.engine,
             self._describe,
             self._on_lines_done,
             self._on_lost,
-            plane.files.verify,
-            plane.planner,
+            context.files.verify,
+            context.planner,
         )
         self._attended: Counter[str] = Counter()
         """Number of tasks that work on each batch."""
@@ -70,18 +70,18 @@ class Machine:
         self._background = Background("a batch cannot continue until the next start")
         self._stopping = threading.Event()
         self._disk = PatientDisk()
-        self._hold = SoleLease(plane)
-        self._validation = Validation(plane, self._disk)
-        self._plans = Plans(plane, self._validation)
-        self._ending = Ending(plane, self._stopping)
-        self._expiry = Expiry(plane, self._disk, self.end, look_again=self._look_again)
+        self._hold = SoleLease(context)
+        self._validation = Validation(context, self._disk)
+        self._plans = Plans(context, self._validation)
+        self._ending = Ending(context, self._stopping)
+        self._expiry = Expiry(context, self._disk, self.end, look_again=self._look_again)
 
     # ---- start and stop ----
 
     async def start(self) -> None:
-        records = await self._p.store.read(batch_rows.live_batches)
-        await self._p.store.write(server_rows.enrol_alone, self._p.compiler.served)
-        say_what_waits(await self._p.store.read(server_rows.waiting))
+        records = await self._context.store.read(batch_rows.live_batches)
+        await self._context.store.write(server_rows.enrol_alone, self._context.compiler.served)
+        say_what_waits(await self._context.store.read(server_rows.waiting))
         self._runner.start()
         for record in records:
             self._take_up(record)
@@ -91,7 +91,7 @@ class Machine:
     def _take_up(self, record: BatchRecord) -> None:
         if record.outcome is not None:
             self.end(record.id)
-        elif record.model_fingerprint not in (None, self._p.compiler.served.fingerprint):
+        elif record.model_fingerprint not in (None, self._context.compiler.served.fingerprint):
             return  # It waits for a start with its model, or for the end of its window.
         elif record.status is BatchStatus.VALIDATING:
             self.begin(record)
@@ -103,7 +103,7 @@ class Machine:
 
         The records are read in a write: once that has happened, no earlier unfinished write can happen any more.
         """
-        for record in await self._p.store.write(batch_rows.live_batches):
+        for record in await self._context.store.write(batch_rows.live_batches):
             is_at_work = self._attended[record.id] > 0 or self._runner.has_job(record.id)
             if record.outcome is not None or not is_at_work:
                 self._take_up(record)
@@ -128,7 +128,7 @@ class Machine:
             validation.set()
         await self._runner.stop()
         await self._background.drain()
-        await self._p.checker.close()
+        await self._context.checker.close()
 
     @property
     def waits_for_disk(self) -> bool:
@@ -207,19 +207,19 @@ class Machine:
 
     async def _load(self, batch_id: str) -> Job | None:
         """The job of the open lines; None if no line is left or can run any more."""
-        record = await self._p.store.read(batch_rows.require_batch, batch_id)
-        lines = await self._p.store.read(batch_rows.pending_lines, batch_id)
+        record = await self._context.store.read(batch_rows.require_batch, batch_id)
+        lines = await self._context.store.read(batch_rows.pending_lines, batch_id)
         if not lines or record.outcome is not None:
             return None
         try:
             return await self._plans.load(record, lines)
         except NotFoundError:
             logger.error("batch %s: its input file has been dropped", batch_id)
-            await self._p.store.write(batch_rows.close_lines, batch_id, LineState.FAILED, finalize.LOST_ERROR)
+            await self._context.store.write(batch_rows.close_lines, batch_id, LineState.FAILED, finalize.LOST_ERROR)
             return None
 
     def _describe(self, job: Job) -> tuple[Path, float]:
-        return self._p.describe(job.batch_id, job.expires_at)
+        return self._context.describe(job.batch_id, job.expires_at)
 
     def _on_lines_done(self, batch_id: str) -> None:
         self._attend(batch_id, self._complete, batch_id)
@@ -228,8 +228,8 @@ class Machine:
 
     async def _complete(self, batch_id: str) -> None:
         async def begin() -> bool:
-            record = await self._p.store.read(batch_rows.require_batch, batch_id)
-            return await self._p.store.write(batch_rows.begin_finalizing, batch_id, self._p.now(record))
+            record = await self._context.store.read(batch_rows.require_batch, batch_id)
+            return await self._context.store.write(batch_rows.begin_finalizing, batch_id, self._context.now(record))
 
         # False: a cancel or an expiry came first, and that decision finalizes.
         if await self._disk.retry(batch_id, begin):
@@ -253,5 +253,5 @@ class Machine:
         await self._expiry.expire_overdue()
 
     async def backlog(self) -> list[JobLeft]:
-        """As in ``BatchMachine``: a single server shares nothing."""
+        """As in ``BatchStateMachine``: a single server shares nothing."""
         return []

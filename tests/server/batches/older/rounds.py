@@ -191,7 +191,7 @@ class Round:
         server.engine.auto = True
         ending: Any = server.service._machine._ending  # type: ignore[attr-defined]
         gated, ending._write_files = ending._write_files, type(ending)._write_files.__get__(ending)
-        checker: Any = server.service._machine._p.checker  # type: ignore[attr-defined]
+        checker: Any = server.service._machine._context.checker  # type: ignore[attr-defined]
         gates, checker._gates = checker._gates, other
         done = await server.create(numbered(3))
         await self._show(server, await server.until_terminal(done.id))

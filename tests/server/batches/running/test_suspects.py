@@ -164,7 +164,7 @@ def test_suspects_of_before_a_restart_come_by_the_number_of_their_deaths() -> No
 
 
 @dataclass
-class Machine:
+class StateMachine:
     """Runs lines, ``seats`` at a time, as an engine does; a culprit kills it at a token of its own."""
 
     seats: int
@@ -219,17 +219,17 @@ class Machine:
 
 
 @st.composite
-def machines(draw: st.DrawFn, *, max_culprits: int, evidence: Evidence = STRONG) -> Machine:
+def machines(draw: st.DrawFn, *, max_culprits: int, evidence: Evidence = STRONG) -> StateMachine:
     num_lines = draw(st.integers(1, 40))
     num_tokens = draw(st.lists(st.integers(1, 6), min_size=num_lines, max_size=num_lines))
     culprits = draw(st.sets(st.integers(0, num_lines - 1), max_size=max_culprits))
     fatal = {number: draw(st.integers(0, num_tokens[number] - 1)) for number in sorted(culprits)}
     kills = draw(st.sets(st.integers(1, 60), max_size=2))
-    return Machine(draw(st.integers(1, 16)), num_tokens, fatal, evidence, kills)
+    return StateMachine(draw(st.integers(1, 16)), num_tokens, fatal, evidence, kills)
 
 
 @given(machines(max_culprits=3))
-def test_every_culprit_and_nobody_else_is_convicted_in_few_deaths(machine: Machine) -> None:
+def test_every_culprit_and_nobody_else_is_convicted_in_few_deaths(machine: StateMachine) -> None:
     machine.run()
     assert sorted(machine.convicted) == sorted(machine.fatal)
     per_culprit = ceil(log2(machine.seats)) + 3
@@ -237,7 +237,7 @@ def test_every_culprit_and_nobody_else_is_convicted_in_few_deaths(machine: Machi
 
 
 @given(machines(max_culprits=1, evidence=WEAK))
-def test_a_line_that_has_every_engine_killed_is_found_as_well(machine: Machine) -> None:
+def test_a_line_that_has_every_engine_killed_is_found_as_well(machine: StateMachine) -> None:
     machine.run()
     assert machine.convicted == list(machine.fatal)
     assert machine.num_deaths <= len(machine.fatal) * (ceil(log2(machine.seats)) + MAX_KILLS_ALONE + 2) + len(
@@ -246,6 +246,6 @@ def test_a_line_that_has_every_engine_killed_is_found_as_well(machine: Machine) 
 
 
 @given(machines(max_culprits=0))
-def test_two_kills_fail_nobody(machine: Machine) -> None:
+def test_two_kills_fail_nobody(machine: StateMachine) -> None:
     machine.run()
     assert machine.convicted == []

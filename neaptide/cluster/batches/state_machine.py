@@ -45,20 +45,20 @@ class _Care:
     is_validating: bool = False
 
 
-class SharedMachine:
-    """Implements ``BatchMachine``. Event loop only."""
+class SharedStateMachine:
+    """Implements ``BatchStateMachine``. Event loop only."""
 
-    def __init__(self, plane: BatchContext, blobs: Blobs, lease_s: float) -> None:
-        self._p = plane
+    def __init__(self, context: BatchContext, blobs: Blobs, lease_s: float) -> None:
+        self._context = context
         self._blobs = blobs
         self._lease_s, self._lease_ms = lease_s, int(lease_s * 1000)
         self._disk = PatientDisk()
         self._stopping = threading.Event()
-        self._validation = Validation(plane, self._disk)
-        self._ending = Ending(plane, self._stopping)
-        self._expiry = Expiry(plane, self._disk, self.end, self._sweep)
+        self._validation = Validation(context, self._disk)
+        self._ending = Ending(context, self._stopping)
+        self._expiry = Expiry(context, self._disk, self.end, self._sweep)
         self.chunks = LeasedChunks(
-            plane, blobs, lease_s, self._disk, self._validation, lambda _: self._wake.set(), self._is_validating
+            context, blobs, lease_s, self._disk, self._validation, lambda _: self._wake.set(), self._is_validating
         )
         self._cares: dict[str, _Care] = {}
         self._background = Background("a batch is left to the end of its lease")
@@ -67,9 +67,9 @@ class SharedMachine:
     # ---- start and stop ----
 
     async def start(self) -> None:
-        """As in ``BatchMachine``."""
+        """As in ``BatchStateMachine``."""
         await self._enrol()
-        say_what_waits(await self._p.store.read(server_rows.waiting))
+        say_what_waits(await self._context.store.read(server_rows.waiting))
         self.chunks.start()
         for work in (self._care_on(), self._renew_on(), self._expiry.run(self._stopping.is_set)):
             self._background.spawn(work)
@@ -84,17 +84,17 @@ class SharedMachine:
             care.stop.set()
         await self.chunks.stop()
         await self._background.drain()
-        await self._p.checker.close()
+        await self._context.checker.close()
         with suppress(StoreUnavailableError):
-            await self._p.store.write_beside(server_rows.leave, self.chunks.server.name)
+            await self._context.store.write_beside(server_rows.leave, self.chunks.server.name)
 
     @property
     def leases(self) -> LeaseFigures:
-        """As in ``BatchMachine``."""
+        """As in ``BatchStateMachine``."""
         return self.chunks
 
     async def backlog(self) -> list[JobLeft]:
-        return await self._p.store.read(chunk_rows.backlog, self._p.compiler.served.fingerprint)
+        return await self._context.store.read(chunk_rows.backlog, self._context.compiler.served.fingerprint)
 
     @property
     def waits_for_disk(self) -> bool:
@@ -117,7 +117,7 @@ class SharedMachine:
         self._wake.set()
 
     def suspend(self) -> None:
-        """As in ``BatchMachine``."""
+        """As in ``BatchStateMachine``."""
         self.chunks.suspend()
 
     # ---- batches ----
@@ -132,17 +132,17 @@ class SharedMachine:
             except (OSError, StoreUnavailableError) as error:
                 logger.error("batches have to wait: %s", error)
             try:
-                async with asyncio.timeout(self._p.settings.tick_s):
+                async with asyncio.timeout(self._context.settings.tick_s):
                     await self._wake.wait()
             except TimeoutError:
                 continue
 
     async def _lease_batch(self) -> HeldBatchLease | None:
-        served = self._p.compiler.served
-        if self._stopping.is_set() or not await self._p.store.read(lease_rows.needs_care, served):
+        served = self._context.compiler.served
+        if self._stopping.is_set() or not await self._context.store.read(lease_rows.needs_care, served):
             return None
         excluded = list(self._cares)
-        return await self._p.store.write_beside(
+        return await self._context.store.write_beside(
             lease_rows.lease_batch, self._lease_ms, excluded=excluded, served=served
         )
 
@@ -167,8 +167,8 @@ class SharedMachine:
         return batch_id in self._cares and self._cares[batch_id].is_validating
 
     async def _move_on(self, care: _Care) -> None:
-        store, batch_id = self._p.store, care.lease.batch_id
-        hold = LeasedHold(self._p, self._blobs, care.lease)
+        store, batch_id = self._context.store, care.lease.batch_id
+        hold = LeasedHold(self._context, self._blobs, care.lease)
         record = await store.read(batch_rows.require_batch, batch_id)
         if record.status is BatchStatus.VALIDATING and record.outcome is None:
             care.is_validating = True
@@ -181,14 +181,14 @@ class SharedMachine:
             begin_finalizing = hold.guarded(batch_rows.begin_finalizing)
             # Refused while lines are left to run; then the batch ends another time.
             if not await self._disk.retry(
-                batch_id, lambda: store.write(begin_finalizing, batch_id, self._p.now(record))
+                batch_id, lambda: store.write(begin_finalizing, batch_id, self._context.now(record))
             ):
                 return
         await self._disk.retry(batch_id, lambda: self._ending.end(batch_id, hold))
 
     async def _release(self, lease: HeldBatchLease) -> None:
         try:
-            await self._p.store.write_beside(lease_rows.release_batch, lease)
+            await self._context.store.write_beside(lease_rows.release_batch, lease)
         except StoreUnavailableError as error:
             logger.error("batch %s is free only after its lease expires: %s", lease.batch_id, error)
 
@@ -204,14 +204,14 @@ class SharedMachine:
             await self._disk.sleep(self._lease_s / RENEWALS_A_LEASE)
 
     async def _enrol(self) -> None:
-        name, served = self.chunks.server.name, self._p.compiler.served
-        await self._p.store.write_beside(server_rows.enrol, name, served, self._lease_ms)
+        name, served = self.chunks.server.name, self._context.compiler.served
+        await self._context.store.write_beside(server_rows.enrol, name, served, self._lease_ms)
 
     async def _renew(self) -> None:
         cares = {care.lease: care for care in self._cares.values()}
         if not cares:
             return
-        kept = await self._p.store.write_beside(lease_rows.renew_batches, list(cares), self._lease_ms)
+        kept = await self._context.store.write_beside(lease_rows.renew_batches, list(cares), self._lease_ms)
         for lease, care in cares.items():
             # The lease is lost, or another server has cancelled the batch.
             if kept.get(lease, True):
@@ -225,7 +225,7 @@ class SharedMachine:
 
     def _drop_stale_plans(self) -> None:
         """Removes copies of plans of batches that ended on other servers."""
-        verdict = judge_jobs(self._p.store)
-        for path in self._p.jobs_dir.iterdir():
+        verdict = judge_jobs(self._context.store)
+        for path in self._context.jobs_dir.iterdir():
             if verdict(path.name) is False:
                 path.unlink(missing_ok=True)
