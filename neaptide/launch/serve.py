@@ -46,8 +46,6 @@ DEFAULT_TPOT_CUDA_MS = 50.0
 DEFAULT_TPOT_CPU_MS = 100.0
 BACKLOG = 2048
 """Connections that wait to be accepted; uvicorn's default."""
-THREAD_SWITCH_S = 0.0005
-"""Longest time that a thread formatting batch results may block the event loop, and so the streams."""
 
 
 # ---- both sides ------------------------------------------------------------------------------------------
@@ -163,7 +161,6 @@ def serve(settings: Settings, listener: socket.socket | None = None) -> int:
     check_parts(settings)
     configure_logging(settings.log_level, settings.log_format)
     keep_little()
-    sys.setswitchinterval(THREAD_SWITCH_S)
     data_dir = data_path(settings.data_dir)
     context, config = model_context(settings, data_dir)
     listener = listener or listen(settings.host, settings.port)

@@ -23,7 +23,6 @@ def the_line(stderr: str) -> str:
 def failed_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> FailedStart:
     """The command in this process, which has loaded everything already; an engine has its own all the same."""
     monkeypatch.setattr("neaptide.launch.serve.configure_logging", lambda level, form: None)
-    monkeypatch.setattr(sys, "setswitchinterval", lambda seconds: None)
 
     def start(*flags: str) -> str:
         assert cli.main(["serve", *flags]) == 1
