@@ -40,11 +40,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Largest fraction of the blocks that offline requests hold."""
     share_weights: dict[str, float] = {}
     """Weight of each API key in the offline work, by the key's name; 1 unless given."""
-    delivery_latency_s: float = 0.005
+    delivery_latency_s: float = msgspec.field(default=0.005, name="egress_s")
     """Time from a step's commit to the client's socket. The scheduler meets deadlines this much early."""
     overlap_depth: int = 0
     """Steps in flight while the next one is planned (0 = plan after the result is in)."""
-    abortable_steps: bool = False
+    abortable_steps: bool = msgspec.field(default=False, name="gives_up_steps")
     """Whether an online arrival aborts a step of offline work alone between layers, if the executor can."""
     bros_initial_batch_size: int = 16
     """First batch size of policy ``bros`` after a step without room for every urgent request. The paper does not state

@@ -49,7 +49,7 @@ def _what_if(task: WhatIfTask) -> WhatIfAnswer:
     signal.setitimer(signal.ITIMER_PROF, WHAT_IF_CPU_S)
     # Imported by name, so that a server without such a question loads nothing of the cluster.
     capacity = import_module("neaptide.cluster.capacity.what_if")
-    change = capacity.Change(
+    change = capacity.WhatIfChange(
         traffic=task.traffic,
         ttft_slo_s=task.ttft_slo_s,
         tpot_slo_s=task.tpot_slo_s,

@@ -122,7 +122,7 @@ def test_its_fields_are_those_of_a_ray_service() -> None:
 def test_the_ray_of_the_nodes_is_one_that_the_extra_admits() -> None:
     extra = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]["cluster"]
     version = loaded("rayservice.yaml")["spec"]["rayClusterConfig"]["rayVersion"]
-    assert extra == [f"ray[serve]>={version.rpartition('.')[0]},<2.61"]
+    assert f"ray[serve]>={version.rpartition('.')[0]},<2.61" in extra
 
 
 def test_ray_takes_the_manifest() -> None:

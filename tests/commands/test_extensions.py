@@ -46,7 +46,7 @@ def test_the_order_of_the_page_plans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (REPOSITORY / "docs" / "write-a-policy.md").read_text()
-    (text,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "pool: Pool" in block)
+    (text,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "pool: PromptPool" in block)
     (tmp_path / "own_order.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     path = batch(tmp_path / "in.jsonl", [f"{PREFIX}{number}" for number in range(4)])

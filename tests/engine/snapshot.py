@@ -99,7 +99,7 @@ def queue_state(core: EngineCore) -> Any:
         "lanes": [(name, lane_state(lane)) for name, lane in queues.pool._lanes.items()],
         "turns": turns_state(queues.pool),
         "pooled": len(queues.pool),
-        "seats": [None if request is None else request.request_id for request in queues.table.requests],
+        "slots": [None if request is None else request.request_id for request in queues.table.requests],
     }
 
 
@@ -113,7 +113,7 @@ def turns_state(pool: OfflinePool) -> Any:
 
 def lane_state(lane: Lane) -> Any:
     if isinstance(lane, JobLane):
-        return [(part.rows_left.tolist(), part.ranks.tolist()) for part in lane.deliveries]
+        return [(part.rows_left.tolist(), part.ranks.tolist()) for part in lane.sources]
     assert isinstance(lane, FlexLane)
     return frozen(lane.requests)
 

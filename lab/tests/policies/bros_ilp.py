@@ -140,7 +140,7 @@ class Instance:
             queues.start(request)
             queues.kv.admit(request, NO_HIT)
             queues.kv.grow(request, candidate.context_tokens)
-            queues.table.computed[request.seat] = candidate.context_tokens
+            queues.table.computed[request.slot] = candidate.context_tokens
             if request.is_online:
                 scheduler._returned_s[request] = NOW_S - candidate.elapsed_s
 

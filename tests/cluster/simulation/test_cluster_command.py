@@ -42,7 +42,7 @@ def test_the_whole_comes_under_the_usual_keys_with_each_replica_beside_it(
     assert result["rows"]["done"] > 0
     for name in ("replica-0", "replica-1"):
         assert any(line.strip().startswith(name) for line in table)
-    assert table[-1].strip().startswith("router round-robin, placement leases, ")
+    assert table[-1].strip().startswith("router round-robin, placement claims, ")
 
 
 def test_a_fleet_that_changes(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +66,7 @@ def test_policies_are_compared_on_a_cluster(arguments: list[str], capsys: pytest
         (["--replicas", "100000"], "--replicas must be from 1 to"),
         (["--router", "slack"], "need --replicas or --autoscale"),
         (["--replicas", "2", "--router", "best"], "there is no router 'best'; there are: slack"),
-        (["--replicas", "2", "--placement", "best"], "there is no placement 'best'; there are: leases, partition"),
+        (["--replicas", "2", "--placement", "best"], "there is no placement 'best'; there are: claims, partition"),
         (["--replicas", "2", "--placement", "partition", "--lose-at", "1"], "needs claims"),
         (["--replicas", "2", "--lose-at", "nan"], "--lose-at must be at least 0"),
         (["--replicas", "2", "--start-up-s", "-1"], "times of a fleet"),

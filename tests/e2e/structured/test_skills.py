@@ -2,8 +2,6 @@
 
 import json
 import random
-import re
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,7 +15,6 @@ from tests.e2e.server import RunningServer
 from tests.patience import PATIENCE_S
 
 MODEL = "neaptide/tiny"
-README = Path(__file__).parents[3] / "README.md"
 
 
 def ask(client: openai.OpenAI, messages: list[Any], **fields: Any) -> Any:
@@ -38,15 +35,6 @@ async def test_what_the_demo_shows(embedded: RunningServer, formed: Formed) -> N
     server = embedded.http
     async with httpx.AsyncClient(base_url=server.base_url, headers=server.headers, timeout=PATIENCE_S) as http:
         assert await forms.answer_of(http, formed, MODEL) == formed.answer
-
-
-def test_what_the_readme_shows(client: openai.OpenAI) -> None:
-    (block,) = (block for block in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL) if "Sum" in block)
-    said: list[str] = []
-    names = {"__name__": "readme", "client": client, "print": lambda *parts: said.append(" ".join(map(str, parts)))}
-    exec(block.replace("neaptide-tiny", MODEL), names)
-    assert said == re.findall(r"print\(.*\)  # (.*)", block)
-    assert len(said) == 2
 
 
 def test_a_conversation_in_two_turns(client: openai.OpenAI) -> None:

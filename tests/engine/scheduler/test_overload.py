@@ -19,9 +19,9 @@ class FiveMsAndOnePerToken:
 
 
 @pytest.mark.parametrize(
-    ("num_blocks", "seats", "old_tokens", "late_slo_s"),
+    ("num_blocks", "slots", "old_tokens", "late_slo_s"),
     [(400, 1, 60, 0.13), (40, 8, 150, 0.15)],
-    ids=["one seat", "memory for one"],
+    ids=["one slot", "memory for one"],
 )
 def test_a_half_computed_prompt_goes_on_behind_an_older_one_that_waits_for_its_place(
     num_blocks: int, slots: int, old_tokens: int, late_slo_s: float

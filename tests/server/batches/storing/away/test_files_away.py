@@ -26,7 +26,7 @@ def no_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "storing.disk_patience.FIRST_DELAY_S",
         "storing.disk_patience.MAX_DELAY_S",
-        "running.machine.FIRST_RELOAD_DELAY_S",
+        "running.state_machine.FIRST_RELOAD_DELAY_S",
         "running.job_runner.RETRY_DELAY_S",
         "running.plans.LOOK_S",
     ):
