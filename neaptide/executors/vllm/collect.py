@@ -12,7 +12,7 @@ from neaptide.engine.arrays import IntArray
 from neaptide.engine.messages import TokenLogprobs
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR
 from neaptide.engine.steps.plan import StepPlan, StepResult
-from neaptide.executors.vllm.telling.runner_state import RunnerState
+from neaptide.executors.vllm.runner_state import RunnerState
 
 logger = logging.getLogger(__name__)
 

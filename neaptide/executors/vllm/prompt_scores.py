@@ -13,7 +13,7 @@ import numpy as np
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR
 from neaptide.engine.steps.plan import StepPlan, StepResult
 from neaptide.executors.vllm.collect import record
-from neaptide.executors.vllm.telling.runner_state import RunnerState
+from neaptide.executors.vllm.runner_state import RunnerState
 
 logger = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from neaptide.executors.vllm.arguments import describe
 from neaptide.executors.vllm.collect import collect
 from neaptide.executors.vllm.grammars import StepGrammars
 from neaptide.executors.vllm.prompt_scores import ScoredChunk, chunks_to_score, collect_scores
+from neaptide.executors.vllm.runner_state import NULL_BLOCKS
 from neaptide.executors.vllm.sampling import draw_seed, is_random, to_vllm
-from neaptide.executors.vllm.telling.runner_state import NULL_BLOCKS
-from neaptide.executors.vllm.telling.scheduler_output import RunnerKind, Translator
+from neaptide.executors.vllm.scheduler_output import RunnerKind, Translator
 from neaptide.executors.vllm.tensor_parallel import recover
 from neaptide.executors.vllm.worker import (
     copy_blocks,

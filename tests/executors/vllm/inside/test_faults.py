@@ -11,7 +11,7 @@ from neaptide.engine.messages import AbortRequest
 from neaptide.engine.params import INTERNAL_ERROR, INVALID_TOKEN, NUMERICAL_ERROR, SamplingParams, Tier
 from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan
 from neaptide.executors.contract import StartedExecutor
-from neaptide.executors.vllm.telling.runner_state import NULL_BLOCKS
+from neaptide.executors.vllm.runner_state import NULL_BLOCKS
 from tests.executors.vllm.inside import worker_side
 from tests.executors.vllm.inside.faults import (
     EVERYWHERE,

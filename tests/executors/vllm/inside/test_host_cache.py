@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from neaptide.engine.params import Tier
 from neaptide.engine.steps.plan import StepPlan
 from neaptide.executors.contract import StartedExecutor
-from neaptide.executors.vllm.telling.runner_state import NULL_BLOCKS
+from neaptide.executors.vllm.runner_state import NULL_BLOCKS
 from tests.executors.vllm.inside.faults import vllm
 from tests.executors.vllm.inside.runs import NUM_BLOCKS, NUM_HOST_BLOCKS, Run, assert_greedy, prompts
 

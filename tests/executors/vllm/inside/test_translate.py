@@ -11,7 +11,7 @@ from neaptide.engine.params import SamplingParams
 from neaptide.engine.steps.plan import BatchShape, NewRequest, ScheduledRequest, StepPlan
 from neaptide.engine.table import RequestTable
 from neaptide.executors.vllm.sampling import to_vllm
-from neaptide.executors.vllm.telling.scheduler_output import RunnerKind, Translator
+from neaptide.executors.vllm.scheduler_output import RunnerKind, Translator
 
 PROMPT = [7, 8, 9]
 

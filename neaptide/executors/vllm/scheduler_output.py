@@ -16,7 +16,7 @@ from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, Schedul
 from neaptide.engine.arrays import IntArray
 from neaptide.engine.steps.plan import NewRequest, StepPlan
 from neaptide.engine.table import RequestTable
-from neaptide.executors.vllm.telling.runner_state import CachedRequest, RunnerRows, RunnerState, runner_blocks
+from neaptide.executors.vllm.runner_state import CachedRequest, RunnerRows, RunnerState, runner_blocks
 
 
 @dataclass(slots=True)
