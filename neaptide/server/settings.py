@@ -292,8 +292,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_online_requests: Annotated[
         int,
         Option(
-            "Largest number of online choices that run or wait. A further request gets 503 with Retry-After, unless its "
-            "API key has less than an equal share.",
+            "Largest number of online choices that run or wait. A further request gets 503 with Retry-After, unless "
+            "its API key has less than an equal share.",
             "N",
             low=1,
         ),
