@@ -1,4 +1,4 @@
-"""Protocols at the engine's borders. The engine owns them, runner and estimator implement them, ``launch`` wires
+"""Protocols at the engine's borders. The engine owns them, executors and estimator implement them, ``launch`` wires
 them."""
 
 from collections.abc import Sequence
