@@ -56,7 +56,7 @@ def test_nothing_runs_code_of_a_model_repository() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("place", ["app.py", "edge/auth.py", "openai/prepare.py", "batches/checking/create.py"])
+@pytest.mark.parametrize("place", ["app.py", "http/auth.py", "openai/prepare.py", "batches/checking/create.py"])
 def test_no_assert_guards_input(place: str) -> None:
     assert is_refused("assert __file__", f"neaptide/server/{place}")
 

@@ -28,7 +28,7 @@ from neaptide.engine.params import RequestClass
 
 
 def joined(prefix_node: PrefixNode, noted: tuple[PrefixNode, ...]) -> tuple[PrefixNode, ...]:
-    """Prefix nodes of a block that a request of ``prefix_node`` reads; nodes that no request needs any more are dropped."""
+    """Prefix nodes of a block that a request of ``prefix_node`` reads, without those that no request needs."""
     return (prefix_node, *(other for other in noted if other.num_wanting))
 
 
