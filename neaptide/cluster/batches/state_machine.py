@@ -3,8 +3,8 @@
     lines            chunks, leased by a server whose engine has room (``leased_chunks.py``)
     everything else  a lease of the batch: to check its file, to write its results
 
-The arrows are those of ``running/machine.py``. Each is a compare-and-set in the database, and so is each lease. When a
-server dies, its leases end, and other servers take its work over.
+The arrows are those of ``running/state_machine.py``. Each is a compare-and-set in the database, and so is each lease.
+When a server dies, its leases end, and other servers take its work over.
 """
 
 import asyncio

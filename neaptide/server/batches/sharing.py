@@ -1,7 +1,7 @@
 """Interface to servers that share batches: protocols of the batch service, which the cluster implements.
 
-A single server on the SQLite database of its data directory has no ``BatchSharing``. It uses ``running/machine.py`` and
-``SoleLease``, and does not import the cluster.
+A single server on the SQLite database of its data directory has no ``BatchSharing``. It uses
+``running/state_machine.py`` and ``SoleLease``, and does not import the cluster.
 """
 
 from collections.abc import Callable, Iterator
