@@ -4,6 +4,7 @@ A third of those that have put out something, by turns, whichever of them the po
 """
 
 import itertools
+from typing import Any
 
 from neaptide.engine.clock import VirtualClock
 from neaptide.engine.core import EngineCore
@@ -16,8 +17,8 @@ _step = EngineCore.step
 _steps = itertools.count()
 
 
-def step(self: EngineCore) -> StepOutputs:
-    outputs = _step(self)
+def step(self: EngineCore, *args: Any) -> StepOutputs:
+    outputs = _step(self, *args)
     index, scheduler = next(_steps), self.scheduler
     running = [*scheduler.queues.running_online.values(), *scheduler.queues.running_offline.values()]
     running = [request for request in running if request.num_output_tokens]
