@@ -79,7 +79,11 @@ def check(body: dict[str, Any], reply: dict[str, Any]) -> bool:
         if body["tool_choice"] != "required":
             assert call["function"]["name"] == body["tool_choice"]["function"]["name"]
         schema = parameters[call["function"]["name"]]
-        jsonschema_rs.validator_for(schema).validate(json.loads(call["function"]["arguments"]))
+        # A number may be valid and too large for a float: the validator would take infinity for null.
+        arguments = json.loads(
+            call["function"]["arguments"], parse_float=lambda text: max(min(float(text), 1e300), -1e300)
+        )
+        jsonschema_rs.validator_for(schema).validate(arguments)
     return bool(calls)
 
 
