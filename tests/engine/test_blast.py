@@ -23,8 +23,8 @@ def random_request(rng: random.Random, request_id: str, now_s: float) -> AddRequ
 
 
 def random_plan(rng: random.Random, jobs: list[str]) -> PlanReady:
-    """Over some rows of some jobs, that may have ended or never have been."""
-    rows = list(dict.fromkeys((rng.choice(jobs), rng.randrange(32)) for _ in range(40)))
+    """Over some rows of some jobs, that may have ended or never have been; fewer than have two in a window."""
+    rows = list(dict.fromkeys((rng.choice(jobs), rng.randrange(32)) for _ in range(40)))[:31]
     turns = rng.sample(range(len(rows)), len(rows))
     ends = two_ends([rng.randrange(30) for _ in rows], [rng.random() for _ in rows], 0.5, turns)
     return plan(*rows, ends=rng.choice([None, ends]))
