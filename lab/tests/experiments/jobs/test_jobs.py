@@ -38,7 +38,7 @@ def test_shares_and_the_small_job_are_judged(
 
 @pytest.mark.full
 def test_every_key_stands_beside_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shares, "QUICK", shares.Size(10.0, 150, 700, 20))
+    monkeypatch.setattr(shares, "QUICK", shares.Size(20.0, 250, 1000, 20))
     result = shares.run(quick=True)
     due = [row.paper for row in result.rows if row.case.startswith("weights 1, 2, 3, key")]
     assert due[-2:] == [pytest.approx(100 * 2 / 13), pytest.approx(100 * 3 / 13)]
