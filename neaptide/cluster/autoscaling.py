@@ -89,7 +89,7 @@ class ScalingChange(NamedTuple):
 
 
 def change_to(desired: int, serving: Sequence[Serving], num_starting: int) -> ScalingChange:
-    """What to change for a fleet of the desired size.
+    """Replicas to start or stop for a fleet of the desired size.
 
     Replicas with the least online load go first; among equals, the youngest. One serving replica always stays.
     Replicas that are starting are left alone.

@@ -15,7 +15,7 @@ from neaptide.executors.contract import ProfiledExecutor
 
 @dataclass(slots=True, frozen=True)
 class Subject:
-    """What a profile describes: a model on a device."""
+    """A model on a device: the subject of a profile."""
 
     model: str
     model_fingerprint: str

@@ -19,7 +19,7 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What is said of a setting, and which values it takes beyond its type."""
+    """Help text of a setting, and the values that it takes beyond its type."""
 
     help: str
     metavar: str | None = None
@@ -45,7 +45,7 @@ class Option:
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an operator may set. Flags win over environment variables, those over the TOML file."""
+    """Settings of the server. Flags win over environment variables, those over the TOML file."""
 
     model: Annotated[
         str,

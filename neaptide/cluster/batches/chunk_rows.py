@@ -34,7 +34,7 @@ _KEY = sa.tuple_(batch_chunks.c.batch_id, batch_chunks.c.chunk_no)
 
 @dataclass(frozen=True, slots=True)
 class LeasingServer:
-    """What a server says of itself when it leases chunks."""
+    """A server that leases chunks, as its leases and their conditions need it."""
 
     name: str
     fingerprint: str
@@ -45,7 +45,7 @@ class LeasingServer:
 
 
 class Excluded(NamedTuple):
-    """What a server does not lease."""
+    """Chunks and batches that a server does not lease."""
 
     chunks: Sequence[ChunkKey] = ()
     """Chunks that it has, perhaps under a lease that is over, and chunks that it cannot run."""
@@ -57,7 +57,7 @@ NOTHING = Excluded()
 
 
 class FreeChunks(NamedTuple):
-    """What a server may lease now."""
+    """Chunks that a server may lease now."""
 
     free: Sequence[Free]
     mean_density: float
@@ -76,7 +76,7 @@ class FreeChunks(NamedTuple):
 
 
 def free_chunks(conn: sa.Connection, server: LeasingServer, excluded: Excluded = NOTHING) -> FreeChunks:
-    """What the server may lease now, by the database's clock."""
+    """Reads the chunks that the server may lease now, by the database's clock."""
     t, now_ms = batch_chunks.c, database_now_ms(conn)
     sums = sa.func.count(), sa.func.sum(t.density)
     by_owner = sa.select(batches.c.owner, t.deadline_class, *sums).join_from(

@@ -38,7 +38,7 @@ class Context(Protocol):
 
 
 async def said(server: httpx.AsyncClient) -> dict[str, float]:
-    """What a replica's server reports; empty while either value is unknown.
+    """Autoscaling values that a replica's server reports; empty while either is unknown.
 
     Args:
         server: client with the server's base URL, and a key if one is required.

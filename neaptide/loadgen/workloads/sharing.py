@@ -8,7 +8,7 @@ from neaptide.loadgen.workloads.traces import Segments
 
 @dataclass(slots=True, frozen=True)
 class Sharing:
-    """What a prefix cache of unlimited size saves of a set's prompts."""
+    """Prompt tokens of a set, and those left with a prefix cache of unlimited size."""
 
     tokens: int
     unique_tokens: int

@@ -79,7 +79,7 @@ class Ran:
 
     @cached_property
     def overlapped(self) -> float:
-        """Of the smaller one of total compute and memory time, the fraction that ran in parallel with the other; 1 if
+        """Overlap: fraction of the smaller of total compute and memory time that ran in parallel with the other; 1 if
         every step had the mix of the whole."""
         compute_s, memory_s, _ = self.steps.T
         return float(np.minimum(compute_s, memory_s).sum() / min(compute_s.sum(), memory_s.sum()))

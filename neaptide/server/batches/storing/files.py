@@ -91,7 +91,7 @@ class Upload:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         # Not awaited in a thread, because a cancelled request must also clean up.
-        with suppress(OSError):  # What a failing storage does not delete is removed at the next start.
+        with suppress(OSError):  # The next start removes a file that a failing storage does not delete.
             if self._file is not None:
                 self._file.close()
             self._path.unlink(missing_ok=True)
