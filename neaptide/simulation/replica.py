@@ -192,7 +192,7 @@ class SimulatedReplica:
         )
         if scenario.give_up is not None:
             assert isinstance(core.scheduler, NeaptideScheduler)
-            core.scheduler.slack.given_up_factor = scenario.give_up.idle_factor
+            pass
         return core
 
     # ---- from outside ----

@@ -102,16 +102,8 @@ class OfflineFill:
     ) -> int:
         """Tokens that fit; 0 if so few that they cost too much. An otherwise empty step takes a usual chunk whatever
         it costs: a limit that nothing fits into must not stop offline work for good."""
-        usual = min(num_tokens, USUAL_CHUNK_TOKENS, self._config.max_num_batched_tokens)
         chunk = draft.budget.largest_chunk(num_tokens, context_tokens, limit_s, swapped_blocks)
-        if chunk >= usual:
-            return chunk
-        if not draft.num_parts:
-            return usual
-        if not chunk or draft.budget.tokens_left < usual:
-            return 0
-        dearest_s = MAX_CHUNK_PRICE * draft.budget.seconds_each(usual, context_tokens)
-        return chunk if draft.budget.seconds_each(chunk, context_tokens) <= dearest_s else 0
+        return chunk if chunk or draft.num_parts else 1
 
     def _blocks_to_grow(self, draft: Draft) -> int:
         """Blocks that resident requests may still take. They may grow into the headroom: to drop them while blocks are

@@ -4,10 +4,13 @@ Sources of the order: BROS Algorithm 1 (slack-ordered packing), Echo section 4.1
 """
 
 import math
+import os
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
+
+import numpy as np
 
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
@@ -15,16 +18,20 @@ from neaptide.engine.kv.draft import NO_HIT, PrefixHit
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.params import Tier
 from neaptide.engine.request import Request, RequestStatus
+from neaptide.engine.scheduler.actions import Admit
 from neaptide.engine.scheduler.base import Scheduler
-from neaptide.engine.scheduler.controller import OverrunController
 from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.scheduler.judgement import Outlook, Prompt
 from neaptide.engine.scheduler.offline_fill import OfflineFill
 from neaptide.engine.scheduler.parts import Divisible
 from neaptide.engine.scheduler.queues import OnlineOrder, Reservation, deadline_order, streams_first
 from neaptide.engine.scheduler.residual import Residual, usual_step
-from neaptide.engine.scheduler.slack import SlackTracker, StepBounds
+from neaptide.engine.scheduler.traffic import Traffic
+from neaptide.engine.steps.plan import BatchShape
 from neaptide.engine.steps.step import Step
 
+PRICE = float(os.environ.get("NP_PRICE", "20"))
+CREDIT = float(os.environ.get("NP_CREDIT", "0.02"))
 LOOK_AHEAD = 64
 """Waiting online requests that one step looks at: planning stays short however long the queue is."""
 LATE_PATIENCE_TARGETS, STREAM_PATIENCE_TARGETS, LONGEST_TARGET_S = 9.0, 1.0, 3.0
@@ -45,6 +52,13 @@ class Notes:
     """The first of the relegated requests that found no memory or no seat, a stream if there is one."""
     passed: list[Request] | None = None
     """See ``OfflineFill.fill``."""
+    has_late: bool = False
+    late_s: float = 0.0
+    """Seconds of the step for the late prompt whose turn it is."""
+    ahead: list[Request] = field(default_factory=list)
+    """Prompts that can be in time."""
+    first_tokens_s: list[float] = field(default_factory=list)
+    """Seconds until each first token of the step is due."""
 
 
 class NeaptideScheduler(Scheduler, Divisible):
@@ -66,25 +80,24 @@ class NeaptideScheduler(Scheduler, Divisible):
         headroom: HeadroomPredictor,
     ) -> None:
         super().__init__(config, kv, cost_model, headroom)
-        self.controller = OverrunController()
-        left_out = type(self).left_out
-        self.slack = SlackTracker(config, cost_model, left_out)
-        self._fill = OfflineFill(config, headroom, left_out)
+        self.traffic = Traffic(config)
+        self._fill = OfflineFill(config, headroom, type(self).left_out)
         self._late = Reservation()
-        """Of a relegated request."""
+        """Of a late request."""
         self._next_late_s = 0.0
         """When the next one may begin to grow."""
+        self._late_credit_s = 0.0
+        """Seconds that late prompts may take from those that can be in time."""
         self._residual = Residual()
         self.queues.pool.looks_ahead = True
-        self._controls, self._relegates = "controller" not in left_out, "relegation" not in left_out
 
     def observe_arrival(self, request: Request) -> None:
         super().observe_arrival(request)
-        self.slack.observe_arrival(request)
+        self.traffic.observe_arrival(request)
 
     def forget(self, request: Request) -> None:
         if request.is_online:
-            self.slack.observe_end(request)
+            self.traffic.observe_end(request)
         super().forget(request)
 
     def begin(self, now_s: float) -> None:
@@ -99,14 +112,18 @@ class NeaptideScheduler(Scheduler, Divisible):
     def observe_step(self, step: Step, seconds: float) -> None:
         if (ends := self.queues.pool.ends) is not None:
             self._residual.observe(step, seconds, ends)
-        self.slack.observe_dip(step.draft)
-        if self._controls and step.plan.budget_s and step.draft.has_offline:
-            self.controller.observe(seconds, step.draft.whole_limit_s)
 
     def remember(self, draft: Draft) -> None:
         notes: Notes = draft.notes or Notes()  # nothing was packed in a step that only drops requests
         if notes.passed is not None:
             self._fill.remember(draft, notes.passed)
+        for action in draft.actions:
+            if isinstance(action, Admit) and action.request.is_online:
+                self.traffic.observe_admission(action.request, action.request.num_known_tokens - action.hit.num_tokens)
+        if notes.has_late:
+            self._late_credit_s += CREDIT * draft.budget.prediction.seconds - notes.late_s
+        else:
+            self._late_credit_s = min(self._late_credit_s, 0.0)
         late, now_s = self._late, draft.now_s
         if late.holder is not None and _has_begun(late.holder):
             rest_s = late.stood_s(now_s) * (1.0 / LATE_SHARE - 1.0)
@@ -119,79 +136,90 @@ class NeaptideScheduler(Scheduler, Divisible):
 
     def pack(self, draft: Draft) -> float:
         notes = draft.notes = Notes()
-        bounds = self.slack.bounds(draft)
+        outlook = Outlook(draft, self.config, self.cost_model, self.traffic)
         self._pack_online_decodes(draft)
-        first_tokens_s = self._pack_online_prefills(draft, bounds)
+        self._pack_online_prefills(draft, outlook)
         draft.at = None
-        prefill_slack_s = self.slack.prefill_slack_s(draft, self._unfinished_prompts(draft))
-        draft.bounds_s = {
-            "gap": bounds.itl_s,
-            "streams": bounds.slack_s,
-            "prompts": min(prefill_slack_s, first_tokens_s),
-        }
-        factor = self.controller.factor
+        due_s = np.array([*notes.first_tokens_s, *self._unfinished_s(draft, notes.ahead)])
+        length_s = outlook.offline_length_s(draft, due_s, PRICE)
+        limit_s = draft.budget.with_margin_s(length_s) * 1.001
+        draft.bounds_s = {"judgement": limit_s}
         if not self.offline_paused:
-            draft.budget.expected_limit_s = min(bounds.idle_s, bounds.worth_s) * factor
-            notes.passed = self._fill.fill(draft, min(draft.bounds_s.values()) * factor)
+            draft.budget.expected_limit_s = length_s
+            notes.passed = self._fill.fill(draft, limit_s)
             draft.budget.expected_limit_s = math.inf
-        draft.bounds_s["next arrival"] = draft.budget.with_margin_s(bounds.idle_s)
-        if bounds.worth_s < math.inf:
-            draft.bounds_s["worth"] = draft.budget.with_margin_s(bounds.worth_s)
         draft.whole_limit_s = min(draft.bounds_s.values())
-        return draft.whole_limit_s * factor
+        return draft.whole_limit_s
 
     def _pack_online_decodes(self, draft: Draft) -> None:
         rows, reads = draft.decoding_streams()
         draft.add_decodes(rows, lambda request: self._room_to_grow(draft, request, 1), draft.kv.available, reads)
 
-    def _pack_online_prefills(self, draft: Draft, bounds: StepBounds) -> float:
-        """Prompts that can still make their deadline, then the relegated ones with at least a tenth of the tokens.
-
-        Serving the latest first is how earliest-deadline-first collapses under overload. Returns how long the step may
-        take for the sake of the first tokens that it brings.
-        """
-        feasible, relegated = self._waiting_prompts(draft, bounds)
-        if not feasible and not relegated:
-            return math.inf
-        reserved = draft.budget.tokens_left // 10 if relegated else 0
-        ends_s, _ = self._pack_prompts(draft, feasible, bounds.prompts_s, reserved)
-        limit_s = min(bounds.pace_s, bounds.late_prompts_s)
-        ends_s, lacking = self._pack_prompts(draft, relegated, limit_s, 0, ends_s)
+    def _pack_online_prefills(self, draft: Draft, outlook: Outlook) -> None:
+        waiting, running = draft.waiting_online, draft.prompts(online=True)
+        if not waiting and not running:
+            return
+        notes: Notes = draft.notes
+        late, in_time = _by_lateness(waiting, draft.now_s)
+        for request in running:
+            is_late = request.next_deadline_s < draft.now_s and not request.num_output_tokens
+            (late if is_late else in_time).append(request)
+        streams = [request for request in late if request.num_output_tokens]
+        late = [request for request in late if not request.num_output_tokens]
+        prompts = [self._prompt(draft, request) for request in sorted(streams + in_time, key=deadline_order)]
+        late.sort(key=_oldest)
+        first_late = self._prompt(draft, late[0]) if late else None
+        choice = outlook.choose(draft, prompts, first_late)
+        late = sorted(late + choice.late, key=_oldest)
+        ahead = choice.in_time
+        notes.has_late, notes.ahead = bool(late), ahead
+        holder = self._holder(draft)
+        if holder in late or (holder is not None and not draft.is_running(holder) and holder not in ahead):
+            late = [holder, *(request for request in late if request is not holder)]
+        limit_s = choice.limit_s
+        ends_s = math.inf
+        if late and self._late_credit_s > 0.0:
+            before_s = draft.budget.prediction.seconds
+            ends_s, lacking = self._pack_prompts(draft, late[:1], limit_s, ends_s)
+            notes.late_s = draft.budget.prediction.seconds - before_s
+        ends_s, _ = self._pack_prompts(draft, ahead, limit_s, ends_s)
+        late_limit_s = min(limit_s, 0.9 * outlook.tpot_s) if outlook.has_streams else limit_s
+        ends_s, lacking = self._pack_prompts(draft, late, late_limit_s, ends_s)
         if lacking is not None:  # none behind it was admitted
-            streams = (r for r in relegated if r.num_output_tokens and not draft.is_running(r))
-            draft.notes.lacking = next(streams, lacking)
-        return ends_s
+            pushed_out = (r for r in late if r.num_output_tokens and not draft.is_running(r))
+            notes.lacking = next(pushed_out, lacking)
+
+    def _prompt(self, draft: Draft, request: Request) -> Prompt:
+        return Prompt(request, draft.kv.num_uncomputed(request), draft.kv.num_computed(request))
 
     def _pack_prompts(
-        self, draft: Draft, prompts: list[Request], limit_s: float, reserved: int, ends_s: float = math.inf
+        self, draft: Draft, prompts: list[Request], limit_s: float, ends_s: float
     ) -> tuple[float, Request | None]:
-        """Chunks as large as the limit and the tokens allow, leaving ``reserved`` tokens of the step.
+        """Chunks as large as the limit and the tokens allow.
 
         The first one always gets a block's worth: streams that fill the whole bound must not starve it. Once one finds
-        no seat or no memory no other is admitted, but those that run go on: they hold what it waits for. What comes
-        behind a prompt that ends must not make its first token late, not with that block either, which may be as long
-        as a prompt: returns how long the step may take for that, ``ends_s`` being for those that are in it; and the
-        first that found no seat or no memory.
+        no slot or no memory no other is admitted, but those that run go on: they hold what it waits for. What comes
+        behind a prompt that ends must not make its first token late: returns how long the step may take for that; and
+        the first that found no slot or no memory.
         """
-        floor, can_admit = draft.kv.block_size, True
+        can_admit = True
         lacking: Request | None = None
+        notes: Notes = draft.notes
         for request in prompts:
+            if draft.is_scheduled(request):
+                continue
             is_running = draft.is_running(request)
             if not is_running and not can_admit:
                 continue
             draft.at = request
-            tokens_left = draft.budget.tokens_left - reserved
             hit = NO_HIT if is_running else draft.kv.match_prefix(request)
             context = request.num_computed_tokens if is_running else hit.num_tokens
             left = (request.num_tokens if is_running else request.num_known_tokens) - context
-            most = min(left, tokens_left)
             num_swapped = len(hit.host_hashes)
-            chunk = draft.budget.largest_chunk(most, context, min(limit_s, ends_s), num_swapped)
-            if chunk < (least := min(most, floor)):
-                is_long_late = draft.now_s > request.next_deadline_s + request.ttft_slo_s
-                chunk = least if is_long_late else draft.budget.largest_chunk(least, context, ends_s, num_swapped)
-            if chunk < left <= min(most, draft.kv.block_size) and ends_s < math.inf:
-                chunk = self._beside_others(draft, request, left, context, ends_s, num_swapped) or chunk
+            chunk = draft.budget.largest_chunk(left, context, min(limit_s, ends_s), num_swapped)
+            least = min(left, draft.kv.block_size, draft.budget.tokens_left)
+            if chunk < least and not draft.budget.shape.prefill_requests:
+                chunk = least
             if chunk <= 0:
                 break
             if is_running:
@@ -201,51 +229,29 @@ class NeaptideScheduler(Scheduler, Divisible):
             else:
                 is_scheduled = can_admit = self._admit_online(draft, request, hit, chunk)
             if is_scheduled:
-                floor = 0
                 if chunk == left:
-                    ends_s = min(ends_s, self._until_due_s(draft, request))
+                    due_s = request.next_deadline_s - self.config.delivery_latency_s - draft.now_s
+                    seconds, margin_s = draft.budget.prediction
+                    if seconds <= due_s:
+                        ends_s = min(ends_s, max(due_s, seconds + margin_s))
+                        notes.first_tokens_s.append(due_s)
             elif lacking is None:
                 lacking = request
         return ends_s, lacking
 
-    def _beside_others(
-        self, draft: Draft, request: Request, left: int, context: int, ends_s: float, num_swapped: int
-    ) -> int:
-        """All that is left of a short prompt, if it still is in time so, as what ends in this step is; else 0.
-
-        The streams' pace would put it off to a step of its own, but two such steps take longer than one for both, and
-        streams get no more tokens in the time.
-        """
-        due_s = request.next_deadline_s - self.config.delivery_latency_s - draft.now_s
-        chunk = draft.budget.largest_chunk(left, context, min(ends_s, due_s), num_swapped)
-        return chunk if chunk == left else 0
-
-    def _until_due_s(self, draft: Draft, request: Request) -> float:
-        """How long the step may take so that the request's token is in time: no longer than it does now if it will only
-        be without the margin, and infinite if it is late already."""
-        due_s = request.next_deadline_s - self.config.delivery_latency_s - draft.now_s
-        seconds, margin_s = draft.budget.predict_with(0)
-        return max(due_s, seconds + margin_s) if seconds <= due_s else math.inf
-
-    def _waiting_prompts(self, draft: Draft, bounds: StepBounds) -> tuple[list[Request], list[Request]]:
-        """Online requests with prompt left: feasible ones by deadline, relegated ones oldest first, ``priority``
-        last, but before all the one for which room is kept. A bounded look: what stands further back than
-        ``LOOK_AHEAD`` is not for this step."""
-        waiting, prompts = draft.waiting_online, draft.prompts(online=True)
-        if not waiting and not prompts:
-            return [], []
-        if not self._relegates:
-            return sorted(prompts + waiting[:LOOK_AHEAD], key=deadline_order), []
-        feasible: list[Request] = []
-        relegated, in_time = _by_lateness(waiting, draft.now_s)
-        ahead = sorted(prompts + in_time, key=deadline_order)
-        for request, can_make_it in zip(ahead, self.slack.feasible(draft, ahead, bounds.pace_s), strict=True):
-            (feasible if can_make_it or request.num_output_tokens else relegated).append(request)
-        relegated.sort(key=lambda r: (r.tier is Tier.PRIORITY, r.arrival_s))
-        holder = self._holder(draft)
-        if holder in relegated or (holder is not None and not draft.is_running(holder) and holder not in feasible):
-            relegated = [holder, *(request for request in relegated if request is not holder)]
-        return feasible, relegated
+    def _unfinished_s(self, draft: Draft, prompts: list[Request]) -> list[float]:
+        """Seconds that the step may take for each prompt that goes on after it."""
+        due_s: list[float] = []
+        ahead_s = 0.0
+        for request in prompts:
+            left = draft.kv.num_uncomputed(request) - draft.num_tokens_of(request)
+            if left <= 0:
+                continue
+            shape = BatchShape()
+            shape.add(left, draft.kv.num_computed(request) + draft.num_tokens_of(request))
+            ahead_s += self.cost_model.predict(shape).seconds
+            due_s.append(request.next_deadline_s - self.config.delivery_latency_s - draft.now_s - ahead_s)
+        return due_s
 
     def _holder(self, draft: Draft) -> Request | None:
         """The relegated request for which something is kept in this step, if there is one."""
@@ -292,13 +298,6 @@ class NeaptideScheduler(Scheduler, Divisible):
         draft.admit(request, hit, chunk)
         return True
 
-    def _unfinished_prompts(self, draft: Draft) -> list[Request]:
-        """Online requests with prompt left after this step, in deadline order."""
-        waiting, unfinished = draft.waiting_online, draft.unfinished_prompts(online=True)
-        if waiting:
-            unfinished += _by_lateness(waiting, draft.now_s)[1]
-        return sorted(unfinished, key=deadline_order) if unfinished else []
-
 
 def _by_lateness(waiting: list[Request], now_s: float) -> tuple[list[Request], list[Request]]:
     """Those whose next token is late, and the others: the first of each, but all that were pushed out of their answer,
@@ -315,3 +314,7 @@ def _has_begun(request: Request) -> bool:
     if request.status is RequestStatus.RUNNING:
         return request.num_uncomputed_tokens <= 1
     return request.status is RequestStatus.FINISHED
+
+
+def _oldest(request: Request) -> tuple[bool, bool, float]:
+    return (request.num_output_tokens == 0, request.tier is Tier.PRIORITY, request.arrival_s)
