@@ -37,6 +37,8 @@ ERRORS = np.array([-0.7, -0.2, 0.2, 0.7])
 """Margins by which a time differs from its prediction, each as probable as the others."""
 FLOOR = float(os.environ.get("NP_FLOOR", "0.75"))
 FUTO = float(os.environ.get("NP_FUTO", "1"))
+OGAP = float(os.environ.get("NP_OGAP", "1.5"))
+PACE = float(os.environ.get("NP_PACE", "0.9"))
 FUT = float(os.environ.get("NP_FUT", "1"))
 
 
@@ -72,7 +74,7 @@ class Outlook:
             shape.add_decodes(len(streams.rows), *draft.stream_reads())
             self.alone_s, self.alone_margin_s = model.predict(shape)
             tightest_s = smallest(streams.tpot_slo_s)
-            self.gap_s = MAX_GAP * max(tightest_s, self.alone_s)
+            self.gap_s = OGAP * max(tightest_s, self.alone_s)
             if self.alone_s >= tightest_s:
                 # These do not keep their pace even alone: nothing that others give up makes them be in time.
                 streams = streams.slower_than(self.alone_s)
@@ -90,11 +92,11 @@ class Outlook:
             sizes = np.array([0.0, max(most / 4.0, 1.0), max(most, 2.0)])
             ends_s = [model.predict(shape.plus(int(size), 0)) for size in sizes[1:]]
             longest = ends_s[-1]
-            added_s = np.array([0.0, *(end.seconds - self.alone_s for end in ends_s)])
+            added_s = np.array([0.0, *(max(end.seconds - self.alone_s, 1e-6) for end in ends_s)])
             own_s = np.interp(tokens, sizes, added_s)
             mean_s, square_s = float(own_s.mean()), float((own_s**2).mean())
             self.rho = self.rate * mean_s / drain
-            self.theta = 2.0 * max(1.0 - self.rho, 0.0) * mean_s / square_s if square_s > 0.0 else math.inf
+            self.theta = 2.0 * max(1.0 - self.rho, 0.33) * mean_s / square_s if square_s > 0.0 else math.inf
             spare_s = ttft_slo_s - config.delivery_latency_s - self.alone_s - own_s
             self.can_wait_s = max(drain * self.ttft_slo_s - float(own_s.max()), 0.0)
             # The step's error is for the prompt as well; half of the sample is taken as slow, half as fast.
@@ -119,19 +121,20 @@ class Outlook:
         self._ends = 1.0 / left_tokens
         load = self.rate * self.rho * drain / self.rate if self.rate else 0.0
         self._gain_s = np.maximum(slo_s * (1.0 - load) - self.alone_s, LEAST_GAIN * slo_s)
-        if self.rho > 0.0:
-            if self.theta * smallest(self._gain_s) > 0.0:
-                lasting = 1.0 - np.exp(-self._ends / (self.theta * self._gain_s))
-            else:
-                lasting = np.ones(len(slo_s))
-            self._future = FUT * max(1.0 - self.rho, 0.0) * self.rho * math.exp(-self.theta * self.can_wait_s) * lasting
+        # Requests that a busy period makes late, per stream's part of what streams have in hand.
+        busy = FUT * self.rho / max(1.0 - self.rho, 0.33)
+        self._future = busy * math.exp(-self.theta * self.can_wait_s) / len(slo_s)
 
     # ---- what is expected to be late ----
 
-    def late_arrivals(self, seconds: float) -> float:
-        """Expected requests that arrive in the next ``seconds`` and are late because they wait for their end."""
-        count = int(self._waits_s.searchsorted(seconds))
-        return self._share * (seconds * count - float(self._late_sums_s[count]))
+    def late_arrivals(self, seconds: float, ahead_s: float = 0.0) -> float:
+        """Expected requests that arrive in the next ``seconds`` and are late because they wait for their end.
+
+        ``ahead_s`` is what they wait for after it anyway.
+        """
+        first, last = self._waits_s.searchsorted((ahead_s, ahead_s + seconds)).tolist()
+        waits_s = float(self._late_sums_s[last] - self._late_sums_s[first])
+        return self._share * ((ahead_s + seconds) * (last - first) - waits_s)
 
     def late_streams(self, first_s: FloatArray, last_s: FloatArray, count: int, margin_s: float, futo: float = 1.0) -> float:
         """Expected streams that are behind at their last token.
@@ -149,7 +152,7 @@ class Outlook:
         num_late *= self._ends
         if self.rho > 0.0:
             ahead_s = np.maximum(last_s + self._slo_s - self.alone_s, 0.0)
-            num_late += futo * self._future * np.exp(-self.theta * ahead_s)
+            return float(num_late.sum()) + futo * self._future * float(np.exp(-self.theta * ahead_s).sum())
         return float(num_late.sum())
 
     def late_streams_after(self, seconds: float, margin_s: float) -> float:
@@ -160,7 +163,7 @@ class Outlook:
 
     # ---- how long a step with offline work may be ----
 
-    def offline_length_s(self, draft: Draft, due_s: FloatArray, price_s: float) -> float:
+    def offline_length_s(self, draft: Draft, due_s: FloatArray, ahead_s: float, price_s: float) -> float:
         """Step length with the most offline work for its time, less what it makes late.
 
         A step of L seconds brings ``(L - online - price * late(L)) / L``: what online work takes of it brings nothing,
@@ -170,6 +173,7 @@ class Outlook:
             due_s: seconds that the step may take for each prompt that must not be late by it.
             price_s: seconds of offline work that one late request is worth.
         """
+        self._ahead_s = ahead_s
         budget, table = draft.budget, draft.table
         seconds, margin_s = budget.prediction
         relative = margin_s / seconds if seconds > 0.0 else self._relative_margin(draft)
@@ -216,7 +220,7 @@ class Outlook:
         late = self.late_streams_after(length_s, margin_s)
         if len(due_s):
             late += float(_beyond(due_s - length_s, margin_s).sum())
-        return late + self.late_arrivals(length_s)
+        return late + self.late_arrivals(length_s, self._ahead_s)
 
     def _relative_margin(self, draft: Draft) -> float:
         seconds, margin_s = draft.budget.predict_with(draft.budget.tokens_left)
@@ -294,9 +298,9 @@ class Outlook:
         lengths: set[float] = set()
         least_s = 0.0
         if self.has_streams:
-            least_s = max(0.75 * self.tpot_s, self.alone_s)
+            least_s = max(PACE * self.tpot_s, self.alone_s)
             spare_s = min(smallest(self.in_hand_s), self.longest_s)
-            lengths = {least_s, 0.9 * self.tpot_s, spare_s, MAX_GAP * self.tpot_s}
+            lengths = {least_s, spare_s, MAX_GAP * self.tpot_s}
         first = prompts[0]
         for shape in (
             budget.shape.plus(min(first.num_tokens, budget.tokens_left), first.context_tokens),

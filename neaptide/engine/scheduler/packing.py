@@ -86,6 +86,8 @@ class NeaptideScheduler(Scheduler, Divisible):
         """Of a late request."""
         self._next_late_s = 0.0
         """When the next one may begin to grow."""
+        self._cached: dict[Request, tuple[int, float]] = {}
+        """Cached tokens of waiting prompts, and the time until which they are taken for granted."""
         self._late_credit_s = 0.0
         """Seconds that late prompts may take from those that can be in time."""
         self._residual = Residual()
@@ -98,6 +100,7 @@ class NeaptideScheduler(Scheduler, Divisible):
     def forget(self, request: Request) -> None:
         if request.is_online:
             self.traffic.observe_end(request)
+            self._cached.pop(request, None)
         super().forget(request)
 
     def begin(self, now_s: float) -> None:
@@ -140,8 +143,9 @@ class NeaptideScheduler(Scheduler, Divisible):
         self._pack_online_decodes(draft)
         self._pack_online_prefills(draft, outlook)
         draft.at = None
-        due_s = np.array([*notes.first_tokens_s, *self._unfinished_s(draft, notes.ahead)])
-        length_s = outlook.offline_length_s(draft, due_s, PRICE)
+        unfinished_s, ahead_s = self._unfinished_s(draft, notes.ahead)
+        due_s = np.array([*notes.first_tokens_s, *unfinished_s])
+        length_s = outlook.offline_length_s(draft, due_s, ahead_s, PRICE)
         limit_s = draft.budget.with_margin_s(length_s) * 1.001
         draft.bounds_s = {"judgement": limit_s}
         if not self.offline_paused:
@@ -190,7 +194,13 @@ class NeaptideScheduler(Scheduler, Divisible):
             notes.lacking = next(pushed_out, lacking)
 
     def _prompt(self, draft: Draft, request: Request) -> Prompt:
-        return Prompt(request, draft.kv.num_uncomputed(request), draft.kv.num_computed(request))
+        if draft.is_running(request):
+            return Prompt(request, draft.kv.num_uncomputed(request), draft.kv.num_computed(request))
+        cached, until_s = self._cached.get(request, (0, -math.inf))
+        if draft.now_s > until_s:
+            cached = draft.kv.match_prefix(request).num_tokens
+            self._cached[request] = cached, draft.now_s + 0.5 * request.ttft_slo_s
+        return Prompt(request, request.num_known_tokens - cached, cached)
 
     def _pack_prompts(
         self, draft: Draft, prompts: list[Request], limit_s: float, ends_s: float
@@ -239,8 +249,8 @@ class NeaptideScheduler(Scheduler, Divisible):
                 lacking = request
         return ends_s, lacking
 
-    def _unfinished_s(self, draft: Draft, prompts: list[Request]) -> list[float]:
-        """Seconds that the step may take for each prompt that goes on after it."""
+    def _unfinished_s(self, draft: Draft, prompts: list[Request]) -> tuple[list[float], float]:
+        """Seconds that the step may take for each prompt that goes on after it, and seconds that these take."""
         due_s: list[float] = []
         ahead_s = 0.0
         for request in prompts:
@@ -251,7 +261,7 @@ class NeaptideScheduler(Scheduler, Divisible):
             shape.add(left, draft.kv.num_computed(request) + draft.num_tokens_of(request))
             ahead_s += self.cost_model.predict(shape).seconds
             due_s.append(request.next_deadline_s - self.config.delivery_latency_s - draft.now_s - ahead_s)
-        return due_s
+        return due_s, ahead_s
 
     def _holder(self, draft: Draft) -> Request | None:
         """The relegated request for which something is kept in this step, if there is one."""
