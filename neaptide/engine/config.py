@@ -36,6 +36,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ttft_slo_s: float = 1.0
     """Default target; bounds the step time for requests that have not arrived yet."""
     tpot_slo_s: float = 0.1
+    late_price_s: float = 1.5
+    """Seconds of offline work that one online request in time is worth."""
     offline_max_kv_ratio: float = 0.9
     """Largest fraction of the blocks that offline requests hold."""
     share_weights: dict[str, float] = {}

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,18 @@ class Limit(StrEnum):
     WORK = "nothing more waits"
 
 
+class Candidate(NamedTuple):
+    """A step length that was compared with others."""
+
+    kind: str
+    """``prompts`` or ``offline``: whose work the length is for."""
+    length_s: float
+    num_late: float
+    """Expected late requests."""
+    value: float | None = None
+    """Seconds of offline work less the price of late requests, for each second."""
+
+
 class Draft:
     """Actions of a step, in order: preemptions, admissions, and the scheduled requests with their token counts.
 
@@ -60,10 +72,8 @@ class Draft:
         self.budget = budget
         self.limit_s = math.inf
         """Time budget that the policy gave the step."""
-        self.whole_limit_s = math.inf
-        """Time budget that the step would have had without recent overruns."""
-        self.bounds_s: dict[str, float] = {}
-        """Time bounds by name, of which the least is ``whole_limit_s``. Empty if the policy does not report them."""
+        self.candidates: list[Candidate] = []
+        """Step lengths that the policy compared. Empty if it does not report them."""
         self.offline_ended_by: Limit | None = None
         """What ended offline admissions. None while offline work is paused, or if the policy does not report it."""
         self.kept_blocks: dict[str, int] = {}
@@ -72,8 +82,6 @@ class Draft:
         """Whether an online arrival may abort the step, as there is no online work. Such a step may be longer."""
         self.arrival_waits_s = math.inf
         """Time before the step's end in which an arrival waits for it instead of aborting it."""
-        self.dip = 0.0
-        """TPOT targets by which the deepest running stream is below its cushion, or will be after the shortest step."""
         self.at: Request | None = None
         """The request being considered, which is at fault if planning fails."""
         self.notes: Any = None

@@ -1,12 +1,14 @@
-"""The judgement of a step: how many online requests it is expected to make late.
+"""The judgement of a step: how many online requests it is expected to make late, and what it brings.
 
-Everything is a probability from deadlines, the cost model with its error, recent arrivals and recent answers.
-A prompt is late if its first token is. A stream is late if it is behind its pace at its last token, because users count
-TPOT as a mean over the answer.
+Everything is computed from deadlines, the cost model with its error, recent arrivals and recent answers. A prompt is late
+if its first token is. A stream is late if it is behind its pace at its last token, because users count TPOT as a mean over
+the answer. Times are in seconds.
+
+Sources: Moore and Hodgson's rule (fewest late jobs on one machine), Pollaczek and Khinchine's mean wait (M/G/1).
 """
 
 import math
-import os
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -17,29 +19,31 @@ from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.budget import PromptSteps, Reads
-from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.scheduler.draft import Candidate, Draft
 from neaptide.engine.scheduler.traffic import WINDOW_S, Traffic
 from neaptide.engine.steps.plan import BatchShape
+from neaptide.engine.table import Streams
 
+PACE = 0.9
+"""Step length at which streams keep their slack, as a fraction of the TPOT target: noise and delivery need the rest."""
+STALL = 1.5
+"""A longer step that online prompts may take, in TPOT targets."""
+SHORTEST = 0.75
+"""Length that a step with offline work may always have, as a fraction of the TPOT target, so that it goes on."""
 DELIVERY_SHARE = 0.1
 """Most of its TPOT target that a stream keeps for the delivery of its tokens."""
 LEAST_GAIN = 0.02
-"""Least part of its TPOT target that a stream is taken to gain with each token."""
-MAX_GAP = 1.5
-"""Most TPOT targets between two tokens of a stream because of offline work."""
+"""Least slack that a stream is taken to gain with a token, as a fraction of its TPOT target."""
+LEAST_IDLE = 0.33
+"""Least part of the time that prompts are taken to leave: near capacity a busy period has no end."""
 MAX_STEP_S = 5.0
 """Longest step: whoever cancels a request waits for its end."""
-BEST_OF = 1e-3
-"""Lengths whose expected late requests differ by less are equal; the longest is taken."""
-
-
-ERRORS = np.array([-0.7, -0.2, 0.2, 0.7])
-"""Margins by which a time differs from its prediction, each as probable as the others."""
-FLOOR = float(os.environ.get("NP_FLOOR", "0.75"))
-FUTO = float(os.environ.get("NP_FUTO", "1"))
-OGAP = float(os.environ.get("NP_OGAP", "1.5"))
-PACE = float(os.environ.get("NP_PACE", "0.9"))
-FUT = float(os.environ.get("NP_FUT", "1"))
+EQUAL = 1e-3
+"""Step lengths whose late requests differ by less are equal; the longest one is taken."""
+ERRORS: FloatArray = np.array([[-0.7], [-0.2], [0.2], [0.7]])
+"""Four equally probable errors of a predicted time, in margins."""
+MAX_STREAMS = 64
+"""Streams that are looked at one by one; more are looked at in as many groups with similar slack."""
 
 
 class Prompt(NamedTuple):
@@ -50,276 +54,284 @@ class Prompt(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """How long online prompts may make the step, and which of them can be in time so."""
+    """Longest step for online prompts, and which of them can be in time."""
 
     limit_s: float
-    num_late: float
     in_time: list[Request]
     late: list[Request]
 
 
-class Outlook:
-    """What the next seconds look like from a draft without scheduled requests. Times are in seconds."""
+class Judgement:
+    """Expected late requests for a draft that schedules nothing yet."""
 
     def __init__(self, draft: Draft, config: SchedulerConfig, model: CostModel, traffic: Traffic) -> None:
         self._config, self._model = config, model
         self._now_s = draft.now_s
-        tokens, ttft_slo_s = traffic.prompts()
-        self.ttft_slo_s = min(config.ttft_slo_s, smallest(ttft_slo_s)) if len(tokens) else config.ttft_slo_s
-        self.longest_s = max(MAX_STEP_S, 0.5 * self.ttft_slo_s)
-        streams, shape = draft.streams(), BatchShape()
-        self.alone_s = self.alone_margin_s = 0.0
-        self.gap_s = math.inf
+        self.tpot_slo_s = config.tpot_slo_s
+        self.longest_s = max(MAX_STEP_S, 0.5 * config.ttft_slo_s)
+        streams, decodes = draft.streams(), BatchShape()
+        self.alone_s, self.gap_s = 0.0, math.inf
         if len(streams.rows):
-            shape.add_decodes(len(streams.rows), *draft.stream_reads())
-            self.alone_s, self.alone_margin_s = model.predict(shape)
-            tightest_s = smallest(streams.tpot_slo_s)
-            self.gap_s = OGAP * max(tightest_s, self.alone_s)
-            if self.alone_s >= tightest_s:
+            decodes.add_decodes(len(streams.rows), *draft.stream_reads())
+            self.alone_s = model.predict(decodes).seconds
+            self.gap_s = max(smallest(streams.tpot_slo_s), self.alone_s)
+            if self.gap_s == self.alone_s:
                 # These do not keep their pace even alone: nothing that others give up makes them be in time.
                 streams = streams.slower_than(self.alone_s)
         self.has_streams = len(streams.rows) > 0
-        self.tpot_s = smallest(streams.tpot_slo_s) if self.has_streams else config.tpot_slo_s
-        drain = max(1.0 - self.alone_s / self.tpot_s, LEAST_GAIN) if self.has_streams else 1.0
-        # Prompts that are still to come: what each adds to a step beside the streams.
-        self.rate = traffic.rate(draft.now_s) if len(tokens) else 0.0
-        self.rho = self.theta = self.can_wait_s = 0.0
-        self._waits_s: FloatArray = np.empty(0)
-        self._late_sums_s: FloatArray = np.zeros(1)
-        self._share = 0.0
-        if len(tokens):
-            most = float(tokens[tokens.argmax()])
-            sizes = np.array([0.0, max(most / 4.0, 1.0), max(most, 2.0)])
-            ends_s = [model.predict(shape.plus(int(size), 0)) for size in sizes[1:]]
-            longest = ends_s[-1]
-            added_s = np.array([0.0, *(max(end.seconds - self.alone_s, 1e-6) for end in ends_s)])
-            own_s = np.interp(tokens, sizes, added_s)
-            mean_s, square_s = float(own_s.mean()), float((own_s**2).mean())
-            self.rho = self.rate * mean_s / drain
-            self.theta = 2.0 * max(1.0 - self.rho, 0.33) * mean_s / square_s if square_s > 0.0 else math.inf
-            spare_s = ttft_slo_s - config.delivery_latency_s - self.alone_s - own_s
-            self.can_wait_s = max(drain * self.ttft_slo_s - float(own_s.max()), 0.0)
-            # The step's error is for the prompt as well; half of the sample is taken as slow, half as fast.
-            error_s = longest.margin_s / max(longest.seconds, 1e-9) * (own_s + self.alone_s)
-            waits_s = np.sort((spare_s + ERRORS[:, None] * error_s).ravel())
-            waits_s = waits_s[waits_s > 0.0] / (1.0 + self.rho)
-            self._waits_s = waits_s
-            self._late_sums_s = np.concatenate(([0.0], np.cumsum(waits_s)))
-            self._share = self.rate / (len(ERRORS) * len(tokens))
-        else:
-            self._waits_s = np.array([0.5 * self.ttft_slo_s])
-            self._late_sums_s = np.array([0.0, 0.5 * self.ttft_slo_s])
-            self._share = 1.0 / WINDOW_S
-        if not self.has_streams:
+        if self.has_streams:
+            self.tpot_slo_s = smallest(streams.tpot_slo_s)
+        self._expect_arrivals(draft.now_s, decodes, traffic)
+        if self.has_streams:
+            self._expect_tokens(streams, traffic)
+
+    def _expect_arrivals(self, now_s: float, decodes: BatchShape, traffic: Traffic) -> None:
+        """Expects the prompts to come to be like the recent ones, at the recent rate."""
+        config, model = self._config, self._model
+        tokens, ttft_slo_s = traffic.prompts()
+        if not len(tokens):
+            # Nothing is known: one request may come, and half of its target is for its prompt.
+            self._set_waits(np.array([0.5 * config.ttft_slo_s]), 1.0 / WINDOW_S)
+            self._busy = self._load = self._decay = 0.0
             return
+        rate, most = traffic.rate(now_s), max(float(tokens[tokens.argmax()]), 2.0)
+        sizes = np.array([0.0, max(most / 4.0, 1.0), most])
+        quarter, whole = (model.predict(decodes.plus(int(size), 0)) for size in sizes[1:])
+        added_s = np.maximum(np.array([0.0, quarter.seconds, whole.seconds]) - self.alone_s, 0.0)
+        own_s = np.interp(tokens, sizes, added_s)
+        mean_s, square_s = float(own_s.mean()), float((own_s * own_s).mean())
+        drain = max(1.0 - self.alone_s / self.tpot_slo_s, LEAST_GAIN) if self.has_streams else 1.0
+        self._load = rate * mean_s
+        rho = self._load / drain
+        # The work that arrivals find has an exponential tail. In a busy period one late prompt is followed by others.
+        idle = max(1.0 - rho, LEAST_IDLE)
+        self._decay = 2.0 * idle * mean_s / square_s if square_s > 0.0 else 0.0
+        can_wait_s = max(drain * smallest(ttft_slo_s) - float(own_s[own_s.argmax()]), 0.0)
+        self._busy = rho / idle * math.exp(-self._decay * can_wait_s)
+        # A request that arrives in the middle of a step waits for its end and for those that came before it.
+        spare_s = ttft_slo_s - config.delivery_latency_s - self.alone_s - own_s
+        error_s = whole.margin_s / whole.seconds * (own_s + self.alone_s) if whole.seconds > 0.0 else own_s
+        waits_s = np.sort((spare_s + ERRORS * error_s).ravel()) / (1.0 + rho)
+        self._set_waits(waits_s[waits_s.searchsorted(0.0) :], rate / len(waits_s))
+
+    def _set_waits(self, waits_s: FloatArray, share: float) -> None:
+        """Sets how long arrivals can wait, in order, and how many arrive in a second for each."""
+        self._waits_s, self._arrivals = waits_s, share
+        self._sums_s = np.concatenate(([0.0], waits_s.cumsum()))
+        self.wait_s = float(waits_s[len(waits_s) // 4]) if len(waits_s) else 0.0
+        """Wait that three quarters of the arrivals that can be in time stand."""
+
+    def _expect_tokens(self, streams: Streams, traffic: Traffic) -> None:
         slo_s = streams.tpot_slo_s
-        self._slo_s = slo_s
-        self.in_hand_s: FloatArray = (
-            streams.due_s - np.minimum(config.delivery_latency_s, DELIVERY_SHARE * slo_s) - draft.now_s
-        )
-        left_tokens = traffic.tokens_left(streams.num_output)
-        self._ends = 1.0 / left_tokens
-        load = self.rate * self.rho * drain / self.rate if self.rate else 0.0
-        self._gain_s = np.maximum(slo_s * (1.0 - load) - self.alone_s, LEAST_GAIN * slo_s)
-        # Requests that a busy period makes late, per stream's part of what streams have in hand.
-        busy = FUT * self.rho / max(1.0 - self.rho, 0.33)
-        self._future = busy * math.exp(-self.theta * self.can_wait_s) / len(slo_s)
+        slack_s = streams.due_s - np.minimum(self._config.delivery_latency_s, DELIVERY_SHARE * slo_s) - self._now_s
+        ends = 1.0 / traffic.tokens_left(streams.num_output)
+        count = np.ones(len(slo_s))
+        if len(slo_s) > MAX_STREAMS:
+            order = slack_s.argsort()
+            firsts = np.arange(MAX_STREAMS) * len(order) // MAX_STREAMS
+            count = np.diff(firsts, append=len(order)).astype(float)
+            slack_s, slo_s = (np.add.reduceat(values[order], firsts) / count for values in (slack_s, slo_s))
+            ends = np.add.reduceat(ends[order], firsts)
+        self._slack_s, self._slo_s, self._ends = slack_s, slo_s, ends
+        """[groups] time until the next token is due, TPOT target, and expected number of last tokens."""
+        self._gain_s: FloatArray = np.maximum(slo_s * (1.0 - self._load) - self.alone_s, LEAST_GAIN * slo_s)
+        self._reserve = self._busy / len(streams.rows) * count
 
     # ---- what is expected to be late ----
 
-    def late_arrivals(self, seconds: float, ahead_s: float = 0.0) -> float:
-        """Expected requests that arrive in the next ``seconds`` and are late because they wait for their end.
+    def late_arrivals(self, lengths_s: FloatArray, ahead_s: float = 0.0) -> FloatArray:
+        """[lengths] requests that arrive during a step and are late because they wait for its end.
 
         ``ahead_s`` is what they wait for after it anyway.
         """
-        first, last = self._waits_s.searchsorted((ahead_s, ahead_s + seconds)).tolist()
-        waits_s = float(self._late_sums_s[last] - self._late_sums_s[first])
-        return self._share * ((ahead_s + seconds) * (last - first) - waits_s)
+        ends_s = lengths_s + ahead_s
+        first, last = self._waits_s.searchsorted(ahead_s), self._waits_s.searchsorted(ends_s)
+        late_s: FloatArray = ends_s * (last - first) - (self._sums_s[last] - self._sums_s[first])
+        return self._arrivals * late_s
 
-    def late_streams(self, first_s: FloatArray, last_s: FloatArray, count: int, margin_s: float, futo: float = 1.0) -> float:
-        """Expected streams that are behind at their last token.
-
-        Args:
-            first_s: [streams] what each has in hand when the first of ``count`` tokens comes, negative if it is late.
-            last_s: the same for the last of them.
-            margin_s: error of these times.
-        """
-        late = np.zeros(len(first_s))
-        parts = (0.0,) if count == 1 else (0.0, 1 / 3, 2 / 3, 1.0)
-        for part in parts:
-            late += _beyond(first_s + part * (last_s - first_s), margin_s)
-        num_late = late * (count / len(parts)) + np.maximum(-last_s, 0.0) / self._gain_s
-        num_late *= self._ends
-        if self.rho > 0.0:
-            ahead_s = np.maximum(last_s + self._slo_s - self.alone_s, 0.0)
-            return float(num_late.sum()) + futo * self._future * float(np.exp(-self.theta * ahead_s).sum())
-        return float(num_late.sum())
-
-    def late_streams_after(self, seconds: float, margin_s: float) -> float:
-        if not self.has_streams:
-            return 0.0
-        left_s = self.in_hand_s - seconds
-        return self.late_streams(left_s, left_s, 1, margin_s, FUTO)
-
-    # ---- how long a step with offline work may be ----
-
-    def offline_length_s(self, draft: Draft, due_s: FloatArray, ahead_s: float, price_s: float) -> float:
-        """Step length with the most offline work for its time, less what it makes late.
-
-        A step of L seconds brings ``(L - online - price * late(L)) / L``: what online work takes of it brings nothing,
-        or what every step costs, if that is more.
+    def late_streams(self, first_s: FloatArray, last_s: FloatArray, count: float, margin_s: FloatArray) -> FloatArray:
+        """[lengths] streams that are behind at their last token.
 
         Args:
-            due_s: seconds that the step may take for each prompt that must not be late by it.
-            price_s: seconds of offline work that one late request is worth.
+            first_s: [lengths, streams] slack of each stream at the first of ``count`` tokens.
+            last_s: [lengths, streams] the same at the last of them.
+            margin_s: [lengths, 1] error of these times.
         """
-        self._ahead_s = ahead_s
-        budget, table = draft.budget, draft.table
-        seconds, margin_s = budget.prediction
-        relative = margin_s / seconds if seconds > 0.0 else self._relative_margin(draft)
-        wait_s = float(self._waits_s[len(self._waits_s) // 4]) if len(self._waits_s) else 0.0
-        most_s = min(self.gap_s / (1.0 + relative), max(wait_s, FLOOR * self._config.tpot_slo_s))
-        rows = draft.due_decodes(online=False)[: budget.tokens_left]
-        total = longest = 0
-        if len(rows):
-            total, longest = Reads.of(table.computed[rows])
-        tokens, lengths_s = [0], [seconds]
-        count = 1
-        while tokens[-1] < budget.tokens_left:
-            count = min(count, budget.tokens_left)
-            decodes = min(count, len(rows))
-            shape = budget.shape
-            if decodes:
-                shape = shape.plus_decodes(decodes, total * decodes // len(rows), longest)
-            if count > decodes:
-                shape = shape.plus(count - decodes, 0)
-            tokens.append(count)
-            lengths_s.append(self._model.predict(shape).seconds)
-            count *= 2
-        token_s = (lengths_s[-1] - seconds) / tokens[-1] if tokens[-1] else 0.0
-        best_s, best = seconds, -math.inf
-        least_late = self._late_after(draft, seconds, relative * seconds, due_s)
-        for num_tokens, length_s in zip(tokens, lengths_s, strict=True):
-            if length_s > most_s and num_tokens > 1:
-                # Between two counts times are nearly a line.
-                before, before_s = tokens[tokens.index(num_tokens) - 1], lengths_s[tokens.index(num_tokens) - 1]
-                share = (most_s - before_s) / (length_s - before_s)
-                if share <= 0.0:
-                    break
-                num_tokens, length_s = before + share * (num_tokens - before), most_s
-            late = self._late_after(draft, length_s, relative * length_s, due_s)
-            value = (num_tokens * token_s - price_s * (late - least_late)) / max(length_s, 1e-9)
-            # An empty step brings nothing, and offline work must go on.
-            if value >= best or not best_s:
-                best_s, best = length_s, value
-            if length_s >= most_s:
-                break
-        return best_s
+        late = _share_beyond(first_s, margin_s)
+        if count > 1.0:
+            for part in (1 / 3, 2 / 3, 1.0):
+                late += _share_beyond(first_s + part * (last_s - first_s), margin_s)
+            late *= count / 4.0
+        late += np.maximum(-last_s, 0.0) / self._gain_s
+        after_s = np.maximum(last_s + (self._slo_s - self.alone_s), 0.0)
+        num_late: FloatArray = late @ self._ends + np.exp(-self._decay * after_s) @ self._reserve
+        return num_late
 
-    def _late_after(self, draft: Draft, length_s: float, margin_s: float, due_s: FloatArray) -> float:
-        late = self.late_streams_after(length_s, margin_s)
-        if len(due_s):
-            late += float(_beyond(due_s - length_s, margin_s).sum())
-        return late + self.late_arrivals(length_s, self._ahead_s)
+    # ---- how long online prompts may make a step, and which of them ----
 
-    def _relative_margin(self, draft: Draft) -> float:
-        seconds, margin_s = draft.budget.predict_with(draft.budget.tokens_left)
-        return margin_s / seconds if seconds > 0.0 else 0.0
+    def choose(self, draft: Draft, prompts: Sequence[Prompt], late: Prompt | None) -> Choice:
+        """The step length with the fewest late requests; of equal ones the longest.
 
-    # ---- how long prompts may make a step, and which of them ----
-
-    def choose(self, draft: Draft, prompts: list[Prompt], late: Prompt | None) -> Choice:
-        """The step length with the fewest late requests.
-
-        ``late`` has no deadline any more and comes behind all the others.
+        ``prompts`` are in deadline order. ``late`` has no deadline any more and comes behind all of them.
         """
-        budget, block_size = draft.budget, draft.kv.block_size
-        every = prompts if late is None else [*prompts, late]
+        every = [*prompts, late] if late is not None else prompts
         longest = max(prompt.num_tokens for prompt in every)
-        due_s = [prompt.request.next_deadline_s - self._config.delivery_latency_s - self._now_s for prompt in prompts]
+        start_s = self._now_s + self._config.delivery_latency_s
+        due_s = [prompt.request.next_deadline_s - start_s for prompt in prompts]
         tokens = np.array([prompt.num_tokens for prompt in every], float)
         contexts = np.array([prompt.context_tokens for prompt in every], float)
-        best: Choice | None = None
+        best, best_late, best_kept = 0.0, math.inf, [True] * len(prompts)
         for limit_s in self._lengths(draft, every):
-            pace = PromptSteps.beside(budget, limit_s, block_size, longest)
-            steps = (tokens * (pace.token_steps + pace.context_steps * (contexts + tokens / 2))).tolist()
-            kept, num_late, total = self._sort_out(prompts, steps, due_s, pace)
-            if late is not None:
-                total += steps[-1]
-            num_late += self._late_beside(total, pace)
-            if best is None or num_late <= best.num_late + BEST_OF:
-                in_time = [prompt.request for prompt, is_kept in zip(prompts, kept, strict=True) if is_kept]
-                dropped = [prompt.request for prompt, is_kept in zip(prompts, kept, strict=True) if not is_kept]
-                best = Choice(limit_s, num_late, in_time, dropped)
-        assert best is not None
-        return best
-
-    def _sort_out(
-        self, prompts: list[Prompt], steps: list[float], due_s: list[float], pace: PromptSteps
-    ) -> tuple[list[bool], float, float]:
-        """Moore and Hodgson's rule: in deadline order the longest so far is dropped when one cannot be in time.
-
-        Returns which are kept, the expected late ones, and the steps that those kept take.
-        """
-        total, kept = 0.0, [True] * len(prompts)
-        heap: list[tuple[float, int]] = []
-        for index, prompt in enumerate(prompts):
-            total += steps[index]
-            if prompt.request.num_output_tokens:
-                continue  # Somebody reads its answer.
-            heappush(heap, (-steps[index], -index))
-            if pace.seconds(total) - pace.most_late_s(total) > due_s[index]:
-                dropped = -heappop(heap)[1]
-                total -= steps[dropped]
-                kept[dropped] = False
-        num_late, total = 0.0, 0.0
-        for index, is_kept in enumerate(kept):
-            if not is_kept:
-                num_late += 1.0
-                continue
-            total += steps[index]
-            num_late += _share_beyond(due_s[index] - pace.seconds(total), pace.most_late_s(total))
-        return kept, num_late, total
+            pace = PromptSteps.beside(draft.budget, limit_s, draft.kv.block_size, longest)
+            steps = (tokens * (pace.token_steps + pace.context_steps * (contexts + tokens / 2.0))).tolist()
+            kept, num_late, total = _fewest_late(prompts, steps, due_s, pace)
+            num_late += self._late_beside(total + (steps[-1] if late is not None else 0.0), pace)
+            is_best = num_late <= best_late + EQUAL
+            draft.candidates.append(Candidate("prompts", limit_s, num_late))
+            if is_best:
+                best, best_late, best_kept = limit_s, num_late, kept
+        in_time = [prompt.request for prompt, is_kept in zip(prompts, best_kept, strict=True) if is_kept]
+        dropped = [prompt.request for prompt, is_kept in zip(prompts, best_kept, strict=True) if not is_kept]
+        return Choice(best, in_time, dropped)
 
     def _late_beside(self, steps: float, pace: PromptSteps) -> float:
         """Expected late streams and arrivals if prompts take so many steps."""
         seconds = max(pace.seconds(steps), self.alone_s)
-        own_s = self.late_arrivals(seconds)
-        if not self.has_streams:
-            return own_s
-        count = max(math.ceil(steps), 1)
-        first_s = self.in_hand_s - seconds / count
-        last_s = self.in_hand_s - seconds + (count - 1) * self._slo_s
-        return own_s + self.late_streams(first_s, last_s, count, pace.margin_s)
-
-    def _lengths(self, draft: Draft, prompts: list[Prompt]) -> list[float]:
-        """Step lengths that are compared, shortest first."""
-        budget = draft.budget
-        lengths: set[float] = set()
-        least_s = 0.0
+        num_late = float(self.late_arrivals(np.array([seconds]))[0])
         if self.has_streams:
-            least_s = max(PACE * self.tpot_s, self.alone_s)
-            spare_s = min(smallest(self.in_hand_s), self.longest_s)
-            lengths = {least_s, spare_s, MAX_GAP * self.tpot_s}
-        first = prompts[0]
-        for shape in (
-            budget.shape.plus(min(first.num_tokens, budget.tokens_left), first.context_tokens),
-            budget.shape.plus(min(sum(prompt.num_tokens for prompt in prompts), budget.tokens_left), 0),
-        ):
-            lengths.add(min(sum(self._model.predict(shape)) * 1.001, self.longest_s))
-        return sorted(length for length in lengths if length >= least_s) or [least_s]
+            count = max(math.ceil(steps), 1)
+            first_s = self._slack_s - seconds / count
+            last_s = self._slack_s - seconds + (count - 1) * self._slo_s
+            margin_s = np.array([[pace.margin_s]])
+            num_late += float(self.late_streams(first_s[None], last_s[None], count, margin_s)[0])
+        return num_late
+
+    def _lengths(self, draft: Draft, prompts: Sequence[Prompt]) -> list[float]:
+        """Step lengths that are compared, shortest first."""
+        budget, first = draft.budget, prompts[0]
+        total = sum(prompt.num_tokens for prompt in prompts)
+        lengths_s: list[float] = []
+        for num_tokens, context_tokens in ((first.num_tokens, first.context_tokens), (total, 0)):
+            shape = budget.shape.plus(min(num_tokens, budget.tokens_left), context_tokens)
+            # A little more than predicted, or rounding leaves one token for another step.
+            lengths_s.append(min(sum(self._model.predict(shape)) * (1.0 + EQUAL), self.longest_s))
+        if not self.has_streams:
+            return sorted(set(lengths_s))
+        least_s = max(PACE * self.tpot_slo_s, self.alone_s)
+        lengths_s += (least_s, min(smallest(self._slack_s), self.longest_s), STALL * self.tpot_slo_s)
+        return sorted({length_s for length_s in lengths_s if length_s >= least_s})
+
+    # ---- how long a step with offline work may be ----
+
+    def offline_length_s(self, draft: Draft, due_s: Sequence[float], ahead_s: float) -> float:
+        """The step length that brings the most for its time.
+
+        A step brings its offline work, counted at the rate of the fullest step, less the price of those that it makes
+        late. Its length is between that of its online work and the TPOT target, or what an arrival can wait.
+
+        Args:
+            due_s: longest step with which each online prompt is in time.
+            ahead_s: time that these prompts take after the step.
+        """
+        budget = draft.budget
+        online_s, margin_s = budget.prediction
+        if not online_s:
+            whole_s, margin_s = budget.predict_with(budget.tokens_left)
+            error = margin_s / whole_s if whole_s else 0.0
+        else:
+            error = margin_s / online_s
+        wait_s = self.wait_s
+        if draft.is_abortable:
+            draft.arrival_waits_s, wait_s = wait_s, self.longest_s
+        most_s = min(self.gap_s, max(wait_s, SHORTEST * self._config.tpot_slo_s)) / (1.0 + error)
+        tokens, lengths_s, token_s = self._offline_lengths(draft, most_s)
+        work_s = tokens * token_s
+        if draft.is_abortable:
+            lost_s = np.maximum(lengths_s - draft.arrival_waits_s, 0.0)
+            work_s = work_s - self._arrivals * len(self._waits_s) * lost_s * lost_s / 2.0
+            num_late = self.late_arrivals(np.minimum(lengths_s, draft.arrival_waits_s))
+        else:
+            num_late = self.late_arrivals(lengths_s, ahead_s)
+        margins_s = (error * lengths_s)[:, None]
+        if self.has_streams:
+            left_s = self._slack_s - lengths_s[:, None]
+            num_late += self.late_streams(left_s, left_s, 1.0, margins_s)
+        if len(due_s):
+            num_late += _share_beyond(np.array(due_s) - lengths_s[:, None], margins_s).sum(1)
+        values = (work_s - self._config.late_price_s * (num_late - num_late[0])) / np.maximum(lengths_s, 1e-9)
+        # An empty step brings nothing, and offline work must go on.
+        first = 0 if online_s else 1
+        best = first + int(values[first:].argmax()) if len(values) > first else 0
+        for length_s, late, value in zip(lengths_s.tolist(), num_late.tolist(), values.tolist(), strict=True):
+            draft.candidates.append(Candidate("offline", length_s, late, value))
+        return float(lengths_s[best])
+
+    def _offline_lengths(self, draft: Draft, most_s: float) -> tuple[FloatArray, FloatArray, float]:
+        """Numbers of offline tokens, the lengths of steps with them, and the seconds of a token in the fullest step."""
+        budget = draft.budget
+        rows = draft.due_decodes(online=False)[: budget.tokens_left]
+        reads = Reads.of(draft.table.computed[rows]) if len(rows) else Reads(0, 0)
+
+        def seconds(count: int) -> float:
+            shape, num_decodes = budget.shape, min(count, len(rows))
+            if num_decodes:
+                shape = shape.plus_decodes(num_decodes, reads.total_tokens * num_decodes // len(rows), reads[1])
+            if count > num_decodes:
+                shape = shape.plus(count - num_decodes, 0)
+            return self._model.predict(shape).seconds
+
+        online_s = budget.prediction.seconds
+        tokens, lengths_s = [0.0], [online_s]
+        most = budget.tokens_left
+        whole_s = seconds(most) if most > 0 else online_s
+        count = 1
+        while count < most:
+            length_s = seconds(count)
+            if length_s > most_s and count > 1:
+                break
+            tokens.append(float(count))
+            lengths_s.append(length_s)
+            count *= 2
+        else:
+            length_s, count = whole_s, most
+        if lengths_s[-1] < most_s and count > 0:
+            # Between two counts times are nearly a line.
+            share = min((most_s - lengths_s[-1]) / max(length_s - lengths_s[-1], 1e-9), 1.0)
+            tokens.append(tokens[-1] + share * (count - tokens[-1]))
+            lengths_s.append(lengths_s[-1] + share * (length_s - lengths_s[-1]))
+        token_s = (whole_s - online_s) / most if most > 0 else 0.0
+        return np.array(tokens), np.array(lengths_s), token_s
 
 
-def _beyond(spare_s: FloatArray, margin_s: float) -> FloatArray:
-    """Probability that times with this margin take more than ``spare_s`` longer: a line instead of a bell."""
-    if margin_s <= 0.0:
-        return (spare_s < 0.0).astype(float)
-    shares: FloatArray = np.clip(0.5 - spare_s / (2.0 * margin_s), 0.0, 1.0)
+def _fewest_late(
+    prompts: Sequence[Prompt], steps: Sequence[float], due_s: Sequence[float], pace: PromptSteps
+) -> tuple[list[bool], float, float]:
+    """Drops the longest prompt so far whenever one certainly cannot be in time behind those kept.
+
+    Returns which prompts are kept, the expected late ones, and the steps of those kept. A prompt with output is kept:
+    somebody reads its answer.
+    """
+    total, kept = 0.0, [True] * len(prompts)
+    longest: list[tuple[float, int]] = []
+    for index, prompt in enumerate(prompts):
+        total += steps[index]
+        if prompt.request.num_output_tokens:
+            continue
+        heappush(longest, (-steps[index], -index))
+        if pace.seconds(total) - pace.most_late_s(total) > due_s[index]:
+            dropped = -heappop(longest)[1]
+            total -= steps[dropped]
+            kept[dropped] = False
+    num_late, total = float(kept.count(False)), 0.0
+    for index, is_kept in enumerate(kept):
+        if is_kept:
+            total += steps[index]
+            margin_s, spare_s = pace.most_late_s(total), due_s[index] - pace.seconds(total)
+            num_late += min(max(0.5 - spare_s / (2.0 * margin_s), 0.0), 1.0) if margin_s > 0.0 else spare_s < 0.0
+    return kept, num_late, total
+
+
+def _share_beyond(spare_s: FloatArray, margin_s: FloatArray) -> FloatArray:
+    """Probability that a time with such a margin is longer by more than ``spare_s``: a line in place of a bell."""
+    shares: FloatArray = np.clip(0.5 - spare_s / np.maximum(2.0 * margin_s, 1e-9), 0.0, 1.0)
     return shares
-
-
-def _share_beyond(spare_s: float, margin_s: float) -> float:
-    """The same for one time."""
-    if margin_s <= 0.0:
-        return float(spare_s < 0.0)
-    return min(max(0.5 - spare_s / (2.0 * margin_s), 0.0), 1.0)

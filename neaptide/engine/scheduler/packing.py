@@ -4,13 +4,10 @@ Sources of the order: BROS Algorithm 1 (slack-ordered packing), Echo section 4.1
 """
 
 import math
-import os
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
-
-import numpy as np
 
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
@@ -21,7 +18,7 @@ from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.actions import Admit
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
-from neaptide.engine.scheduler.judgement import Outlook, Prompt
+from neaptide.engine.scheduler.judgement import PACE, Judgement, Prompt
 from neaptide.engine.scheduler.offline_fill import OfflineFill
 from neaptide.engine.scheduler.parts import Divisible
 from neaptide.engine.scheduler.queues import OnlineOrder, Reservation, deadline_order, streams_first
@@ -30,8 +27,6 @@ from neaptide.engine.scheduler.traffic import Traffic
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.engine.steps.step import Step
 
-PRICE = float(os.environ.get("NP_PRICE", "20"))
-CREDIT = float(os.environ.get("NP_CREDIT", "0.02"))
 LOOK_AHEAD = 64
 """Waiting online requests that one step looks at: planning stays short however long the queue is."""
 LATE_PATIENCE_TARGETS, STREAM_PATIENCE_TARGETS, LONGEST_TARGET_S = 9.0, 1.0, 3.0
@@ -42,6 +37,10 @@ be, and as the third if it is longer ..."""
 LATE_SHARE = 0.1
 """... and nothing is kept in more than this part of the time: what one late prompt gets, others have to wait for, and
 those may be late for it."""
+
+
+LATE_CREDIT = 0.02
+"""Fraction of the time that late prompts get, oldest first, at the cost of those that can be in time."""
 
 
 @dataclass(slots=True)
@@ -55,7 +54,7 @@ class Notes:
     has_late: bool = False
     late_s: float = 0.0
     """Seconds of the step for the late prompt whose turn it is."""
-    ahead: list[Request] = field(default_factory=list)
+    in_time: list[Request] = field(default_factory=list)
     """Prompts that can be in time."""
     first_tokens_s: list[float] = field(default_factory=list)
     """Seconds until each first token of the step is due."""
@@ -124,7 +123,7 @@ class NeaptideScheduler(Scheduler, Divisible):
             if isinstance(action, Admit) and action.request.is_online:
                 self.traffic.observe_admission(action.request, action.request.num_known_tokens - action.hit.num_tokens)
         if notes.has_late:
-            self._late_credit_s += CREDIT * draft.budget.prediction.seconds - notes.late_s
+            self._late_credit_s += LATE_CREDIT * draft.budget.prediction.seconds - notes.late_s
         else:
             self._late_credit_s = min(self._late_credit_s, 0.0)
         late, now_s = self._late, draft.now_s
@@ -139,27 +138,25 @@ class NeaptideScheduler(Scheduler, Divisible):
 
     def pack(self, draft: Draft) -> float:
         notes = draft.notes = Notes()
-        outlook = Outlook(draft, self.config, self.cost_model, self.traffic)
+        judgement = Judgement(draft, self.config, self.cost_model, self.traffic)
         self._pack_online_decodes(draft)
-        self._pack_online_prefills(draft, outlook)
+        self._pack_online_prompts(draft, judgement)
         draft.at = None
-        unfinished_s, ahead_s = self._unfinished_s(draft, notes.ahead)
-        due_s = np.array([*notes.first_tokens_s, *unfinished_s])
-        length_s = outlook.offline_length_s(draft, due_s, ahead_s, PRICE)
-        limit_s = draft.budget.with_margin_s(length_s) * 1.001
-        draft.bounds_s = {"judgement": limit_s}
-        if not self.offline_paused:
-            draft.budget.expected_limit_s = length_s
-            notes.passed = self._fill.fill(draft, limit_s)
-            draft.budget.expected_limit_s = math.inf
-        draft.whole_limit_s = min(draft.bounds_s.values())
-        return draft.whole_limit_s
+        if self.offline_paused:
+            return math.inf
+        unfinished_s, ahead_s = self._unfinished_s(draft, notes.in_time)
+        length_s = judgement.offline_length_s(draft, notes.first_tokens_s + unfinished_s, ahead_s)
+        limit_s = draft.budget.with_margin_s(length_s)
+        draft.budget.expected_limit_s = length_s
+        notes.passed = self._fill.fill(draft, limit_s)
+        draft.budget.expected_limit_s = math.inf
+        return limit_s
 
     def _pack_online_decodes(self, draft: Draft) -> None:
         rows, reads = draft.decoding_streams()
         draft.add_decodes(rows, lambda request: self._room_to_grow(draft, request, 1), draft.kv.available, reads)
 
-    def _pack_online_prefills(self, draft: Draft, outlook: Outlook) -> None:
+    def _pack_online_prompts(self, draft: Draft, judgement: Judgement) -> None:
         waiting, running = draft.waiting_online, draft.prompts(online=True)
         if not waiting and not running:
             return
@@ -173,10 +170,10 @@ class NeaptideScheduler(Scheduler, Divisible):
         prompts = [self._prompt(draft, request) for request in sorted(streams + in_time, key=deadline_order)]
         late.sort(key=_oldest)
         first_late = self._prompt(draft, late[0]) if late else None
-        choice = outlook.choose(draft, prompts, first_late)
+        choice = judgement.choose(draft, prompts, first_late)
         late = sorted(late + choice.late, key=_oldest)
         ahead = choice.in_time
-        notes.has_late, notes.ahead = bool(late), ahead
+        notes.has_late, notes.in_time = bool(late), ahead
         holder = self._holder(draft)
         if holder in late or (holder is not None and not draft.is_running(holder) and holder not in ahead):
             late = [holder, *(request for request in late if request is not holder)]
@@ -187,7 +184,7 @@ class NeaptideScheduler(Scheduler, Divisible):
             ends_s, lacking = self._pack_prompts(draft, late[:1], limit_s, ends_s)
             notes.late_s = draft.budget.prediction.seconds - before_s
         ends_s, _ = self._pack_prompts(draft, ahead, limit_s, ends_s)
-        late_limit_s = min(limit_s, 0.9 * outlook.tpot_s) if outlook.has_streams else limit_s
+        late_limit_s = min(limit_s, PACE * judgement.tpot_slo_s) if judgement.has_streams else limit_s
         ends_s, lacking = self._pack_prompts(draft, late, late_limit_s, ends_s)
         if lacking is not None:  # none behind it was admitted
             pushed_out = (r for r in late if r.num_output_tokens and not draft.is_running(r))
