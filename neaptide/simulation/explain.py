@@ -1,13 +1,12 @@
 """Explains one step's content and the reasons for what is not in it, and what limited the steps of a run."""
 
-import math
 from collections import Counter, defaultdict
 from operator import itemgetter
 
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import Scheduler
-from neaptide.engine.scheduler.draft import Draft, Limit
+from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.steps.plan import ScheduledRequest, StepPlan
 from neaptide.engine.steps.step import Step
 
@@ -34,22 +33,17 @@ class StepLimits(EngineObserver):
     def __init__(self, window_s: tuple[float, float]) -> None:
         self._window_s = window_s
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        """By limit; time limits are named by their tightest bound."""
+        """By limit."""
 
     def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
         first_s, last_s = self._window_s
         if first_s <= draft.now_s < last_s and draft.offline_ended_by is not None:
-            of_time = draft.offline_ended_by is Limit.TIME
-            self.seconds[_least_bound(draft) if of_time else draft.offline_ended_by] += step.plan.predicted_s
+            self.seconds[draft.offline_ended_by] += step.plan.predicted_s
 
     def __str__(self) -> str:
         whole_s = sum(self.seconds.values())
         most_first = sorted(self.seconds.items(), key=itemgetter(1), reverse=True)
         return ", ".join(f"{what} {seconds / whole_s:.0%}" for what, seconds in most_first)
-
-
-def _least_bound(draft: Draft) -> str:
-    return f"time ({min(draft.bounds_s, key=draft.bounds_s.__getitem__)})"
 
 
 def _lines(step: Step, scheduler: Scheduler) -> list[str]:
@@ -74,17 +68,27 @@ def _lines(step: Step, scheduler: Scheduler) -> list[str]:
 def _limit_lines(draft: Draft) -> list[str]:
     """The limits that the policy noted."""
     lines = []
-    if draft.bounds_s:
-        bounds = [f"{name} {1e3 * bound_s:.2f} ms" for name, bound_s in draft.bounds_s.items() if bound_s < math.inf]
-        factor = draft.limit_s / draft.whole_limit_s if draft.whole_limit_s else 1.0
-        lines.append(f"  time bounds: {', '.join(bounds)}; limit = smallest x {factor:.2f}")
+    for kind, what in (("prompts", "online prompts"), ("offline", "offline work")):
+        found = [candidate for candidate in draft.candidates if candidate.kind == kind]
+        if found:
+            lines.append(f"  step lengths compared for {what}:")
+            lines += [_candidate_text(candidate, candidate in draft.chosen) for candidate in found]
     if draft.offline_ended_by is not None:
-        what = _least_bound(draft) if draft.offline_ended_by is Limit.TIME else draft.offline_ended_by
-        lines.append(f"  offline work ended by: {what}")
+        lines.append(f"  offline work ended by: {draft.offline_ended_by}")
     if draft.kept_blocks:
         kept = [f"{num_blocks} for {request_id}" for request_id, num_blocks in draft.kept_blocks.items()]
         lines.append(f"  KV blocks reserved: {', '.join(kept)}")
     return lines
+
+
+def _candidate_text(candidate: Candidate, is_chosen: bool) -> str:
+    value = "" if candidate.value is None else f", {candidate.value:.3f} s of offline work a second"
+    why = ""
+    if is_chosen:
+        why = (
+            " <- fewest late, then longest" if candidate.value is None else " <- most work less the price of late ones"
+        )
+    return f"    {1e3 * candidate.length_s:.2f} ms: {candidate.num_late:.3f} requests late{value}{why}"
 
 
 def _class_lines(name: str, plan: StepPlan, running: dict[str, Request], scheduler: Scheduler) -> list[str]:

@@ -17,7 +17,6 @@ from neaptide.engine.observer import EngineObserver
 from neaptide.engine.params import FinishReason, SamplingParams, Tier
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
-from neaptide.engine.scheduler.packing import NeaptideScheduler
 from neaptide.engine.steps.plan import StepResult
 from neaptide.engine.steps.step import Step
 from neaptide.estimator.cost.roofline import RooflineModel
@@ -181,7 +180,7 @@ class SimulatedReplica:
 
     def _build_core(self, observers: Sequence[EngineObserver]) -> EngineCore:
         scenario = self._scenario
-        core = EngineCore(
+        return EngineCore(
             scenario.engine_config(),
             self._executor,
             build_cost_model(scenario.recipe()["cost_model"]),
@@ -190,10 +189,6 @@ class SimulatedReplica:
             frozenset({END_TOKEN_ID}),
             observers,
         )
-        if scenario.give_up is not None:
-            assert isinstance(core.scheduler, NeaptideScheduler)
-            pass
-        return core
 
     # ---- from outside ----
 

@@ -23,9 +23,6 @@ class GiveUp:
 
     layers: Layers
     """The layers between which a step can be aborted, and the time that this takes."""
-    idle_factor: float = 1.0
-    """Factor on the time of a step without online work. Such a step may be longer, since the next request need not wait
-    for its end."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -67,6 +64,8 @@ class Scenario:
     """Standard deviation of the log of a step's time relative to its mean."""
     headroom: str = DEFAULT_HEADROOM
     """See ``neaptide.estimator.recipes``."""
+    late_price_s: float = SchedulerConfig().late_price_s
+    """Seconds of offline work that one online request in time is worth."""
     offline_max_kv_ratio: float = SchedulerConfig().offline_max_kv_ratio
     """Largest fraction of the KV blocks that offline work may hold."""
     planning_scale: float = 1.0
@@ -137,6 +136,7 @@ class Scenario:
             ttft_slo_s=self.ttft_slo_s,
             tpot_slo_s=self.tpot_slo_s,
             overlap_depth=self.overlap_depth,
+            late_price_s=self.late_price_s,
             offline_max_kv_ratio=self.offline_max_kv_ratio,
             share_weights=dict(self.share_weights),
             bros_initial_batch_size=self.bros_initial_batch_size,

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from neaptide.cluster.capacity.measure import Size, measure
 from neaptide.cluster.capacity.planner import Question, plan, within_context
 from neaptide.cluster.capacity.stretch import busiest, cut, works_s
-from neaptide.engine.scheduler.slack import GIVEN_UP_FACTOR
 from neaptide.estimator.device_profile import load_profile, profile_names
 from neaptide.executors.simulated.trace_executor import Layers
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
@@ -15,7 +14,7 @@ from neaptide.simulation.recorded.load import LoadMaker
 from neaptide.simulation.recorded.recording import TrafficRecording
 from neaptide.simulation.scenario import GiveUp, Scenario
 
-GIVE_UP = GiveUp(Layers(100, 0.0), GIVEN_UP_FACTOR)
+GIVE_UP = GiveUp(Layers(100, 0.0))
 """For a server with abortable steps: it checks for arrivals before every kernel of every layer."""
 PEAK_S, MARGIN_S = 120.0, 15.0
 """Only the busiest part of the recording is simulated, because the operator waits for the answer."""

@@ -74,6 +74,8 @@ class Draft:
         """Time budget that the policy gave the step."""
         self.candidates: list[Candidate] = []
         """Step lengths that the policy compared. Empty if it does not report them."""
+        self.chosen: list[Candidate] = []
+        """The best of them for each kind of work."""
         self.offline_ended_by: Limit | None = None
         """What ended offline admissions. None while offline work is paused, or if the policy does not report it."""
         self.kept_blocks: dict[str, int] = {}

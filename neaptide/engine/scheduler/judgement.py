@@ -1,8 +1,8 @@
 """The judgement of a step: how many online requests it is expected to make late, and what it brings.
 
-Everything is computed from deadlines, the cost model with its error, recent arrivals and recent answers. A prompt is late
-if its first token is. A stream is late if it is behind its pace at its last token, because users count TPOT as a mean over
-the answer. Times are in seconds.
+Everything is computed from deadlines, the cost model with its error, recent arrivals and recent answers. A prompt is
+late if its first token is. A stream is late if it is behind its pace at its last token, because users count TPOT as a
+mean over the answer. Times are in seconds.
 
 Sources: Moore and Hodgson's rule (fewest late jobs on one machine), Pollaczek and Khinchine's mean wait (M/G/1).
 """
@@ -180,19 +180,20 @@ class Judgement:
         due_s = [prompt.request.next_deadline_s - start_s for prompt in prompts]
         tokens = np.array([prompt.num_tokens for prompt in every], float)
         contexts = np.array([prompt.context_tokens for prompt in every], float)
-        best, best_late, best_kept = 0.0, math.inf, [True] * len(prompts)
+        best, best_late, best_kept = Candidate("prompts", 0.0, 0.0), math.inf, [True] * len(prompts)
         for limit_s in self._lengths(draft, every):
             pace = PromptSteps.beside(draft.budget, limit_s, draft.kv.block_size, longest)
             steps = (tokens * (pace.token_steps + pace.context_steps * (contexts + tokens / 2.0))).tolist()
             kept, num_late, total = _fewest_late(prompts, steps, due_s, pace)
             num_late += self._late_beside(total + (steps[-1] if late is not None else 0.0), pace)
-            is_best = num_late <= best_late + EQUAL
-            draft.candidates.append(Candidate("prompts", limit_s, num_late))
-            if is_best:
-                best, best_late, best_kept = limit_s, num_late, kept
+            candidate = Candidate("prompts", limit_s, num_late)
+            draft.candidates.append(candidate)
+            if num_late <= best_late + EQUAL:
+                best, best_late, best_kept = candidate, num_late, kept
         in_time = [prompt.request for prompt, is_kept in zip(prompts, best_kept, strict=True) if is_kept]
         dropped = [prompt.request for prompt, is_kept in zip(prompts, best_kept, strict=True) if not is_kept]
-        return Choice(best, in_time, dropped)
+        draft.chosen.append(best)
+        return Choice(best.length_s, in_time, dropped)
 
     def _late_beside(self, steps: float, pace: PromptSteps) -> float:
         """Expected late streams and arrivals if prompts take so many steps."""
@@ -262,9 +263,11 @@ class Judgement:
         # An empty step brings nothing, and offline work must go on.
         first = 0 if online_s else 1
         best = first + int(values[first:].argmax()) if len(values) > first else 0
-        for length_s, late, value in zip(lengths_s.tolist(), num_late.tolist(), values.tolist(), strict=True):
-            draft.candidates.append(Candidate("offline", length_s, late, value))
-        return float(lengths_s[best])
+        found = zip(lengths_s.tolist(), num_late.tolist(), values.tolist(), strict=True)
+        candidates = [Candidate("offline", *each) for each in found]
+        draft.candidates += candidates
+        draft.chosen.append(candidates[best])
+        return candidates[best].length_s
 
     def _offline_lengths(self, draft: Draft, most_s: float) -> tuple[FloatArray, FloatArray, float]:
         """Numbers of offline tokens, the lengths of steps with them, and the seconds of a token in the fullest step."""

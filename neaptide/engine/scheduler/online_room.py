@@ -7,10 +7,11 @@ import numpy as np
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.budget import Reads
 from neaptide.engine.scheduler.packing import LOOK_AHEAD
-from neaptide.engine.scheduler.slack import MAX_STRETCH, decodes_shape
 from neaptide.engine.steps.plan import BatchShape
 
 TYPICAL_PROMPT_TOKENS = 1024
+MAX_STRETCH = 10.0
+"""Most times that decodes beside a prompt stretch its prefill time."""
 FULL_SHARE = 0.95
 """Share of the KV blocks held by online work above which the engine counts as full."""
 
@@ -59,3 +60,10 @@ def online_room(scheduler: Scheduler) -> OnlineRoom:
         free_s = min(free_s, 0.0)
     share = (alone_s - least_s) / max(config.tpot_slo_s - least_s, least_s)
     return OnlineRoom(free_s, token_s * stretch, token_s, share)
+
+
+def decodes_shape(count: int, reads: Reads) -> BatchShape:
+    """A step of so many decodes."""
+    shape = BatchShape()
+    shape.add_decodes(count, *reads)
+    return shape
