@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from neaptide.engine.scheduler.slack import IDLE_SHARE
+from neaptide.engine.scheduler.judgement import UNKNOWN_WAIT
 from neaptide.loadgen.client.client import poisson_arrivals
 from neaptide.loadgen.client.recorder import ChatRecord
 from neaptide.loadgen.workloads.made_load import Arrivals
@@ -111,6 +111,6 @@ class Targets:
 
     @property
     def capping(self) -> "Targets":
-        """Targets that limit steps without online work to the TPOT target. Such a step may take ``IDLE_SHARE`` of the
+        """Targets that limit steps without online work to the TPOT target. Such a step may take ``UNKNOWN_WAIT`` of the
         TTFT target less egress (``overlap_depth`` 0)."""
-        return Targets(self.tpot_s / IDLE_SHARE + EGRESS_MS / 1e3, self.tpot_s)
+        return Targets(self.tpot_s / UNKNOWN_WAIT + EGRESS_MS / 1e3, self.tpot_s)

@@ -6,7 +6,7 @@ from operator import itemgetter
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import Scheduler
-from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.scheduler.draft import Candidate, Draft
 from neaptide.engine.steps.plan import ScheduledRequest, StepPlan
 from neaptide.engine.steps.step import Step
 
@@ -83,12 +83,9 @@ def _limit_lines(draft: Draft) -> list[str]:
 
 def _candidate_text(candidate: Candidate, is_chosen: bool) -> str:
     value = "" if candidate.value is None else f", {candidate.value:.3f} s of offline work a second"
-    why = ""
-    if is_chosen:
-        why = (
-            " <- fewest late, then longest" if candidate.value is None else " <- most work less the price of late ones"
-        )
-    return f"    {1e3 * candidate.length_s:.2f} ms: {candidate.num_late:.3f} requests late{value}{why}"
+    reason = "fewest late, then longest" if candidate.value is None else "most for its time"
+    chosen = f" <- chosen: {reason}" if is_chosen else ""
+    return f"    {1e3 * candidate.length_s:.2f} ms: {candidate.num_late:.3f} requests late{value}{chosen}"
 
 
 def _class_lines(name: str, plan: StepPlan, running: dict[str, Request], scheduler: Scheduler) -> list[str]:

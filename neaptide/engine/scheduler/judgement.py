@@ -8,7 +8,7 @@ Sources: Moore and Hodgson's rule (fewest late jobs on one machine), Pollaczek a
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -42,6 +42,8 @@ EQUAL = 1e-3
 """Step lengths whose late requests differ by less are equal; the longest one is taken."""
 ERRORS: FloatArray = np.array([[-0.7], [-0.2], [0.2], [0.7]])
 """Four equally probable errors of a predicted time, in margins."""
+UNKNOWN_WAIT = 0.5
+"""Wait that a request stands before any has come, as a fraction of its TTFT target."""
 MAX_STREAMS = 64
 """Streams that are looked at one by one; more are looked at in as many groups with similar slack."""
 
@@ -64,8 +66,15 @@ class Choice(NamedTuple):
 class Judgement:
     """Expected late requests for a draft that schedules nothing yet."""
 
-    def __init__(self, draft: Draft, config: SchedulerConfig, model: CostModel, traffic: Traffic) -> None:
-        self._config, self._model = config, model
+    def __init__(
+        self,
+        draft: Draft,
+        config: SchedulerConfig,
+        model: CostModel,
+        traffic: Traffic,
+        left_out: Container[str] = (),
+    ) -> None:
+        self._config, self._model, self._left_out = config, model, left_out
         self._now_s = draft.now_s
         self.tpot_slo_s = config.tpot_slo_s
         self.longest_s = max(MAX_STEP_S, 0.5 * config.ttft_slo_s)
@@ -91,7 +100,7 @@ class Judgement:
         tokens, ttft_slo_s = traffic.prompts()
         if not len(tokens):
             # Nothing is known: one request may come, and half of its target is for its prompt.
-            self._set_waits(np.array([0.5 * config.ttft_slo_s]), 1.0 / WINDOW_S)
+            self._set_waits(np.array([UNKNOWN_WAIT * config.ttft_slo_s]), 1.0 / WINDOW_S)
             self._busy = self._load = self._decay = 0.0
             return
         rate, most = traffic.rate(now_s), max(float(tokens[tokens.argmax()]), 2.0)
@@ -107,12 +116,13 @@ class Judgement:
         idle = max(1.0 - rho, LEAST_IDLE)
         self._decay = 2.0 * idle * mean_s / square_s if square_s > 0.0 else 0.0
         can_wait_s = max(drain * smallest(ttft_slo_s) - float(own_s[own_s.argmax()]), 0.0)
-        self._busy = rho / idle * math.exp(-self._decay * can_wait_s)
+        self._busy = rho / idle * math.exp(-self._decay * can_wait_s) if "slack-reserve" not in self._left_out else 0.0
         # A request that arrives in the middle of a step waits for its end and for those that came before it.
         spare_s = ttft_slo_s - config.delivery_latency_s - self.alone_s - own_s
         error_s = whole.margin_s / whole.seconds * (own_s + self.alone_s) if whole.seconds > 0.0 else own_s
         waits_s = np.sort((spare_s + ERRORS * error_s).ravel()) / (1.0 + rho)
-        self._set_waits(waits_s[waits_s.searchsorted(0.0) :], rate / len(waits_s))
+        share = rate / len(waits_s) if "arrivals" not in self._left_out else 0.0
+        self._set_waits(waits_s[waits_s.searchsorted(0.0) :], share)
 
     def _set_waits(self, waits_s: FloatArray, share: float) -> None:
         """Sets how long arrivals can wait, in order, and how many arrive in a second for each."""
@@ -180,11 +190,12 @@ class Judgement:
         due_s = [prompt.request.next_deadline_s - start_s for prompt in prompts]
         tokens = np.array([prompt.num_tokens for prompt in every], float)
         contexts = np.array([prompt.context_tokens for prompt in every], float)
+        drops_longest = "longest-late" not in self._left_out
         best, best_late, best_kept = Candidate("prompts", 0.0, 0.0), math.inf, [True] * len(prompts)
         for limit_s in self._lengths(draft, every):
             pace = PromptSteps.beside(draft.budget, limit_s, draft.kv.block_size, longest)
             steps = (tokens * (pace.token_steps + pace.context_steps * (contexts + tokens / 2.0))).tolist()
-            kept, num_late, total = _fewest_late(prompts, steps, due_s, pace)
+            kept, num_late, total = _fewest_late(prompts, steps, due_s, pace, drops_longest)
             num_late += self._late_beside(total + (steps[-1] if late is not None else 0.0), pace)
             candidate = Candidate("prompts", limit_s, num_late)
             draft.candidates.append(candidate)
@@ -307,7 +318,11 @@ class Judgement:
 
 
 def _fewest_late(
-    prompts: Sequence[Prompt], steps: Sequence[float], due_s: Sequence[float], pace: PromptSteps
+    prompts: Sequence[Prompt],
+    steps: Sequence[float],
+    due_s: Sequence[float],
+    pace: PromptSteps,
+    drops_longest: bool = True,
 ) -> tuple[list[bool], float, float]:
     """Drops the longest prompt so far whenever one certainly cannot be in time behind those kept.
 
@@ -322,7 +337,7 @@ def _fewest_late(
             continue
         heappush(longest, (-steps[index], -index))
         if pace.seconds(total) - pace.most_late_s(total) > due_s[index]:
-            dropped = -heappop(longest)[1]
+            dropped = -heappop(longest)[1] if drops_longest else index
             total -= steps[dropped]
             kept[dropped] = False
     num_late, total = float(kept.count(False)), 0.0

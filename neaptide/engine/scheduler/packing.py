@@ -138,7 +138,7 @@ class NeaptideScheduler(Scheduler, Divisible):
 
     def pack(self, draft: Draft) -> float:
         notes = draft.notes = Notes()
-        judgement = Judgement(draft, self.config, self.cost_model, self.traffic)
+        judgement = Judgement(draft, self.config, self.cost_model, self.traffic, type(self).left_out)
         self._pack_online_decodes(draft)
         self._pack_online_prompts(draft, judgement)
         draft.at = None
