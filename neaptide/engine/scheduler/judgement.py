@@ -42,6 +42,8 @@ EQUAL = 1e-3
 """Step lengths whose late requests differ by less are equal; the longest one is taken."""
 ERRORS: FloatArray = np.array([[-0.7], [-0.2], [0.2], [0.7]])
 """Four equally probable errors of a predicted time, in margins."""
+NUM_LENGTHS, GROWTH = 8, 8
+"""Step lengths that are compared for offline work; factor between the token counts whose times are predicted."""
 UNKNOWN_WAIT = 0.5
 """Wait that a request stands before any has come, as a fraction of its TTFT target."""
 MAX_STREAMS = 64
@@ -103,23 +105,21 @@ class Judgement:
             self._set_waits(np.array([UNKNOWN_WAIT * config.ttft_slo_s]), 1.0 / WINDOW_S)
             self._busy = self._load = self._decay = 0.0
             return
-        rate, most = traffic.rate(now_s), max(float(tokens[tokens.argmax()]), 2.0)
-        sizes = np.array([0.0, max(most / 4.0, 1.0), most])
-        quarter, whole = (model.predict(decodes.plus(int(size), 0)) for size in sizes[1:])
-        added_s = np.maximum(np.array([0.0, quarter.seconds, whole.seconds]) - self.alone_s, 0.0)
-        own_s = np.interp(tokens, sizes, added_s)
-        mean_s, square_s = float(own_s.mean()), float((own_s * own_s).mean())
+        rate, most = traffic.rate(now_s), traffic.longest_tokens
+        whole = model.predict(decodes.plus(most, 0))
+        token_s = max(whole.seconds - self.alone_s, 0.0) / most
+        own_s, mean_s = tokens * token_s, traffic.mean_tokens * token_s
         drain = max(1.0 - self.alone_s / self.tpot_slo_s, LEAST_GAIN) if self.has_streams else 1.0
         self._load = rate * mean_s
         rho = self._load / drain
         # The work that arrivals find has an exponential tail. In a busy period one late prompt is followed by others.
         idle = max(1.0 - rho, LEAST_IDLE)
-        self._decay = 2.0 * idle * mean_s / square_s if square_s > 0.0 else 0.0
-        can_wait_s = max(drain * smallest(ttft_slo_s) - float(own_s[own_s.argmax()]), 0.0)
+        self._decay = 2.0 * idle / (traffic.spread * mean_s) if mean_s else 0.0
+        can_wait_s = max(drain * traffic.tightest_ttft_s - most * token_s, 0.0)
         self._busy = rho / idle * math.exp(-self._decay * can_wait_s) if "slack-reserve" not in self._left_out else 0.0
         # A request that arrives in the middle of a step waits for its end and for those that came before it.
         spare_s = ttft_slo_s - config.delivery_latency_s - self.alone_s - own_s
-        error_s = whole.margin_s / whole.seconds * (own_s + self.alone_s) if whole.seconds > 0.0 else own_s
+        error_s = whole.margin_s / whole.seconds * (own_s + self.alone_s)
         waits_s = np.sort((spare_s + ERRORS * error_s).ravel()) / (1.0 + rho)
         share = rate / len(waits_s) if "arrivals" not in self._left_out else 0.0
         self._set_waits(waits_s[waits_s.searchsorted(0.0) :], share)
@@ -283,38 +283,29 @@ class Judgement:
     def _offline_lengths(self, draft: Draft, most_s: float) -> tuple[FloatArray, FloatArray, float]:
         """Numbers of offline tokens, the lengths of steps with them, and the seconds of a token in the fullest step."""
         budget = draft.budget
-        rows = draft.due_decodes(online=False)[: budget.tokens_left]
+        most, online_s = budget.tokens_left, budget.prediction.seconds
+        if most <= 0:
+            return np.zeros(1), np.array([online_s]), 0.0
+        rows = draft.due_decodes(online=False)[:most]
         reads = Reads.of(draft.table.computed[rows]) if len(rows) else Reads(0, 0)
-
-        def seconds(count: int) -> float:
+        tokens, lengths_s, count = [0], [online_s], 1
+        while tokens[-1] < most:
+            count = min(count, most)
             shape, num_decodes = budget.shape, min(count, len(rows))
             if num_decodes:
                 shape = shape.plus_decodes(num_decodes, reads.total_tokens * num_decodes // len(rows), reads[1])
             if count > num_decodes:
                 shape = shape.plus(count - num_decodes, 0)
-            return self._model.predict(shape).seconds
-
-        online_s = budget.prediction.seconds
-        tokens, lengths_s = [0.0], [online_s]
-        most = budget.tokens_left
-        whole_s = seconds(most) if most > 0 else online_s
-        count = 1
-        while count < most:
-            length_s = seconds(count)
-            if length_s > most_s and count > 1:
-                break
-            tokens.append(float(count))
-            lengths_s.append(length_s)
-            count *= 2
-        else:
-            length_s, count = whole_s, most
-        if lengths_s[-1] < most_s and count > 0:
-            # Between two counts times are nearly a line.
-            share = min((most_s - lengths_s[-1]) / max(length_s - lengths_s[-1], 1e-9), 1.0)
-            tokens.append(tokens[-1] + share * (count - tokens[-1]))
-            lengths_s.append(lengths_s[-1] + share * (length_s - lengths_s[-1]))
-        token_s = (whole_s - online_s) / most if most > 0 else 0.0
-        return np.array(tokens), np.array(lengths_s), token_s
+            tokens.append(count)
+            # A longer step never does less, whatever a fit says.
+            lengths_s.append(max(self._model.predict(shape).seconds, lengths_s[-1]))
+            count *= GROWTH
+        token_s = (lengths_s[-1] - online_s) / most
+        # Between two counts times are nearly a line.
+        least_s = lengths_s[1]
+        compared_s = np.linspace(least_s, max(most_s, least_s), NUM_LENGTHS)
+        compared = np.interp(compared_s, lengths_s, tokens)
+        return np.concatenate(((0.0,), compared)), np.concatenate(((online_s,), compared_s)), token_s
 
 
 def _fewest_late(

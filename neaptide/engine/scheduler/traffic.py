@@ -32,6 +32,9 @@ class Traffic:
         self._sorted: IntArray | None = None
         self._sums: FloatArray = np.zeros(1)
         self._sample: tuple[FloatArray, FloatArray] | None = None
+        self.mean_tokens = self.spread = self.tightest_ttft_s = 0.0
+        """Mean of the prompts' tokens, mean square over squared mean, and shortest TTFT target."""
+        self.longest_tokens = 1
 
     def observe_arrival(self, request: Request) -> None:
         self._arrivals_s.append(request.arrival_s)
@@ -67,7 +70,11 @@ class Traffic:
         """[recent] uncomputed tokens of each prompt, and its TTFT target in seconds."""
         if self._sample is None:
             entries = np.array(self._prompts, float).reshape(-1, 2)
-            self._sample = entries[:, 0], entries[:, 1]
+            tokens, ttft_slo_s = self._sample = entries[:, 0], entries[:, 1]
+            if len(tokens):
+                self.mean_tokens = max(float(tokens.mean()), 1.0)
+                self.spread = float((tokens * tokens).mean()) / self.mean_tokens**2
+                self.tightest_ttft_s, self.longest_tokens = float(ttft_slo_s.min()), max(int(tokens.max()), 1)
         return self._sample
 
     def tokens_left(self, num_output: IntArray) -> FloatArray:
