@@ -7,6 +7,7 @@ a draft is applied and when a step is committed: by ``admit``, ``grow``, ``grow_
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -74,13 +75,18 @@ class KVCacheManager:
         """Number of held blocks with at least one online reader."""
         return self._pool.num_online
 
+    @property
+    def online_return_share(self) -> float:
+        """Share of cached online blocks that an online request hits again; 1 until some have been evicted."""
+        return self._pool.online_returns.share
+
     def occupancy(self) -> KVOccupancy:
         pool = self._pool
         return KVOccupancy(pool.num_free, pool.num_cached, pool.num_online, pool.num_offline)
 
     def num_cached_in(self, bucket: int) -> int:
         """Number of cached blocks in this bucket of the eviction order."""
-        return sum(1 for _ in self._pool.cached_in(bucket))
+        return self._pool.num_cached_in(bucket)
 
     def is_indexed(self, block_hash: bytes) -> bool:
         """Whether a request with this block in its prompt would find it."""
@@ -105,8 +111,8 @@ class KVCacheManager:
         assert not request.num_blocks
         self._pool.acquire(hit.block_ids, request.request_class)
         blocks = hit.block_ids
-        if self._host is not None and request.is_online:
-            self._host.conversations.observe_wanted(request.block_hashes[len(blocks) :])
+        if request.is_online:
+            self._pool.online_returns.observe_wanted(islice(request.block_hashes, len(blocks), None))
         if hit.host_hashes:
             blocks = blocks + self._load(request, hit.host_hashes)
         self._mark(request, 0, blocks)
@@ -137,7 +143,7 @@ class KVCacheManager:
         """
         if self._host is None:
             return
-        share = self._host.conversations.share
+        share = self._pool.online_returns.evicted_share
         saves_wanted, saves_seen = 2.0 * price <= 1.0, (1.0 + share) * price <= share
         self._pool.saves_from = SEEN_ONLINE if saves_seen else WANTED if saves_wanted else NUM_BUCKETS
         self._pool.loads = price <= 1.0
