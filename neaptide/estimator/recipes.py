@@ -56,6 +56,9 @@ def recipe_as_it_is(model: OnlineCostModel) -> Recipe:
 
 def _recipe(kind: str, model: RooflineModel) -> Recipe:
     costs = {regime.value: msgspec.to_builtins(cost) for regime, cost in model.costs.items()}
+    for cost in costs.values():
+        if not cost["shared_kv_token_s"]:  # as in logs of engines that share no reads
+            del cost["shared_kv_token_s"]
     tiles = {} if model.tile_tokens == 1 else {"tile_tokens": model.tile_tokens}
     return {"kind": kind, "costs": costs, "overlap_kappa": model.overlap_kappa, **tiles}
 

@@ -12,12 +12,14 @@ from itertools import islice
 import numpy as np
 
 from neaptide.engine.arrays import IntArray
+from neaptide.engine.config import SharedReads
 from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.kv.draft import KVDraft, PrefixHit
 from neaptide.engine.kv.eviction import NUM_BUCKETS, SEEN_ONLINE, WANTED
 from neaptide.engine.kv.host_tier import HostTier
 from neaptide.engine.kv.prefix_index import extend_block_hashes
 from neaptide.engine.kv.prefix_nodes import Path, PrefixNode, nodes_of_blocks
+from neaptide.engine.kv.shared_prefixes import SharedPrefixes, SharedReadsDraft
 from neaptide.engine.kv.slot_copies import SlotCopies
 from neaptide.engine.request import Request
 from neaptide.engine.table import RequestTable
@@ -44,6 +46,7 @@ class KVCacheManager:
         evicts_by_reuse: evict cached blocks that requests of a job still need last; else the oldest first.
         counts_reuse: order blocks by the exact number of requests that need them; else by classes of it.
         num_host_blocks: evicted blocks that host memory keeps, if requests may still need them.
+        shared_reads: what the executor's kernel reads once for several requests; None if each reads its own.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class KVCacheManager:
         evicts_by_reuse: bool = False,
         counts_reuse: bool = False,
         num_host_blocks: int = 0,
+        shared_reads: SharedReads | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.table = table
@@ -61,6 +65,8 @@ class KVCacheManager:
         self.enable_prefix_cache = enable_prefix_cache
         self._host = HostTier(num_host_blocks) if num_host_blocks else None
         self._pool = BlockPool(num_blocks, evicts_by_reuse, counts_reuse, self._host)
+        self.shared_reads = shared_reads
+        self._shared = SharedPrefixes(table, shared_reads) if shared_reads is not None else None
         self._loads: list[tuple[int, int]] = []
 
     # ---- queries ----
@@ -104,13 +110,19 @@ class KVCacheManager:
         """View of the current cache to plan against; invalid once the cache has changed."""
         return KVDraft(self._pool, self.block_size, self.enable_prefix_cache)
 
+    def shared_reads_draft(self) -> SharedReadsDraft:
+        """Reads that the decodes of a step save, to be counted anew for every draft."""
+        return SharedReadsDraft(self._shared)
+
     # ---- changes ----
 
     def admit(self, request: Request, hit: PrefixHit) -> None:
         """Gives a request that has just got its slot its cached prefix."""
         assert not request.num_blocks
-        self._pool.acquire(hit.block_ids, request.request_class)
-        blocks = hit.block_ids
+        blocks, shared, num_held = hit.block_ids, self._shared, 0
+        if shared is not None:
+            num_held = shared.num_held(blocks, self._pool.ref_counts)
+        self._pool.acquire(blocks, request.request_class)
         if request.is_online:
             self._pool.online_returns.observe_wanted(islice(request.block_hashes, len(blocks), None))
         if hit.host_hashes:
@@ -121,6 +133,8 @@ class KVCacheManager:
         table.blocks.append(slot, blocks)
         table.computed[slot] = table.committed[slot] = hit.num_tokens
         table.indexed[slot] = len(blocks)
+        if shared is not None:
+            shared.join(slot, num_held)
 
     def _load(self, request: Request, hashes: Sequence[bytes]) -> list[int]:
         """Allocates blocks for the contents of host memory under these hashes. The next step copies them."""
@@ -283,6 +297,8 @@ class KVCacheManager:
 
     def cut(self, request: Request, num_blocks: int) -> None:
         """Frees all but the first ``num_blocks`` blocks, which are full; the rest is computed again."""
+        if self._shared is not None:
+            self._shared.leave(request.slot, num_blocks)
         self._give_back(request, num_blocks)
         table, slot = self.table, request.slot
         table.computed[slot] = num_blocks * self.block_size

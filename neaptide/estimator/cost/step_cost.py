@@ -24,6 +24,8 @@ class StepCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Prefill attention, per (query, key) pair."""
     kv_token_s: float
     """Reading cached keys and values, per KV token: of decodes, and of the context before prefill chunks."""
+    shared_kv_token_s: float = 0.0
+    """Per KV token that a decode need not read, because another one's read serves both (``shared_prefix_tokens``)."""
     masked_pair_s: float = 0.0
     """Per pair above the diagonal of a chunk with context, if the kernel computes those too."""
     ragged_s: float = 0.0
@@ -47,6 +49,7 @@ class StepCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             gemm_curve_s=tuple(gemm * seconds for seconds in self.gemm_curve_s),
             pair_s=attention * self.pair_s,
             kv_token_s=kv * self.kv_token_s,
+            shared_kv_token_s=kv * self.shared_kv_token_s,
             masked_pair_s=attention * self.masked_pair_s,
             ragged_s=requests * self.ragged_s,
             decode_request_s=requests * self.decode_request_s,
@@ -123,6 +126,8 @@ class StepFormula:
         gemm_s = compute_s if compute_s > cost.weights_s else cost.weights_s
         attention_s = cost.pair_s * shape.prefill_attention_pairs + cost.masked_pair_s * shape.prefill_masked_pairs
         kv_s = cost.kv_token_s * read_kv_tokens(shape)
+        if shape.shared_prefix_tokens:
+            kv_s += cost.shared_kv_token_s * shape.shared_prefix_tokens
         if self._kappa != 1.0:
             serial_s = gemm_s + attention_s + kv_s
             if serial_s > 0.0:

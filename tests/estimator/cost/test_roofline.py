@@ -116,6 +116,14 @@ def test_reads_that_a_shared_prefix_saves_are_not_charged() -> None:
     assert model.predict(shape).seconds == without - 0.25 * 16
 
 
+def test_a_measured_price_of_shared_reads_is_charged_for_each_that_is_saved() -> None:
+    cost = StepCost(fixed_s=1.0, gemm_curve_s=(1.0, 2.0), pair_s=0.0, kv_token_s=0.25, shared_kv_token_s=0.125)
+    model, shape = RooflineModel(dict.fromkeys(Regime, cost)), BatchShape()
+    shape.add_decodes(2, 100, 50, shared_tokens=40)
+    assert model.predict(shape).seconds == 1.0 + 2.0 + 0.25 * 60 + 0.125 * 40
+    assert cost.scaled((1.0, 1.0, 1.0, 2.0, 1.0, 1.0)).shared_kv_token_s == 0.25
+
+
 def test_the_curve_has_knots_at_powers_of_two_and_halfway_between() -> None:
     assert [gemm_knot(k) for k in range(10)] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
     assert [gemm_segment(n) for n in range(1, 18)] == [0, 1, 2, 3, 3, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 7, 7]
