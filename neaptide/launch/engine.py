@@ -144,11 +144,13 @@ def _cost_model(
         base = RooflineModel() if profile.name is None else RooflineModel.from_profile(load_profile(profile.name))
         return OnlineCostModel(base), []
     block_size = config.cache.block_size
-    limits = CalibrationLimits.of(config.scheduler, executor.num_blocks * block_size)
+    shared_reads = started.capabilities.shared_reads
+    limits = CalibrationLimits.of(config.scheduler, executor.num_blocks * block_size, shared_reads)
     runner = MicroRunner(executor, clock, block_size)
     executor.touch_blocks(runner.blocks_of(start_steps(limits)))
     kept_in = None if profile.kept_in is None else Path(profile.kept_in)
-    subject = Subject.of(executor, Path(config.executor.model_path).name, block_size, profile.model_fingerprint)
+    name = Path(config.executor.model_path).name
+    subject = Subject.of(executor, name, block_size, profile.model_fingerprint, shared_reads)
     start_up = StartUp(runner, clock, limits, subject, time.strftime("%Y-%m-%d"), kept_in)
     return start_up.cost_model(profile.name), start_up.observed
 
