@@ -106,6 +106,9 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
     shared_reads: SharedReads | None = None
     """What the executor's attention kernel reads once for several requests; None if every request reads its own."""
+    overlaps_copies: bool = False
+    """Whether copies of single KV slots to and from host memory run while a step computes, so that only the time beyond
+    it counts. Our executors wait for them."""
     planning: PlanningCost = PlanningCost()
     efficiencies: Efficiencies | None = None
     """Only in analytic profiles."""

@@ -41,8 +41,8 @@ class BatchShape:
     longest_decode_tokens: int = 0
     """KV tokens that the longest decode reads."""
     copied_aside_blocks: int = 0
-    """Slots copied to or from host memory while the step computes, in blocks; only the time beyond the step's
-    counts."""
+    """Single slots copied to or from host memory, in blocks. The step waits for them, unless its device copies while
+    it computes."""
 
     @property
     def num_tokens(self) -> int:

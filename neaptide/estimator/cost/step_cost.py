@@ -87,18 +87,23 @@ class StepFormula:
 
     Serial time = max(compute, weights) + prefill attention + KV reads + rest. Its lower bound under operator overlap =
     max(compute + prefill attention, weights + KV reads) + rest. The prediction is ``overlap_kappa`` of the way from the
-    bound to the serial time. Parallel copies cost only the time by which they exceed the step's work.
+    bound to the serial time.
 
     Args:
         tile_tokens: matrix products take as long as those of the next multiple of this many tokens.
+        overlaps_copies: copies of single slots run beside the step's work, so only the time beyond it counts. Otherwise
+            the step waits for them.
     """
 
-    def __init__(self, cost: StepCost, overlap_kappa: float = 1.0, tile_tokens: int = 1) -> None:
+    def __init__(
+        self, cost: StepCost, overlap_kappa: float = 1.0, tile_tokens: int = 1, overlaps_copies: bool = False
+    ) -> None:
         if len(cost.gemm_curve_s) < 2:
             raise ValueError("the curve of matrix products needs at least the times of 1 and 2 tokens")
         self._cost = cost
         self._kappa = overlap_kappa
         self._tile_tokens = tile_tokens
+        self._overlaps_copies = overlaps_copies
         curve = cost.gemm_curve_s
         self._last = len(curve) - 2
         self._knots = tuple(map(gemm_knot, range(len(curve))))
@@ -142,6 +147,9 @@ class StepFormula:
         )
         swap_s = cost.swap_block_s * shape.swapped_blocks
         if shape.copied_aside_blocks:
-            work_s = cost.fixed_s + gemm_s + attention_s + kv_s + requests_s + swap_s
-            swap_s += max(cost.swap_block_s * shape.copied_aside_blocks - work_s, 0.0)
+            copies_s = cost.swap_block_s * shape.copied_aside_blocks
+            if self._overlaps_copies:
+                work_s = cost.fixed_s + gemm_s + attention_s + kv_s + requests_s + swap_s
+                copies_s = max(copies_s - work_s, 0.0)
+            swap_s += copies_s
         return cost.fixed_s, gemm_s, attention_s, kv_s, requests_s, swap_s
