@@ -216,7 +216,7 @@ class StepStats(msgspec.Struct, array_like=True, gc=False):
     preempted_online: int
     preempted_offline: int
     recomputed_tokens: int
-    """Tokens whose KV was dropped by this step's preemptions."""
+    """Tokens computed again: the request had their KV before a preemption, and the cache has lost it."""
     saved_blocks: int = 0
     """Blocks copied to host memory as they left the cache."""
     loaded_blocks: int = 0

@@ -183,13 +183,13 @@ class Scheduler(ABC):
         """Restarts a request without the prefix cache, which may have corrupted its KV."""
         request.trusts_cache = False
         request.num_cached_tokens = 0
-        self.preempted.add(request, self._preempt(request))
+        self.preempted.add(request)
+        self._preempt(request)
 
-    def _preempt(self, request: Request) -> int:
-        """Preempts a request; returns the number of dropped tokens."""
+    def _preempt(self, request: Request) -> None:
         if request.known_to_executor:
             self._preempted_ids.append(request.request_id)
-        return self.queues.preempt(request)
+        self.queues.preempt(request)
 
     def zero(self, block_ids: list[int]) -> None:
         """Has the next plan clear free blocks whose content must not be read, not even masked."""
@@ -313,6 +313,7 @@ class Scheduler(ABC):
         table = plan.table
         step = Step(plan, draft, self.preempted, table.epoch[rows], table.num_epochs, table.online[rows], timer)
         step.publishes_when_planned = type(self).publishes_when_planned
+        step.recomputed_tokens = table.num_recomputed(rows, plan.num_computed, plan.ends)
         self.preempted = PreemptionCount()
         for request, cached_tokens in admissions:
             if not request.known_to_executor:

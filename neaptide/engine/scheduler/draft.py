@@ -293,7 +293,7 @@ class Draft:
 
     def preempt(self, victim: Request) -> None:
         assert not self.is_scheduled(victim)
-        self.preempted.add(victim, self.kv.num_computed(victim))
+        self.preempted.add(victim)
         self.kv.release(victim)
         self._makes_way.add(victim)
         self.num_running -= 1
