@@ -230,10 +230,10 @@ class Draft:
         self.kv.grow(request, num_tokens)
         num_computed, is_seated = self.kv.num_computed(request), request.slot >= 0 and request not in self._admitted
         self.budget.add(num_tokens, num_computed)
-        if num_tokens == 1 and num_computed and is_seated:
-            self.budget.shape.shared_prefix_tokens += self._shared_reads.add(np.array([request.slot]))
         self.budget.shape.swapped_blocks = self.kv.num_swapped
         self.budget.shape.copied_aside_blocks = self.kv.num_copied_aside
+        if num_tokens == 1 and num_computed and is_seated:
+            self.budget.shape.shared_prefix_tokens += self._shared_reads.add(np.array([request.slot]))
         self._parts[request] = num_tokens
         if is_seated:
             self._row_is_scheduled = _marked(self._row_is_scheduled, request.slot, self.table.num_slots)
