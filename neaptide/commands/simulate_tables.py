@@ -104,7 +104,6 @@ def _columns(result: SimResult) -> Iterator[tuple[str, str]]:
     yield "goodput req/s", "-" if online.goodput_rps is None else f"{online.goodput_rps:.2f}"
     yield "hits% on/off", f"{_bare(kv.online_hit_ratio)}/{_bare(kv.hit_ratio)}"
     yield "preempted on/off", "/".join(str(result.preemptions.count_by_class[name]) for name in CLASSES)
-    yield "tokens dropped", str(result.preemptions.recomputed_tokens)
     yield "computed again", str(result.wasted_tokens)
     yield "longest wait s", "-" if offline.longest_wait_s is None else f"{offline.longest_wait_s:.0f}"
 

@@ -3,6 +3,15 @@
 import msgspec
 
 
+class SharedReads(msgspec.Struct, frozen=True):
+    """How an attention kernel reads a prefix that several decodes of a step share."""
+
+    decodes_per_read: int
+    """Decodes that one read of the prefix serves."""
+    min_tokens: int
+    """Length from which a prefix is shared; of a shorter one, every decode reads its own."""
+
+
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     """Tokens per KV block; also the unit that prefix hashes cover. 0 leaves it to the executor, which states it once
@@ -20,6 +29,9 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     two_tenant_blocks: bool = False
     """Whether the executor reads blocks from either end and copies single slots; stated by the executor once
     started."""
+    shared_reads: SharedReads | None = None
+    """What the executor's kernel reads once for several requests; stated by the executor once started. ``None``: every
+    request reads its own."""
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):

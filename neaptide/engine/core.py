@@ -58,7 +58,8 @@ def _kv_cache(config: CacheConfig, policy: type[Scheduler], num_blocks: int, tab
         return TwoTenantCache(num_blocks, table, config.num_host_blocks)
     prefix_cache = config.enable_prefix_cache and policy.uses_prefix_cache
     host_blocks = config.num_host_blocks if policy.evicts_by_reuse else 0
-    return KVCacheManager(num_blocks, table, prefix_cache, policy.evicts_by_reuse, policy.counts_reuse, host_blocks)
+    by_reuse, counted = policy.evicts_by_reuse, policy.counts_reuse
+    return KVCacheManager(num_blocks, table, prefix_cache, by_reuse, counted, host_blocks, config.shared_reads)
 
 
 class EngineCore:

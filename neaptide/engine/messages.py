@@ -216,7 +216,7 @@ class StepStats(msgspec.Struct, array_like=True, gc=False):
     preempted_online: int
     preempted_offline: int
     recomputed_tokens: int
-    """Tokens whose KV was dropped by this step's preemptions."""
+    """Tokens computed again: the request had their KV before a preemption, and the cache has lost it."""
     saved_blocks: int = 0
     """Blocks copied to host memory as they left the cache."""
     loaded_blocks: int = 0
@@ -307,6 +307,8 @@ class EngineReady(_Message):
     """Predicted seconds to read the KV of one more token, at the start."""
     tile_tokens: int = 1
     """Tile size of the device. The token count of a step should be a multiple of it."""
+    pair_s: float = 0.0
+    """Predicted seconds of prefill attention for a (query, key) pair, at the start."""
 
 
 class Occupancy(msgspec.Struct, array_like=True, gc=False, frozen=True):

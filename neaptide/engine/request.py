@@ -41,6 +41,7 @@ class Request:
         "num_cached_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_reached_tokens",
         "num_reported_tokens",
         "params",
         "prefix_nodes",
@@ -115,6 +116,8 @@ class Request:
         """Whether it may use cached KV. False once other requests' KV may have corrupted its own: it then computes all
         of its KV and shares none."""
         self.num_preemptions = 0
+        self.num_reached_tokens = 0
+        """Most tokens whose KV it had when it was preempted."""
         self.known_to_executor = False
         self.scheduled_s = self._first_token_s = 0.0
         self.admission_index = 0

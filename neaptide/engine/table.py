@@ -87,6 +87,8 @@ class RequestTable:
         """Tokens whose KV is in the cache, or will be when the steps in flight end."""
         self.committed = _ints(num_slots)
         """Tokens whose KV was computed by committed steps or found in the cache."""
+        self.reached = _ints(num_slots)
+        """Tokens whose KV the request had before it was preempted or put off; 0 if it never was."""
         self.known = _ints(num_slots)
         """Tokens of prompt and output whose ids are known."""
         self.total = _ints(num_slots)
@@ -136,6 +138,7 @@ class RequestTable:
         self.requests[slot], self.ids[slot] = request, request.request_id
         self.tokens[slot, :num_tokens] = token_ids
         self.computed[slot] = self.committed[slot] = self.indexed[slot] = 0
+        self.reached[slot] = request.num_reached_tokens
         self.known[slot] = self.total[slot] = num_tokens
         self.prompt[slot] = request.num_prompt_tokens
         self.limit[slot] = request.num_prompt_tokens + params.max_tokens
@@ -180,6 +183,7 @@ class RequestTable:
             due_s = later_token_due_s(first_token_s, num_output, tpot_slo_s, 0.0)
             put_off_s = max(put_off_s, now_s + late_s - due_s)
         self.computed[slot] = num_committed
+        self.reached[slot] = max(int(self.reached[slot]), int(self.committed[slot]))
         self.committed[slot] = min(int(self.committed[slot]), num_committed)
         self.total[slot] = self.known[slot]
         self.not_before_s[slot] = now_s + late_s
@@ -228,6 +232,13 @@ class RequestTable:
         tpot_slo_s = self.tpot_slo_s[rows]
         due_s = later_token_due_s(self.first_token_s[rows], num_output, tpot_slo_s, self.put_off_s[rows])
         return Streams(rows, total, num_output, tpot_slo_s, due_s)
+
+    def num_recomputed(self, rows: IntArray, starts: IntArray, ends: IntArray) -> int:
+        """Tokens between ``starts`` and ``ends`` of these slots that were in the KV cache before, and were lost."""
+        reached = self.reached[rows]
+        if not np.count_nonzero(reached):
+            return 0
+        return int(np.maximum(np.minimum(reached, ends) - starts, 0).sum())
 
     def next_deadline_s(self, rows: IntArray) -> FloatArray:
         """Deadline of each row's next token."""

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from neaptide.engine.config import SharedReads
 from neaptide.estimator.cost.iteration_time import Regime
 from neaptide.estimator.cost.step_cost import StepCost
 
@@ -103,6 +104,11 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     1 if the cost curve already includes this. Calibration does not measure it.
     """
+    shared_reads: SharedReads | None = None
+    """What the executor's attention kernel reads once for several requests; None if every request reads its own."""
+    overlaps_copies: bool = False
+    """Whether copies of single KV slots to and from host memory run while a step computes, so that only the time beyond
+    it counts. Our executors wait for them."""
     planning: PlanningCost = PlanningCost()
     efficiencies: Efficiencies | None = None
     """Only in analytic profiles."""

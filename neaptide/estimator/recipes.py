@@ -56,8 +56,12 @@ def recipe_as_it_is(model: OnlineCostModel) -> Recipe:
 
 def _recipe(kind: str, model: RooflineModel) -> Recipe:
     costs = {regime.value: msgspec.to_builtins(cost) for regime, cost in model.costs.items()}
+    for cost in costs.values():
+        if not cost["shared_kv_token_s"]:  # as in logs of engines that share no reads
+            del cost["shared_kv_token_s"]
     tiles = {} if model.tile_tokens == 1 else {"tile_tokens": model.tile_tokens}
-    return {"kind": kind, "costs": costs, "overlap_kappa": model.overlap_kappa, **tiles}
+    copies = {"overlaps_copies": True} if model.overlaps_copies else {}
+    return {"kind": kind, "costs": costs, "overlap_kappa": model.overlap_kappa, **tiles, **copies}
 
 
 def constant_recipe(seconds: float) -> Recipe:
@@ -78,7 +82,8 @@ def build_cost_model(recipe: Recipe) -> CostModel:
         costs = None
         if "costs" in recipe:
             costs = {Regime(name): msgspec.convert(cost, StepCost) for name, cost in recipe["costs"].items()}
-        base = RooflineModel(costs, recipe.get("overlap_kappa", 1.0), recipe.get("tile_tokens", 1))
+        kappa, tile_tokens = recipe.get("overlap_kappa", 1.0), recipe.get("tile_tokens", 1)
+        base = RooflineModel(costs, kappa, tile_tokens, recipe.get("overlaps_copies", False))
     except (KeyError, msgspec.ValidationError) as error:
         raise ValueError(f"an incomplete cost model: {error}") from error
     return OnlineCostModel(base) if recipe["kind"] == "online" else base

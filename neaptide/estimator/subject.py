@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from neaptide import __version__
+from neaptide.engine.config import SharedReads
 from neaptide.estimator.calibration.micro_runs import Parts
 from neaptide.estimator.calibration.steps import CalibrationLimits
 from neaptide.estimator.cost.iteration_time import Regime
@@ -28,9 +29,17 @@ class Subject:
     block_size: int
     build: str = ""
     """See ``ProfiledExecutor.build``."""
+    shared_reads: SharedReads | None = None
 
     @classmethod
-    def of(cls, executor: ProfiledExecutor, model: str, block_size: int, model_fingerprint: str = "") -> "Subject":
+    def of(
+        cls,
+        executor: ProfiledExecutor,
+        model: str,
+        block_size: int,
+        model_fingerprint: str = "",
+        shared_reads: SharedReads | None = None,
+    ) -> "Subject":
         return cls(
             model,
             model_fingerprint,
@@ -41,6 +50,7 @@ class Subject:
             executor.num_blocks,
             block_size,
             executor.build,
+            shared_reads,
         )
 
     def file_name(self, limits: CalibrationLimits, steps: Sequence[Parts]) -> str:
@@ -78,6 +88,7 @@ class Subject:
             num_blocks=self.num_blocks,
             block_size=self.block_size,
             build=self.build,
+            shared_reads=self.shared_reads,
             planning=SLOW_CORE,
             costs={regime.value: cost for regime, cost in costs.items()},
         )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from neaptide.engine.config import SharedReads
 from neaptide.engine.interfaces import Executor
 from neaptide.models.config import ModelFacts
 
@@ -49,6 +50,8 @@ class Capabilities(NamedTuple):
     (``StepPlan.slot_copies``)."""
     abortable_steps: bool = False
     """While computing an abortable step, the executor checks for arriving online requests."""
+    shared_reads: SharedReads | None = None
+    """What its attention kernel reads once for several requests; None if every request reads its own."""
 
 
 @dataclass(slots=True, frozen=True)

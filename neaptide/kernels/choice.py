@@ -17,6 +17,7 @@ from neaptide.kernels.native import CompileError
 from neaptide.kernels.paged_attention import AttentionPlanner, StepAttention, StepTables, plan_attention
 from neaptide.kernels.paged_attention.native import NativeAttention
 from neaptide.kernels.paged_attention.tables import IntArray
+from neaptide.kernels.paged_attention.work_list import MAX_ROWS
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ class Kernels(NamedTuple):
     plan_attention: AttentionPlanner
     layer_ops: TorchLayerOps
     slot_copier: SlotCopier
+    decodes_per_read: int = 1
+    """Decodes that one read of a shared prefix of ``MIN_SHARED_TOKENS`` or more serves."""
 
 
 def choose_kernels(
@@ -114,7 +117,8 @@ def _by_triton(shape: Shape, dtype: torch.dtype, device: torch.device) -> Kernel
 
     attention = PrefixAttention(shape.num_heads, shape.num_kv_heads, shape.head_dim, dtype, shape.block_size, device)
     try_kernels(attention)
-    return Kernels("triton", shape, dtype, device, attention.plan, FusedLayerOps(), launch)
+    most = attention.tiles.wide_rows // attention.group
+    return Kernels("triton", shape, dtype, device, attention.plan, FusedLayerOps(), launch, most)
 
 
 def _in_c(shape: Shape, dtype: torch.dtype, device: torch.device, *, batch_invariant: bool) -> Kernels:
@@ -125,7 +129,8 @@ def _in_c(shape: Shape, dtype: torch.dtype, device: torch.device, *, batch_invar
     """
     heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
     attention = NativeAttention(*heads, dtype, shape.block_size, batch_invariant=batch_invariant)
-    return Kernels("native", shape, dtype, device, attention.plan, NativeLayerOps(), copies_by_torch)
+    most = 1 if batch_invariant else MAX_ROWS // (shape.num_heads // shape.num_kv_heads)
+    return Kernels("native", shape, dtype, device, attention.plan, NativeLayerOps(), copies_by_torch, most)
 
 
 def _by_torch(shape: Shape, dtype: torch.dtype, device: torch.device) -> Kernels:

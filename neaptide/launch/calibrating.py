@@ -55,11 +55,13 @@ def calibrate_model(
         raise ValueError(f"executor = {executor!r} has no step times to measure")
     try:
         profiled.touch_blocks(profiled.num_blocks)
-        limits = CalibrationLimits.of(config.scheduler, profiled.num_blocks * started.block_size)
+        shared_reads = started.capabilities.shared_reads
+        limits = CalibrationLimits.of(config.scheduler, profiled.num_blocks * started.block_size, shared_reads)
         runner = MicroRunner(profiled, clock, started.block_size)
         measurements = Calibration(runner, clock, limits, pace, seed, progress).measure()
         if not measurements.samples(held_out=False):
             raise ValueError(f"{pace.budget_s:g} s are too short for a calibration: no step for fitting was measured")
-        return report(measurements), Subject.of(profiled, path.resolve().name, started.block_size)
+        name = path.resolve().name
+        return report(measurements), Subject.of(profiled, name, started.block_size, shared_reads=shared_reads)
     finally:
         profiled.close()

@@ -25,10 +25,10 @@ from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.calibration.micro_runs import MicroRunner
 from neaptide.estimator.calibration.start_up import StartUp
 from neaptide.estimator.calibration.steps import CalibrationLimits, start_steps
-from neaptide.estimator.cost.iteration_time import StepSample
+from neaptide.estimator.cost.iteration_time import Regime, StepSample
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
-from neaptide.estimator.density import marginal_seconds
+from neaptide.estimator.density import marginal_costs
 from neaptide.estimator.device_profile import load_profile
 from neaptide.estimator.recipes import DEFAULT_HEADROOM, build_headroom, recipe_as_it_is, recipe_of
 from neaptide.estimator.subject import Subject
@@ -62,8 +62,7 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
         frozenset(model.eos_token_ids),
         _observers(config, executor.num_blocks, clock, cost_model, observed),
     )
-    kv_tokens = executor.num_blocks * config.cache.block_size
-    token_s, kv_token_s = marginal_seconds(cost_model, scheduler.max_num_batched_tokens, kv_tokens)
+    marginal = marginal_costs(cost_model.as_it_is().costs[Regime.MIXED])
     longest = BatchShape()
     longest.add(scheduler.max_num_batched_tokens, max(scheduler.max_model_len - scheduler.max_num_batched_tokens, 0))
     ready = EngineReady(
@@ -77,8 +76,9 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
         eos_token_ids=list(model.eos_token_ids),
         longest_step_s=cost_model.predict(longest).seconds,
         planned_order=_planned_order(core.scheduler, config.offline_plan),
-        token_s=token_s,
-        kv_token_s=kv_token_s,
+        token_s=marginal.token_s,
+        kv_token_s=marginal.kv_token_s,
+        pair_s=marginal.pair_s,
         tile_tokens=cost_model.base.tile_tokens,
     )
     return core, ready
@@ -124,6 +124,7 @@ def _as_started(config: EngineConfig, started: StartedExecutor) -> EngineConfig:
             block_size=started.block_size,
             num_host_blocks=started.num_host_blocks,
             two_tenant_blocks=can.two_tenant_blocks,
+            shared_reads=can.shared_reads,
         ),
         scheduler=msgspec.structs.replace(
             config.scheduler,
@@ -143,11 +144,13 @@ def _cost_model(
         base = RooflineModel() if profile.name is None else RooflineModel.from_profile(load_profile(profile.name))
         return OnlineCostModel(base), []
     block_size = config.cache.block_size
-    limits = CalibrationLimits.of(config.scheduler, executor.num_blocks * block_size)
+    shared_reads = started.capabilities.shared_reads
+    limits = CalibrationLimits.of(config.scheduler, executor.num_blocks * block_size, shared_reads)
     runner = MicroRunner(executor, clock, block_size)
     executor.touch_blocks(runner.blocks_of(start_steps(limits)))
     kept_in = None if profile.kept_in is None else Path(profile.kept_in)
-    subject = Subject.of(executor, Path(config.executor.model_path).name, block_size, profile.model_fingerprint)
+    name = Path(config.executor.model_path).name
+    subject = Subject.of(executor, name, block_size, profile.model_fingerprint, shared_reads)
     start_up = StartUp(runner, clock, limits, subject, time.strftime("%Y-%m-%d"), kept_in)
     return start_up.cost_model(profile.name), start_up.observed
 

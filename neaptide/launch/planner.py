@@ -58,7 +58,7 @@ def made(request: PlanRequest) -> PlanReady:
         known += _numbers(number, job.ended_rows, job.ended_tokens)
         has_no_end = set(unpacked(job.rows).tolist())  # a running row may have ended meanwhile
         so_far += [one for one in _numbers(number, job.running_rows, job.running_tokens) if one[1] in has_no_end]
-    model = DensityModel.in_seconds(request.token_s, request.kv_token_s, tile_tokens=request.tile_tokens)
+    model = DensityModel.in_seconds(request.token_s, request.kv_token_s, request.pair_s, request.tile_tokens)
     return pooled.plan(request.order, known, model, request.kv_tokens, so_far, samples_first=request.order == DUAL_SCAN)
 
 

@@ -139,6 +139,7 @@ class _Driver:
             enable_prefix_cache=header.prefix_cache,
             num_host_blocks=header.num_host_blocks,
             two_tenant_blocks=header.two_tenant_blocks,
+            shared_reads=header.shared_reads,
         )
         self._core = EngineCore(
             EngineConfig(cache=cache, scheduler=header.scheduler),

@@ -53,6 +53,7 @@ class PreemptionResult(msgspec.Struct, kw_only=True):
     count_by_kind: dict[str, int]
     count_by_class: dict[str, int]
     recomputed_tokens: int
+    """Tokens computed again after a preemption, as the engine counts them."""
     swapped_blocks: int
     checkpointed_slots: int
 

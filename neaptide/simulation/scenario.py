@@ -143,7 +143,10 @@ class Scenario:
             abortable_steps=self.give_up is not None,
         )
         cache = CacheConfig(
-            block_size=self.block_size, num_host_blocks=self.num_host_blocks, two_tenant_blocks=self.num_host_blocks > 0
+            block_size=self.block_size,
+            num_host_blocks=self.num_host_blocks,
+            two_tenant_blocks=self.num_host_blocks > 0,
+            shared_reads=self.profile.shared_reads,
         )
         return EngineConfig(cache=cache, scheduler=scheduler)
 

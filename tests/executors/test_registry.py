@@ -9,7 +9,7 @@ import pytest
 from transformers import LlamaForCausalLM
 
 from neaptide.engine.clock import MonotonicClock, VirtualClock
-from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
+from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig, SharedReads
 from neaptide.executors.contract import Capabilities
 from neaptide.executors.registry import UnknownExecutorError, check_executor, start_executor
 from neaptide.launch import engine
@@ -47,15 +47,29 @@ def test_the_torch_executor_says_what_it_is(gqa: tuple[Path, LlamaForCausalLM]) 
     assert (started.device, started.dtype, started.executor.num_blocks) == ("cpu", "float32", 8)
     assert (started.model.vocab_size, started.model.max_position_embeddings) == (128, 256)
     assert started.model.eos_token_ids == (2,)
-    assert started.capabilities == (True, False, True, False)
+    assert started.capabilities == (True, False, True, False, SharedReads(decodes_per_read=48 // 3, min_tokens=64))
     assert started.profiled is started.executor
 
 
 def test_the_simulated_executor_has_no_step_times_to_measure() -> None:
     started = start_executor(config_of("sim", embedded_model_path()), VirtualClock())
     assert (started.device, started.dtype, started.executor.num_blocks) == ("sim", "none", 4096)
-    assert started.capabilities == (True, False, False, False)
+    assert started.capabilities == (True, False, False, False, None)
     assert started.profiled is None
+
+
+@pytest.mark.parametrize("shared_reads", [None, SharedReads(decodes_per_read=24, min_tokens=64)])
+def test_the_engine_counts_the_reads_that_its_executor_shares(
+    monkeypatch: pytest.MonkeyPatch, shared_reads: SharedReads | None
+) -> None:
+    config = EngineConfig(executor=ExecutorConfig(kind="sim", model_path=str(embedded_model_path())))
+    able = replace(
+        start_executor(config, VirtualClock()), capabilities=Capabilities(True, False, False, False, shared_reads)
+    )
+    monkeypatch.setattr(engine, "start_executor", lambda *_: able)
+    core, ready = engine.build_engine(config, VirtualClock())
+    assert core.kv.shared_reads == shared_reads
+    assert (ready.token_s, ready.kv_token_s, ready.pair_s) == (1e-4, 1e-7, 1e-8)  # of an unknown machine
 
 
 def test_an_engine_with_a_simulated_executor_and_the_api_process_load_no_torch(tmp_path: Path) -> None:

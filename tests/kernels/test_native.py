@@ -166,6 +166,14 @@ def chosen(kernels: str) -> Kernels:
     return choose_kernels(Shape(4, 2, 8, 16), dtype=torch.float32, device=torch.device("cpu"), cpu_kernels=kernels)
 
 
+def test_one_read_of_a_shared_prefix_serves_the_decodes_of_a_tile() -> None:
+    """A tile has 48 query rows; each decode has two per KV head. Torch and batch-invariant kernels share no reads."""
+    assert chosen("native").decodes_per_read == 24
+    assert chosen("torch").decodes_per_read == 1
+    shape, cpu = Shape(4, 2, 8, 16), torch.device("cpu")
+    assert choose_kernels(shape, dtype=torch.float32, device=cpu, batch_invariant=True).decodes_per_read == 1
+
+
 def test_torch_computes_where_there_is_no_compiler(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -197,9 +197,9 @@ def _window_notes(window: str, runs: Mapping[str, Outcome]) -> Iterator[str]:
         yield (
             f"{window}, {kind}: {100 * one.attained:.1f}% attained ({100 * (arrival or 0.0):.1f}% from arrival), TTFT "
             f"p99 {1e3 * (online.ttft_s['p99'] or 0.0):,.0f} ms, {preemptions.count_by_class['offline']} offline and "
-            f"{preemptions.count_by_class['online']} online preemptions, {preemptions.recomputed_tokens:,} tokens "
-            f"dropped, {result.wasted_tokens:,} computed again, longest wait {wait_s:.0f} s, demand beyond capacity "
-            f"in {100 * one.kept.beyond_capacity:.0f}% of the seconds."
+            f"{preemptions.count_by_class['online']} online preemptions, {result.wasted_tokens:,} tokens "
+            f"computed again, longest wait {wait_s:.0f} s, demand beyond capacity in "
+            f"{100 * one.kept.beyond_capacity:.0f}% of the seconds."
         )
 
 

@@ -15,7 +15,7 @@ def price(result: SimResult) -> str:
         f"{', '.join(latencies)} (p50 / p99), {_percent(online.attainment['both'])} both targets, "
         f"{_percent(online.attainment['both_from_arrival'])} from arrival; preempted {kinds['recompute']:,} "
         f"({of_class['online']:,} online), lost slots {kinds['checkpoint']:,}, swapped out {kinds['swap']:,}; "
-        f"{preemptions.recomputed_tokens:,} tokens dropped, {result.wasted_tokens:,} computed again, "
+        f"{result.wasted_tokens:,} tokens computed again, "
         f"{preemptions.swapped_blocks:,} blocks copied, longest wait {offline.longest_wait_s or 0.0:.0f} s"
     )
 

@@ -37,7 +37,7 @@ def device_of(engine: EngineClient) -> DensityModel:
         return SOME_DEVICE
     if info.token_s <= 0 or info.kv_token_s <= 0:
         return SOME_DEVICE
-    return DensityModel.in_seconds(info.token_s, info.kv_token_s)
+    return DensityModel.in_seconds(info.token_s, info.kv_token_s, info.pair_s)
 
 
 def begin_shared(

@@ -22,6 +22,7 @@ from neaptide.engine.kv.eviction import (
     wanted_bucket,
 )
 from neaptide.engine.kv.host_tier import HostTier
+from neaptide.engine.kv.online_returns import OnlineReturns
 from neaptide.engine.kv.prefix_index import PrefixIndex
 from neaptide.engine.kv.prefix_nodes import Path, PrefixNode
 from neaptide.engine.params import RequestClass
@@ -46,6 +47,8 @@ class BlockPool:
     ) -> None:
         self.num_blocks = num_blocks
         self.host = host
+        self.online_returns = OnlineReturns(num_blocks if host is None else host.num_slots)
+        """Counted only with ``by_reuse``."""
         self.saves_from = SEEN_ONLINE
         """First bucket of the eviction order whose blocks are currently worth a copy to host memory."""
         self.loads = host is not None
@@ -124,6 +127,14 @@ class BlockPool:
         """Cached blocks of one bucket in order of eviction."""
         return self._cached.bucket(bucket)
 
+    def num_cached_in(self, bucket: int) -> int:
+        """Number of cached blocks of one bucket."""
+        return self._cached.num_in(bucket)
+
+    def cached_bucket(self, block: int) -> int:
+        """Bucket of a cached block."""
+        return self._cached.bucket_of(block)
+
     @property
     def buckets(self) -> Iterable[int]:
         """Non-empty buckets in order of eviction."""
@@ -173,10 +184,13 @@ class BlockPool:
 
     def acquire(self, block_ids: Sequence[int], owner: RequestClass) -> None:
         """Adds a reader to blocks that the index returned."""
+        is_online, num_online = owner is RequestClass.ONLINE, 0
         for block in block_ids:
             if self._ref_cnt[block] == 0:
+                num_online += is_online and self._cached.bucket_of(block) == SEEN_ONLINE
                 self._uncache(block)
             self._add_ref(block, owner)
+        self.online_returns.observe_hits(num_online)
 
     def release(self, block_ids: Sequence[int], owner: RequestClass) -> None:
         """Removes a reader. The tail of the chain ages first: a tail without its head is unreachable."""
@@ -324,20 +338,20 @@ class BlockPool:
         for place, block in enumerate(blocks):
             block_hash = self._hash[block]
             assert block_hash is not None
-            if is_seen := place < num_seen:
-                host.conversations.observe_evicted(block_hash)
-            if (SEEN_ONLINE if is_seen else WANTED) < self.saves_from:
+            if (SEEN_ONLINE if place < num_seen else WANTED) < self.saves_from:
                 continue
             slot = host.take_in(block_hash)
             if slot is not None:
                 self.saves.append((block, slot))
 
     def _evict(self, count: int) -> list[int]:
-        num_unwanted = num_seen = 0
-        if self.host is not None:
-            num_unwanted, num_seen = self._cached.num_in(UNWANTED), self._cached.num_in(SEEN_ONLINE)
+        num_unwanted, num_seen = self._cached.num_in(UNWANTED), self._cached.num_in(SEEN_ONLINE)
         blocks = self._cached.pop(count)
         hashes, remove = self._hash, self.index.remove
+        for block in blocks[num_unwanted : num_unwanted + num_seen]:
+            evicted_hash = hashes[block]
+            assert evicted_hash is not None
+            self.online_returns.observe_evicted(evicted_hash)
         if self.host is not None:
             self._save(self.host, blocks[num_unwanted:], num_seen)
         for block in blocks:

@@ -162,6 +162,11 @@ class KVDraft:
         """Cached blocks that requests still want and that would be gone for ``num_blocks`` more, were ``keep`` held."""
         return sum([self.pool.num_wanting(block) > 0 for block in self.pool.next_evicted(num_blocks, keep)])
 
+    def num_online_evicted(self, num_blocks: int, keep: Collection[int] = ()) -> int:
+        """Blocks of ended online requests, which no request is known to need, that would be gone for ``num_blocks``
+        more, were ``keep`` held."""
+        return self.pool.num_online_evicted(num_blocks, keep)
+
     def release_value(self, keep: Collection[int] = ()) -> ReleaseValue:
         """What victims would make available."""
         return ReleaseValue(self, keep)

@@ -7,43 +7,6 @@ place of slots. So it serves every reader of a prefix, not only the preempted re
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
-FIRST_BLOCKS = 64.0
-"""Initial count of evicted and of returned blocks, which makes the first share 1."""
-MEMORY_BLOCKS = 8192
-"""Number of evictions after which both counts are halved."""
-
-
-class ReturnShare:
-    """Share of evicted conversation blocks that are requested again; remembers their hashes only."""
-
-    def __init__(self, num_remembered: int) -> None:
-        self._num_remembered = num_remembered
-        self._evicted: OrderedDict[bytes, None] = OrderedDict()
-        """Hashes of evicted blocks, the oldest first."""
-        self._num_evicted, self._num_returned = FIRST_BLOCKS, FIRST_BLOCKS
-
-    @property
-    def share(self) -> float:
-        return self._num_returned / self._num_evicted
-
-    def observe_evicted(self, block_hash: bytes) -> None:
-        self._evicted[block_hash] = None
-        self._evicted.move_to_end(block_hash)
-        if len(self._evicted) > self._num_remembered:
-            self._evicted.popitem(last=False)
-        self._num_evicted += 1
-        if self._num_evicted > MEMORY_BLOCKS:
-            self._num_evicted, self._num_returned = self._num_evicted / 2, self._num_returned / 2
-
-    def observe_wanted(self, hashes: Iterable[bytes]) -> None:
-        """Counts returned blocks. A request with these consecutive blocks did not find the first of them in the
-        cache."""
-        for block_hash in hashes:
-            if block_hash not in self._evicted:
-                return
-            del self._evicted[block_hash]
-            self._num_returned += 1
-
 
 class HostTier:
     """Map from block hashes to slots of host memory; evicts the least recently used block.
@@ -61,7 +24,6 @@ class HostTier:
         self._free = list(range(num_slots - 1, -1, -1))
         self._pins: Counter[int] = Counter()
         """Number of running steps that read each slot."""
-        self.conversations = ReturnShare(num_slots)
 
     def __len__(self) -> int:
         return len(self._slots)

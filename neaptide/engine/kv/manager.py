@@ -7,16 +7,19 @@ a draft is applied and when a step is committed: by ``admit``, ``grow``, ``grow_
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
 from neaptide.engine.arrays import IntArray
+from neaptide.engine.config import SharedReads
 from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.kv.draft import KVDraft, PrefixHit
 from neaptide.engine.kv.eviction import NUM_BUCKETS, SEEN_ONLINE, WANTED
 from neaptide.engine.kv.host_tier import HostTier
 from neaptide.engine.kv.prefix_index import extend_block_hashes
 from neaptide.engine.kv.prefix_nodes import Path, PrefixNode, nodes_of_blocks
+from neaptide.engine.kv.shared_prefixes import SharedPrefixes, SharedReadsDraft
 from neaptide.engine.kv.slot_copies import SlotCopies
 from neaptide.engine.request import Request
 from neaptide.engine.table import RequestTable
@@ -43,6 +46,7 @@ class KVCacheManager:
         evicts_by_reuse: evict cached blocks that requests of a job still need last; else the oldest first.
         counts_reuse: order blocks by the exact number of requests that need them; else by classes of it.
         num_host_blocks: evicted blocks that host memory keeps, if requests may still need them.
+        shared_reads: what the executor's kernel reads once for several requests; None if each reads its own.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class KVCacheManager:
         evicts_by_reuse: bool = False,
         counts_reuse: bool = False,
         num_host_blocks: int = 0,
+        shared_reads: SharedReads | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.table = table
@@ -60,6 +65,8 @@ class KVCacheManager:
         self.enable_prefix_cache = enable_prefix_cache
         self._host = HostTier(num_host_blocks) if num_host_blocks else None
         self._pool = BlockPool(num_blocks, evicts_by_reuse, counts_reuse, self._host)
+        self.shared_reads = shared_reads
+        self._shared = SharedPrefixes(table, shared_reads) if shared_reads is not None else None
         self._loads: list[tuple[int, int]] = []
 
     # ---- queries ----
@@ -74,13 +81,18 @@ class KVCacheManager:
         """Number of held blocks with at least one online reader."""
         return self._pool.num_online
 
+    @property
+    def online_return_share(self) -> float:
+        """Share of cached online blocks that an online request hits again; 1 until some have been evicted."""
+        return self._pool.online_returns.share
+
     def occupancy(self) -> KVOccupancy:
         pool = self._pool
         return KVOccupancy(pool.num_free, pool.num_cached, pool.num_online, pool.num_offline)
 
     def num_cached_in(self, bucket: int) -> int:
         """Number of cached blocks in this bucket of the eviction order."""
-        return sum(1 for _ in self._pool.cached_in(bucket))
+        return self._pool.num_cached_in(bucket)
 
     def is_indexed(self, block_hash: bytes) -> bool:
         """Whether a request with this block in its prompt would find it."""
@@ -98,15 +110,21 @@ class KVCacheManager:
         """View of the current cache to plan against; invalid once the cache has changed."""
         return KVDraft(self._pool, self.block_size, self.enable_prefix_cache)
 
+    def shared_reads_draft(self) -> SharedReadsDraft:
+        """Reads that the decodes of a step save, to be counted anew for every draft."""
+        return SharedReadsDraft(self._shared)
+
     # ---- changes ----
 
     def admit(self, request: Request, hit: PrefixHit) -> None:
         """Gives a request that has just got its slot its cached prefix."""
         assert not request.num_blocks
-        self._pool.acquire(hit.block_ids, request.request_class)
-        blocks = hit.block_ids
-        if self._host is not None and request.is_online:
-            self._host.conversations.observe_wanted(request.block_hashes[len(blocks) :])
+        blocks, shared, num_held = hit.block_ids, self._shared, 0
+        if shared is not None:
+            num_held = shared.num_held(blocks, self._pool.ref_counts)
+        self._pool.acquire(blocks, request.request_class)
+        if request.is_online:
+            self._pool.online_returns.observe_wanted(islice(request.block_hashes, len(blocks), None))
         if hit.host_hashes:
             blocks = blocks + self._load(request, hit.host_hashes)
         self._mark(request, 0, blocks)
@@ -115,6 +133,8 @@ class KVCacheManager:
         table.blocks.append(slot, blocks)
         table.computed[slot] = table.committed[slot] = hit.num_tokens
         table.indexed[slot] = len(blocks)
+        if shared is not None:
+            shared.join(slot, num_held)
 
     def _load(self, request: Request, hashes: Sequence[bytes]) -> list[int]:
         """Allocates blocks for the contents of host memory under these hashes. The next step copies them."""
@@ -137,7 +157,7 @@ class KVCacheManager:
         """
         if self._host is None:
             return
-        share = self._host.conversations.share
+        share = self._pool.online_returns.evicted_share
         saves_wanted, saves_seen = 2.0 * price <= 1.0, (1.0 + share) * price <= share
         self._pool.saves_from = SEEN_ONLINE if saves_seen else WANTED if saves_wanted else NUM_BUCKETS
         self._pool.loads = price <= 1.0
@@ -277,6 +297,8 @@ class KVCacheManager:
 
     def cut(self, request: Request, num_blocks: int) -> None:
         """Frees all but the first ``num_blocks`` blocks, which are full; the rest is computed again."""
+        if self._shared is not None:
+            self._shared.leave(request.slot, num_blocks)
         self._give_back(request, num_blocks)
         table, slot = self.table, request.slot
         table.computed[slot] = num_blocks * self.block_size

@@ -10,6 +10,7 @@ from heapq import merge
 from itertools import groupby, islice
 
 from neaptide.engine.kv.block_pool import BlockPool, joined
+from neaptide.engine.kv.eviction import SEEN_ONLINE, UNWANTED
 from neaptide.engine.kv.prefix_nodes import PrefixNode
 from neaptide.engine.params import RequestClass
 
@@ -24,6 +25,8 @@ class BlockPoolDraft:
         self._freed: list[int] = []
         """... and blocks that are free now and were not, the next to be taken last."""
         self._no_longer_cached: set[int] = set()
+        self._num_gone = {UNWANTED: 0, SEEN_ONLINE: 0}
+        """Number of them by bucket, for the first two buckets."""
         self._newly_cached: dict[int, OrderedDict[int, None]] = {}
         """By bucket of the eviction order."""
         self._emptied: set[int] = set()
@@ -68,6 +71,29 @@ class BlockPoolDraft:
         num_left = count - (self._pool.num_free - self._num_taken + len(self._freed))
         if num_left > 0:
             yield from islice((block for block in self._eviction_order() if block not in keep), num_left)
+
+    def num_online_evicted(self, count: int, keep: Collection[int] = ()) -> int:
+        """How many of ``next_evicted`` no request is known to need and an online request read last.
+
+        O(1), and O(1) per block of ``keep``.
+        """
+        num_left = count - (self._pool.num_free - self._num_taken + len(self._freed))
+        if num_left <= 0:
+            return 0
+        unwanted, online = (
+            self._pool.num_cached_in(bucket) - num_gone + len(self._newly_cached.get(bucket, ()))
+            for bucket, num_gone in self._num_gone.items()
+        )
+        for block in keep:
+            if self.ref_cnt(block) == 0:
+                bucket = self._cached_bucket(block)
+                unwanted, online = unwanted - (bucket == UNWANTED), online - (bucket == SEEN_ONLINE)
+        return min(max(num_left - unwanted, 0), online)
+
+    def _cached_bucket(self, block: int) -> int:
+        newly = (bucket for bucket, blocks in self._newly_cached.items() if block in blocks)
+        bucket = next(newly, None)
+        return self._pool.cached_bucket(block) if bucket is None else bucket
 
     def num_wanting(self, block: int) -> int:
         """As ``BlockPool.num_wanting``."""
@@ -183,7 +209,12 @@ class BlockPoolDraft:
             if block in blocks:
                 del blocks[block]
                 return
-        self._no_longer_cached.add(block)
+        self._leave_pool(self._pool.cached_bucket(block), (block,))
+
+    def _leave_pool(self, bucket: int, blocks: Collection[int]) -> None:
+        self._no_longer_cached.update(blocks)
+        if bucket in self._num_gone:
+            self._num_gone[bucket] += len(blocks)
 
     def _eviction_order(self) -> Iterator[int]:
         """Cached blocks, first to go first."""
@@ -224,7 +255,7 @@ class BlockPoolDraft:
         newest = min((bucket for bucket, blocks in self._newly_cached.items() if blocks), default=None)
         if self._pool_bucket is not None and (newest is None or self._pool_bucket <= newest):
             bucket, blocks = self._pool_bucket, list(islice(self._oldest, count))
-            self._no_longer_cached.update(blocks)
+            self._leave_pool(bucket, blocks)
             if len(blocks) < count:
                 self._reach_next_bucket()
             return bucket, blocks

@@ -15,7 +15,7 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from neaptide.engine.config import SchedulerConfig
+from neaptide.engine.config import SchedulerConfig, SharedReads
 from neaptide.engine.params import Tier
 from neaptide.engine.private_files import private_opener
 from neaptide.engine.record.block_numbers import Ranges
@@ -38,6 +38,7 @@ class HeaderLine(_LogLine, tag="header"):
     """How to make the cost model and the headroom predictor again; the engine does not read it."""
     num_host_blocks: int = 0
     two_tenant_blocks: bool = False
+    shared_reads: SharedReads | None = None
 
 
 class AddLine(_LogLine, tag="add"):

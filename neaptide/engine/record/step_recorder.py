@@ -110,6 +110,7 @@ class StepRecorder(EngineObserver):
                 recipe,
                 cache.num_host_blocks,
                 cache.two_tenant_blocks,
+                cache.shared_reads,
             )
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from neaptide.engine.config import SchedulerConfig
+from neaptide.engine.config import SchedulerConfig, SharedReads
 from neaptide.engine.params import FinishReason, Tier
 
 NAME_BYTES = 8
@@ -65,6 +65,7 @@ class Present(msgspec.Struct, array_like=True, gc=False):
     requests: list[ServedRequest]
     """Requests that have not ended."""
     waiting: list[WaitingRows]
+    shared_reads: SharedReads | None = None
 
 
 ERROR_UNIT = 0.05

@@ -178,7 +178,8 @@ class TrafficRecorder(EngineObserver):
         ]
         requests = [*queues.running(), *queues.waiting_online, *queues.pool.returned, *queues.pool.flex]
         served = [_served(request, 0.0, None) for request in requests]
-        return Present(scheduler.config, scheduler.kv.block_size, self._num_blocks, served, waiting)
+        kv = scheduler.kv
+        return Present(scheduler.config, kv.block_size, self._num_blocks, served, waiting, kv.shared_reads)
 
 
 def _served(request: Request, ended_s: float, reason: FinishReason | None) -> ServedRequest:

@@ -68,15 +68,13 @@ Action = Preempt | Grow | Admit | Schedule | ScheduleRows | DrawPool | SwapOut
 class PreemptionCount:
     online: int = 0
     offline: int = 0
-    recomputed_tokens: int = 0
     request_ids: list[str] = field(default_factory=list)
 
     @property
     def total(self) -> int:
         return self.online + self.offline
 
-    def add(self, request: Request, recomputed_tokens: int) -> None:
-        self.recomputed_tokens += recomputed_tokens
+    def add(self, request: Request) -> None:
         self.request_ids.append(request.request_id)
         if request.is_online:
             self.online += 1
@@ -86,5 +84,4 @@ class PreemptionCount:
     def add_all(self, other: "PreemptionCount") -> None:
         self.online += other.online
         self.offline += other.offline
-        self.recomputed_tokens += other.recomputed_tokens
         self.request_ids += other.request_ids

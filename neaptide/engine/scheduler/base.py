@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from typing import ClassVar
 
 import numpy as np
@@ -113,6 +114,8 @@ class Scheduler(ABC):
         self._preempted_ids: list[str] = []
         self._finished_ids: list[str] = []
         self._zero_blocks: list[int] = []
+        self._block_seconds, self._block_s_index = 0.0, -1
+        """Result of ``_block_s``, and the step that it was computed for."""
         self._aborted_index = -1
         """Number of the step that was aborted last."""
         self._untold: list[Request] = []
@@ -180,13 +183,13 @@ class Scheduler(ABC):
         """Restarts a request without the prefix cache, which may have corrupted its KV."""
         request.trusts_cache = False
         request.num_cached_tokens = 0
-        self.preempted.add(request, self._preempt(request))
+        self.preempted.add(request)
+        self._preempt(request)
 
-    def _preempt(self, request: Request) -> int:
-        """Preempts a request; returns the number of dropped tokens."""
+    def _preempt(self, request: Request) -> None:
         if request.known_to_executor:
             self._preempted_ids.append(request.request_id)
-        return self.queues.preempt(request)
+        self.queues.preempt(request)
 
     def zero(self, block_ids: list[int]) -> None:
         """Has the next plan clear free blocks whose content must not be read, not even masked."""
@@ -238,6 +241,29 @@ class Scheduler(ABC):
         again_s = self.cost_model.predict(again).seconds - nothing
         return copies_s / again_s if again_s > 0.0 else 0.0
 
+    def online_return_s(self, draft: Draft, num_blocks: int, keep: Collection[int] = ()) -> float:
+        """Seconds of computing that evictions for ``num_blocks`` new blocks are expected to cost online requests.
+
+        Counts the evicted blocks that online requests read last and no request is known to need, times the share of
+        such blocks that is hit again (``OnlineReturns``), times the time to compute a block. O(1), but for ``keep``.
+
+        Args:
+            keep: blocks that the requester will read (its prefix hit), which are not evicted.
+        """
+        num_evicted = draft.kv.num_online_evicted(num_blocks, keep)
+        return num_evicted * self.kv.online_return_share * self._block_s() if num_evicted else 0.0
+
+    def _block_s(self) -> float:
+        """Time that a block of prompt tokens adds to a full step. One prediction per step."""
+        if self._block_s_index != self.index:
+            num_blocks = max(self.config.max_num_batched_tokens // self.kv.block_size, 1)
+            full = BatchShape()
+            full.add(num_blocks * self.kv.block_size, 0)
+            empty_s = self.cost_model.predict(BatchShape()).seconds
+            self._block_seconds = max(self.cost_model.predict(full).seconds - empty_s, 0.0) / num_blocks
+            self._block_s_index = self.index
+        return self._block_seconds
+
     def draft(self, now_s: float) -> Draft:
         """The policy's next step. Changes nothing.
 
@@ -287,6 +313,7 @@ class Scheduler(ABC):
         table = plan.table
         step = Step(plan, draft, self.preempted, table.epoch[rows], table.num_epochs, table.online[rows], timer)
         step.publishes_when_planned = type(self).publishes_when_planned
+        step.recomputed_tokens = table.num_recomputed(rows, plan.num_computed, plan.ends)
         self.preempted = PreemptionCount()
         for request, cached_tokens in admissions:
             if not request.known_to_executor:

@@ -47,17 +47,19 @@ class Reads(NamedTuple):
 
     total_tokens: int
     longest_tokens: int
+    shared_tokens: int = 0
+    """Tokens that need not be read, because one read serves several decodes (``Draft.shared_tokens``)."""
 
     @classmethod
-    def among(cls, read_tokens: IntArray) -> "Reads":
+    def among(cls, read_tokens: IntArray, shared_tokens: int = 0) -> "Reads":
         """Of decodes that read so many each, at least one."""
-        return cls(int(np.add.reduce(read_tokens)), largest(read_tokens))
+        return cls(int(np.add.reduce(read_tokens)), largest(read_tokens), shared_tokens)
 
     @classmethod
-    def of(cls, contexts: IntArray) -> "Reads":
+    def of(cls, contexts: IntArray, shared_tokens: int = 0) -> "Reads":
         """Of decodes on so many computed tokens each, at least one: those, and the one that each computes."""
-        total_tokens, longest_tokens = cls.among(contexts)
-        return cls(total_tokens + len(contexts), longest_tokens + 1)
+        total_tokens, longest_tokens, _ = cls.among(contexts)
+        return cls(total_tokens + len(contexts), longest_tokens + 1, shared_tokens)
 
 
 class StepBudget:
@@ -109,19 +111,26 @@ class StepBudget:
         shape.add_decodes(1, 1, 1)
         return self._cost_model.predict(shape).seconds
 
-    def most_decodes(self, contexts: IntArray, limit_s: float, reads: Reads | None = None) -> int:
+    def most_decodes(
+        self,
+        contexts: IntArray,
+        limit_s: float,
+        reads: Reads | None = None,
+        shared_tokens: Callable[[int], int] = lambda count: 0,
+    ) -> int:
         """How many of these decodes, taken from the front, keep the step within ``limit_s``.
 
         Args:
             contexts: computed tokens of each.
             reads: of all of them, if it is known.
+            shared_tokens: of the first decodes, the tokens that they need not read; see ``Reads``.
         """
         most = min(len(contexts), self.tokens_left)
         if most <= 0:
             return 0
         shape = self.shape
         if reads is None or most < len(contexts):
-            reads = Reads.of(contexts[:most])
+            reads = Reads.of(contexts[:most], shared_tokens(most))
         all_s = self._seconds(shape.plus_decodes(most, *reads), limit_s)
         if all_s <= limit_s:
             return most
@@ -129,7 +138,8 @@ class StepBudget:
         sums, longest = np.cumsum(read_tokens), np.maximum.accumulate(read_tokens)
 
         def seconds(count: int) -> float:
-            return self._seconds(shape.plus_decodes(count, int(sums[count - 1]), int(longest[count - 1])), limit_s)
+            reads = Reads(int(sums[count - 1]), int(longest[count - 1]), shared_tokens(count))
+            return self._seconds(shape.plus_decodes(count, *reads), limit_s)
 
         return largest_within(limit_s, seconds, self._seconds(shape, limit_s), most, all_s)
 

@@ -91,6 +91,7 @@ class Draft:
         self.actions: list[Action] = []
         self.table = queues.table
         self.kv = queues.kv.draft()
+        self._shared_reads = queues.kv.shared_reads_draft()
         self.pool = PoolDraft(queues.pool)
         self.preempted = PreemptionCount()
         self.has_offline = False
@@ -185,8 +186,14 @@ class Draft:
     def stream_reads(self) -> Reads:
         """Reads of ``streams`` (at least one) if each lacked one token."""
         if self._stream_reads is None:
-            self._stream_reads = Reads.among(self.streams().total)
+            streams = self.streams()
+            self._stream_reads = Reads.among(streams.total, self._shared_reads.alone(streams.rows))
         return self._stream_reads
+
+    def shared_tokens(self, rows: IntArray) -> int:
+        """KV tokens that decodes of these slots need not read, because one read of a prefix serves several of them and
+        of the step's decodes so far. 0 if the kernel shares no reads."""
+        return self._shared_reads.with_rows(rows)
 
     def decoding_streams(self) -> tuple[IntArray, Reads | None]:
         """``due_decodes`` of online requests, earliest deadline first, and their reads, if known."""
@@ -231,12 +238,14 @@ class Draft:
     def add(self, request: Request, num_tokens: int) -> None:
         """Schedules a running request whose blocks are known to be available. It then stays in the step."""
         self.kv.grow(request, num_tokens)
-        num_computed = self.kv.num_computed(request)
+        num_computed, is_seated = self.kv.num_computed(request), request.slot >= 0 and request not in self._admitted
         self.budget.add(num_tokens, num_computed)
         self.budget.shape.swapped_blocks = self.kv.num_swapped
         self.budget.shape.copied_aside_blocks = self.kv.num_copied_aside
+        if num_tokens == 1 and num_computed and is_seated:
+            self.budget.shape.shared_prefix_tokens += self._shared_reads.add(np.array([request.slot]))
         self._parts[request] = num_tokens
-        if request.slot >= 0 and request not in self._admitted:
+        if is_seated:
             self._row_is_scheduled = _marked(self._row_is_scheduled, request.slot, self.table.num_slots)
             self._untouched.discard(request.is_online)
         self.actions.append(Schedule(request, num_tokens))
@@ -251,7 +260,8 @@ class Draft:
         """Schedules slots of one class that lack one token, in order, while the step has tokens.
 
         ``spare_blocks`` may be allocated to them in order. For each slot beyond those, ``find_room`` is asked; without
-        room it is not scheduled. ``reads`` are the reads of all of them, if known.
+        room it is not scheduled. ``reads`` are the reads of all of them, if known; which of them are shared is counted
+        anew.
         """
         if not len(rows):
             return
@@ -293,7 +303,7 @@ class Draft:
 
     def preempt(self, victim: Request) -> None:
         assert not self.is_scheduled(victim)
-        self.preempted.add(victim, self.kv.num_computed(victim))
+        self.preempted.add(victim)
         self.kv.release(victim)
         self._makes_way.add(victim)
         self.num_running -= 1
@@ -386,9 +396,12 @@ class Draft:
         self.kv.grow_rows(len(full), request_class)
         self.budget.shape.swapped_blocks = self.kv.num_swapped
         if (num_behind := int(np.count_nonzero(contexts))) == len(rows):
-            self.budget.add_decodes(num_behind, reads or Reads.of(contexts))
+            shared_tokens = self._shared_reads.add(rows)
+            reads = Reads.of(contexts) if reads is None else reads
+            self.budget.add_decodes(num_behind, reads._replace(shared_tokens=shared_tokens))
         elif num_behind:
-            self.budget.add_decodes(num_behind, Reads.of(contexts[contexts > 0]))
+            behind = contexts > 0
+            self.budget.add_decodes(num_behind, Reads.of(contexts[behind], self._shared_reads.add(rows[behind])))
         for _ in range(len(rows) - num_behind):
             self.budget.add(1, 0)
         self._taking_part.append(rows)

@@ -63,8 +63,10 @@ class OfflineFill:
         prefills = table.requests_of(table.by_last_step(draft.prompt_rows(online=False)))
         contexts, count, reads = table.computed[decodes], len(decodes), None
         if self._may_sit_out and count:
-            reads = Reads.of(contexts)
-            count = draft.budget.most_decodes(contexts, limit_s, reads)
+            reads = Reads.of(contexts, draft.shared_tokens(decodes))
+            count = draft.budget.most_decodes(
+                contexts, limit_s, reads, lambda count: draft.shared_tokens(decodes[:count])
+            )
         before = draft.budget.shape.copy()
         chosen = decodes
         if count < len(decodes):

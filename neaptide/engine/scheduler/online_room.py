@@ -37,7 +37,8 @@ def online_room(scheduler: Scheduler) -> OnlineRoom:
     least_s = model.predict(decodes_shape(1, Reads(2, 2))).seconds
     alone_s = least_s
     if len(streams.rows):
-        alone_s = model.predict(decodes_shape(len(streams.rows), Reads.among(streams.total))).seconds
+        shared_tokens = kv.shared_reads_draft().alone(streams.rows)
+        alone_s = model.predict(decodes_shape(len(streams.rows), Reads.among(streams.total, shared_tokens))).seconds
     stretch = 1.0 / max(1.0 - alone_s / config.tpot_slo_s, 1.0 / MAX_STRETCH) if len(streams.rows) else 1.0
     shape, draft = BatchShape(), kv.draft()
     num_missing_blocks = 0

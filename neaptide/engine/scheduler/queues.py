@@ -65,9 +65,9 @@ class Queues:
         self._num_admissions += 1
         request.assign_slot(self.table, self._num_admissions)
 
-    def preempt(self, request: Request) -> int:
-        """Moves a request from running to waiting; returns the number of dropped tokens, which are recomputed later."""
-        dropped_tokens = request.num_computed_tokens
+    def preempt(self, request: Request) -> None:
+        """Moves a request from running to waiting. Tokens that the cache does not keep are computed again later."""
+        request.num_reached_tokens = max(request.num_reached_tokens, request.num_committed_tokens)
         self.kv.publish_committed(request)
         self.kv.release(request)
         request.free_slot(RequestStatus.WAITING)
@@ -78,7 +78,6 @@ class Queues:
         else:
             del self.running_offline[request.request_id]
             self.pool.give_back(request)
-        return dropped_tokens
 
     def find(self, request_id: str) -> Request | None:
         """A running request, or a waiting online one."""

@@ -30,7 +30,8 @@ class BatchShape:
     """Sum of the KV tokens that decodes read."""
     max_context_tokens: int = 0
     shared_prefix_tokens: int = 0
-    """KV tokens that several requests share and a kernel reads once (0 without such a kernel)."""
+    """KV tokens that decodes need not read, because one read of a shared prefix serves several of them (0 without a
+    kernel that shares reads)."""
     swapped_blocks: int = 0
     prefill_context_tokens: int = 0
     """Sum of the KV tokens that prefill chunks read, which is the context before them."""
@@ -40,8 +41,8 @@ class BatchShape:
     longest_decode_tokens: int = 0
     """KV tokens that the longest decode reads."""
     copied_aside_blocks: int = 0
-    """Slots copied to or from host memory while the step computes, in blocks; only the time beyond the step's
-    counts."""
+    """Single slots copied to or from host memory, in blocks. The step waits for them, unless its device copies while
+    it computes."""
 
     @property
     def num_tokens(self) -> int:
@@ -70,19 +71,25 @@ class BatchShape:
         other.add(num_tokens, context_tokens)
         return other
 
-    def add_decodes(self, count: int, context_tokens: int, longest_tokens: int) -> None:
-        """Adds ``count`` decodes that read ``context_tokens`` in total; the longest reads ``longest_tokens``."""
+    def add_decodes(self, count: int, context_tokens: int, longest_tokens: int, shared_tokens: int = 0) -> None:
+        """Adds ``count`` decodes that read ``context_tokens`` in total; the longest reads ``longest_tokens``.
+
+        Shared reads save ``shared_tokens`` of them.
+        """
         self.decode_requests += count
         self.decode_context_tokens += context_tokens
+        self.shared_prefix_tokens += shared_tokens
         if longest_tokens > self.longest_decode_tokens:
             self.longest_decode_tokens = longest_tokens
         if longest_tokens > self.max_context_tokens:
             self.max_context_tokens = longest_tokens
 
-    def plus_decodes(self, count: int, context_tokens: int, longest_tokens: int) -> "BatchShape":
+    def plus_decodes(
+        self, count: int, context_tokens: int, longest_tokens: int, shared_tokens: int = 0
+    ) -> "BatchShape":
         """A copy after ``add_decodes``."""
         other = self.copy()
-        other.add_decodes(count, context_tokens, longest_tokens)
+        other.add_decodes(count, context_tokens, longest_tokens, shared_tokens)
         return other
 
     def copy(self) -> "BatchShape":

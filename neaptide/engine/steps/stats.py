@@ -77,5 +77,5 @@ def _counts(step: Step) -> dict[str, int]:
         "online_admitted_prompt_tokens": sum(request.num_prompt_tokens for request in started_online),
         "preempted_online": step.preempted.online,
         "preempted_offline": step.preempted.offline,
-        "recomputed_tokens": step.preempted.recomputed_tokens,
+        "recomputed_tokens": step.recomputed_tokens,
     }

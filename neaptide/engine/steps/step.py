@@ -37,6 +37,8 @@ class Step:
     """When the device starts it, as far as is known: at once, or when the step before it is done."""
     _published: dict[int, list[tuple[int, bytes]]] = field(init=False, default_factory=dict)
     """Blocks published when the step was planned, and their hashes, by part."""
+    recomputed_tokens: int = 0
+    """Tokens that its requests compute again, after a preemption or a late mask."""
     started: list[Request] = field(init=False, default_factory=list)
     """Requests that this step is the first to run."""
 

@@ -4,8 +4,8 @@ import math
 import random
 from dataclasses import dataclass
 
-from neaptide.engine.config import SchedulerConfig
-from neaptide.estimator.calibration.micro_runs import Parts
+from neaptide.engine.config import SchedulerConfig, SharedReads
+from neaptide.estimator.calibration.micro_runs import Parts, shared_tokens
 
 DECODE_KV_TOKENS = (16, 64, 256, 1024, 4096)
 PREFILL_CONTEXTS = (0, 256, 1024, 4096)
@@ -15,6 +15,10 @@ RAGGED_HELD_OUT = 16
 """Ragged steps per regime that are held out for judging."""
 HELD_OUT_EVERY = 6
 """One in this many steps of the grid is held out."""
+SHARED_TOKENS = (256, 1024, 4096)
+"""Lengths of shared prefixes."""
+OWN_TOKENS = 64
+"""KV tokens of a decode after a shared prefix."""
 
 REFERENCE: Parts = ((32, 0), *((1, 64),) * 8)
 """Repeated between the other steps, to see the machine's speed drift."""
@@ -29,18 +33,23 @@ class CalibrationLimits:
     max_model_len: int
     kv_tokens: int
     """Token capacity of the KV cache."""
+    decodes_per_read: int = 1
+    """See ``SharedReads``; 1 without shared reads."""
 
     @classmethod
-    def of(cls, scheduler: SchedulerConfig, kv_tokens: int) -> "CalibrationLimits":
-        return cls(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, scheduler.max_model_len, kv_tokens)
+    def of(
+        cls, scheduler: SchedulerConfig, kv_tokens: int, shared_reads: SharedReads | None = None
+    ) -> "CalibrationLimits":
+        limits = scheduler.max_num_batched_tokens, scheduler.max_num_seqs, scheduler.max_model_len
+        return cls(*limits, kv_tokens, 1 if shared_reads is None else shared_reads.decodes_per_read)
 
     def allow(self, parts: Parts) -> bool:
         """Whether a step is within the limits. Counts tokens, not blocks."""
         return (
-            0 < sum(num_tokens for num_tokens, _ in parts) <= self.max_batched_tokens
+            0 < sum(part[0] for part in parts) <= self.max_batched_tokens
             and len(parts) <= self.max_seqs
-            and max(sum(part) for part in parts) <= self.max_model_len
-            and sum(sum(part) for part in parts) <= self.kv_tokens
+            and max(sum(part[:2]) for part in parts) <= self.max_model_len
+            and sum(sum(part[:2]) for part in parts) - shared_tokens(parts) <= self.kv_tokens
         )
 
 
@@ -65,6 +74,7 @@ def calibration_steps(limits: CalibrationLimits, seed: int) -> CalibrationSteps:
         cut = len(new) * RAGGED_TRAINING // (RAGGED_TRAINING + RAGGED_HELD_OUT)
         training += new[:cut]
         held_out += new[cut:]
+    training += [parts for parts in _shared(limits) if limits.allow(parts)]
     return CalibrationSteps(training, held_out, frozenset(grid))
 
 
@@ -103,6 +113,8 @@ def start_steps(limits: CalibrationLimits) -> list[Parts]:
         _equal(4, 1024),
         ((512, 0),),
     ]
+    if limits.decodes_per_read > 1:
+        steps += [_sharing(min(count, limits.decodes_per_read), tokens) for count, tokens in ((4, 512), (8, 1024))]
     return [parts for parts in steps if limits.allow(parts)]
 
 
@@ -127,6 +139,17 @@ def _decodes(limits: CalibrationLimits) -> list[Parts]:
     return [_equal(b, c) for b in powers for c in DECODE_KV_TOKENS] + [
         _equal(b, c) for b in between for c in (64, 1024)
     ]
+
+
+def _sharing(requests: int, prefix_tokens: int) -> Parts:
+    """Decodes after one prefix, which is read once."""
+    return ((1, prefix_tokens + OWN_TOKENS - 1, prefix_tokens),) * requests
+
+
+def _shared(limits: CalibrationLimits) -> list[Parts]:
+    """Decodes that share reads, in numbers that one read serves; none for a kernel that shares no reads."""
+    counts = {*powers_of_two(2, limits.decodes_per_read), limits.decodes_per_read} - {1}
+    return [_sharing(count, tokens) for count in sorted(counts) for tokens in SHARED_TOKENS]
 
 
 def _mixed() -> list[Parts]:

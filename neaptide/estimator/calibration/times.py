@@ -23,8 +23,9 @@ Seconds = Annotated[float, msgspec.Meta(gt=0.0)]
 class CalibrationTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Plain data of a calibration's measurements."""
 
-    steps: list[list[tuple[Count, Count, Count]]]
-    """For each step: runs of equal requests as (count, tokens to compute, context tokens before them)."""
+    steps: list[list[Annotated[list[Count], msgspec.Meta(min_length=3, max_length=4)]]]
+    """For each step: runs of equal requests as count, tokens to compute, context tokens before them, and the length of
+    a shared prefix if they have one."""
     held_out: list[Count]
     """Numbers of the held-out steps."""
     grid: list[Count]
@@ -41,7 +42,7 @@ class CalibrationTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def of(cls, measured: Measurements) -> "CalibrationTimes":
         numbers = {parts: number for number, parts in enumerate(measured.by_step())}
         return cls(
-            [[(len(list(alike)), *part) for part, alike in groupby(parts)] for parts in numbers],
+            [[[len(list(alike)), *part] for part, alike in groupby(parts)] for parts in numbers],
             [number for parts, number in numbers.items() if parts in measured.held_out],
             [number for parts, number in numbers.items() if parts in measured.grid],
             [(numbers[run.parts], run.seconds, run.at) for run in measured.runs],
@@ -56,9 +57,7 @@ class CalibrationTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             IndexError: a run or a list refers to a missing step.
         """
-        steps: list[Parts] = [
-            tuple((tokens, context) for count, tokens, context in step for _ in range(count)) for step in self.steps
-        ]
+        steps: list[Parts] = [tuple(tuple(part) for count, *part in step for _ in range(count)) for step in self.steps]
         return Measurements(
             frozenset(steps[number] for number in self.held_out),
             frozenset(steps[number] for number in self.grid),

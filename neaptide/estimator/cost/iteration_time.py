@@ -25,7 +25,8 @@ def regime_of(shape: BatchShape) -> Regime:
 
 
 def read_kv_tokens(shape: BatchShape) -> int:
-    """KV tokens that a step reads: those of decodes, and the context before prefill chunks."""
+    """KV tokens that a step reads: those of decodes, and the context before prefill chunks. A read that serves several
+    decodes counts once."""
     num_tokens = shape.decode_context_tokens + shape.prefill_context_tokens - shape.shared_prefix_tokens
     return num_tokens if num_tokens > 0 else 0
 

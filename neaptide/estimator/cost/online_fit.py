@@ -105,7 +105,8 @@ class OnlineCostModel:
         """A copy with what has been learned, which learns no more."""
         factors = {regime: (a, b, c, d, e, f) for regime, (a, b, c, d, e, f) in self._factors.items()}
         costs = {regime: cost.scaled(factors[regime]) for regime, cost in self.base.costs.items()}
-        return RooflineModel(costs, self.base.overlap_kappa, self.base.tile_tokens)
+        base = self.base
+        return RooflineModel(costs, base.overlap_kappa, base.tile_tokens, base.overlaps_copies)
 
     def predict(self, shape: BatchShape) -> Prediction:
         regime = regime_of(shape)

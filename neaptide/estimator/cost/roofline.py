@@ -30,15 +30,20 @@ class RooflineModel:
     Args:
         costs: coefficients for each regime.
         overlap_kappa: fraction of the overlappable time that does not overlap; 1 means a serial engine.
-        tile_tokens: see ``StepFormula``.
+        tile_tokens, overlaps_copies: see ``StepFormula``.
     """
 
     def __init__(
-        self, costs: Mapping[Regime, StepCost] | None = None, overlap_kappa: float = 1.0, tile_tokens: int = 1
+        self,
+        costs: Mapping[Regime, StepCost] | None = None,
+        overlap_kappa: float = 1.0,
+        tile_tokens: int = 1,
+        overlaps_copies: bool = False,
     ) -> None:
         self.costs = dict(costs or dict.fromkeys(Regime, GENERIC))
         self.overlap_kappa = overlap_kappa
         self.tile_tokens = tile_tokens
+        self.overlaps_copies = overlaps_copies
         self._compile()
 
     @classmethod
@@ -58,7 +63,7 @@ class RooflineModel:
         if overlap_kappa != 1.0 and profile.source == "measured":
             raise ValueError(f"profile {profile.name} is measured: it does not support overlap, only overlap_kappa = 1")
         costs = {regime: profile.costs[regime.value] for regime in Regime}
-        return cls(costs, overlap_kappa, profile.tile_tokens)
+        return cls(costs, overlap_kappa, profile.tile_tokens, profile.overlaps_copies)
 
     def terms(self, shape: BatchShape) -> Terms:
         """The parts of the predicted time, in seconds."""
@@ -81,5 +86,6 @@ class RooflineModel:
 
     def _compile(self) -> None:
         self.formulas = {
-            regime: StepFormula(cost, self.overlap_kappa, self.tile_tokens) for regime, cost in self.costs.items()
+            regime: StepFormula(cost, self.overlap_kappa, self.tile_tokens, self.overlaps_copies)
+            for regime, cost in self.costs.items()
         }

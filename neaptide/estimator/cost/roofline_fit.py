@@ -34,7 +34,8 @@ def fit_costs(samples: Sequence[StepSample]) -> dict[Regime, StepCost]:
     if not samples:
         raise ValueError("a model cannot be fitted without samples")
     num_segments = max(2, gemm_segment(max(s.shape.num_tokens for s in samples)) + 1)
-    features = np.array([_features(sample.shape, num_segments) for sample in samples])
+    shares_reads = any(sample.shape.shared_prefix_tokens for sample in samples)
+    features = np.array([_features(sample.shape, num_segments, shares_reads) for sample in samples])
     seconds = np.array([sample.seconds for sample in samples])
     smooth = _smoothness(features, seconds, num_segments)
     common = fit_relative(features, seconds, smooth, np.zeros(len(smooth)))
@@ -83,8 +84,9 @@ class _Prior:
         return float(np.concatenate(errors).mean())
 
 
-def _features(shape: BatchShape, num_segments: int) -> list[float]:
-    """The features that the coefficients multiply, in the order of ``_cost``."""
+def _features(shape: BatchShape, num_segments: int, shares_reads: bool) -> list[float]:
+    """The features that the coefficients multiply, in the order of ``_cost``. Without ``shares_reads`` no step shares
+    reads, and the last one is left out."""
     starts = [gemm_knot(k) for k in range(num_segments + 1)]
     curve = [max(shape.num_tokens - start, 0) / (end - start) for start, end in pairwise(starts)]
     curve[:-1] = [min(share, 1.0) for share in curve[:-1]]
@@ -98,6 +100,7 @@ def _features(shape: BatchShape, num_segments: int) -> list[float]:
         float(shape.decode_requests),
         float(shape.prefill_requests),
         float(shape.swapped_blocks),
+        *([float(shape.shared_prefix_tokens)] if shares_reads else []),
     ]
 
 
@@ -119,9 +122,9 @@ def _cost(coefficients: list[float], num_segments: int) -> StepCost:
     knots = [0.0]
     for increment in increments:
         knots.append(knots[-1] + increment)
-    pair_s, masked_pair_s, kv_token_s, ragged_s, decode_request_s, prefill_request_s, swap_block_s = coefficients[
-        1 + num_segments :
-    ]
+    pair_s, masked_pair_s, kv_token_s, ragged_s, decode_request_s, prefill_request_s, swap_block_s, *shared = (
+        coefficients[1 + num_segments :]
+    )
     return StepCost(
         fixed_s=fixed_s,
         gemm_curve_s=tuple(knots),
@@ -132,4 +135,5 @@ def _cost(coefficients: list[float], num_segments: int) -> StepCost:
         decode_request_s=decode_request_s,
         prefill_request_s=prefill_request_s,
         swap_block_s=swap_block_s,
+        shared_kv_token_s=sum(shared),
     )

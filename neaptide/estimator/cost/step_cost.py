@@ -24,6 +24,8 @@ class StepCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Prefill attention, per (query, key) pair."""
     kv_token_s: float
     """Reading cached keys and values, per KV token: of decodes, and of the context before prefill chunks."""
+    shared_kv_token_s: float = 0.0
+    """Per KV token that a decode need not read, because another one's read serves both (``shared_prefix_tokens``)."""
     masked_pair_s: float = 0.0
     """Per pair above the diagonal of a chunk with context, if the kernel computes those too."""
     ragged_s: float = 0.0
@@ -47,6 +49,7 @@ class StepCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             gemm_curve_s=tuple(gemm * seconds for seconds in self.gemm_curve_s),
             pair_s=attention * self.pair_s,
             kv_token_s=kv * self.kv_token_s,
+            shared_kv_token_s=kv * self.shared_kv_token_s,
             masked_pair_s=attention * self.masked_pair_s,
             ragged_s=requests * self.ragged_s,
             decode_request_s=requests * self.decode_request_s,
@@ -84,18 +87,23 @@ class StepFormula:
 
     Serial time = max(compute, weights) + prefill attention + KV reads + rest. Its lower bound under operator overlap =
     max(compute + prefill attention, weights + KV reads) + rest. The prediction is ``overlap_kappa`` of the way from the
-    bound to the serial time. Parallel copies cost only the time by which they exceed the step's work.
+    bound to the serial time.
 
     Args:
         tile_tokens: matrix products take as long as those of the next multiple of this many tokens.
+        overlaps_copies: copies of single slots run beside the step's work, so only the time beyond it counts. Otherwise
+            the step waits for them.
     """
 
-    def __init__(self, cost: StepCost, overlap_kappa: float = 1.0, tile_tokens: int = 1) -> None:
+    def __init__(
+        self, cost: StepCost, overlap_kappa: float = 1.0, tile_tokens: int = 1, overlaps_copies: bool = False
+    ) -> None:
         if len(cost.gemm_curve_s) < 2:
             raise ValueError("the curve of matrix products needs at least the times of 1 and 2 tokens")
         self._cost = cost
         self._kappa = overlap_kappa
         self._tile_tokens = tile_tokens
+        self._overlaps_copies = overlaps_copies
         curve = cost.gemm_curve_s
         self._last = len(curve) - 2
         self._knots = tuple(map(gemm_knot, range(len(curve))))
@@ -123,6 +131,8 @@ class StepFormula:
         gemm_s = compute_s if compute_s > cost.weights_s else cost.weights_s
         attention_s = cost.pair_s * shape.prefill_attention_pairs + cost.masked_pair_s * shape.prefill_masked_pairs
         kv_s = cost.kv_token_s * read_kv_tokens(shape)
+        if shape.shared_prefix_tokens:
+            kv_s += cost.shared_kv_token_s * shape.shared_prefix_tokens
         if self._kappa != 1.0:
             serial_s = gemm_s + attention_s + kv_s
             if serial_s > 0.0:
@@ -137,6 +147,9 @@ class StepFormula:
         )
         swap_s = cost.swap_block_s * shape.swapped_blocks
         if shape.copied_aside_blocks:
-            work_s = cost.fixed_s + gemm_s + attention_s + kv_s + requests_s + swap_s
-            swap_s += max(cost.swap_block_s * shape.copied_aside_blocks - work_s, 0.0)
+            copies_s = cost.swap_block_s * shape.copied_aside_blocks
+            if self._overlaps_copies:
+                work_s = cost.fixed_s + gemm_s + attention_s + kv_s + requests_s + swap_s
+                copies_s = max(copies_s - work_s, 0.0)
+            swap_s += copies_s
         return cost.fixed_s, gemm_s, attention_s, kv_s, requests_s, swap_s

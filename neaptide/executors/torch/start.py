@@ -27,6 +27,7 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
         asynchronous=device == "cuda",
         two_tenant_blocks=True,
         abortable_steps=executor.abortable_steps,
+        shared_reads=executor.shared_reads,
     )
     return StartedExecutor(
         executor,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from neaptide.engine.arrays import IntArray
 from neaptide.engine.clock import Clock
-from neaptide.engine.config import CacheConfig, ExecutorConfig
+from neaptide.engine.config import CacheConfig, ExecutorConfig, SharedReads
 from neaptide.engine.params import INVALID_TOKEN, OUT_OF_MEMORY, SamplingParams
 from neaptide.engine.process.arrivals import OnlineArrivals
 from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan, StepResult
@@ -33,6 +33,7 @@ from neaptide.executors.torch.sampling.sampler import sample
 from neaptide.executors.torch.step_results import Pending, PromptScores, SampledTokens, TokenScores, TorchHandle
 from neaptide.executors.torch.weights import load_weights
 from neaptide.kernels.choice import Kernels, Shape, choose_kernels
+from neaptide.kernels.paged_attention.work_list import MIN_SHARED_TOKENS
 from neaptide.kernels.transfer import HostCopy, to_device
 from neaptide.models.checkpoint import load_model_config, resolve_model
 from neaptide.models.registry import FAMILIES
@@ -155,6 +156,12 @@ class TorchExecutor:
     @property
     def kv_bytes_per_token(self) -> int:
         return self.model_config.kv_bytes_per_token(self.dtype.itemsize)
+
+    @property
+    def shared_reads(self) -> SharedReads | None:
+        """What the attention kernel reads once for several decodes; None if every decode reads its own."""
+        count = self._runner.kernels.decodes_per_read
+        return SharedReads(count, MIN_SHARED_TOKENS) if count > 1 else None
 
     @property
     def build(self) -> str:

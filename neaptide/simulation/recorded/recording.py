@@ -102,6 +102,7 @@ class TrafficRecording:
             kv_bytes_per_token=1,
             num_blocks=self.present.num_blocks,
             block_size=self.present.block_size,
+            shared_reads=self.present.shared_reads,
             planning=PlanningCost(host_s / steps if steps else 0.0),
             tile_tokens=models[len(models) // 2].tile_tokens,
             costs={regime.value: cost for regime, cost in models[len(models) // 2].costs.items()},

@@ -7,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from neaptide.engine.kv.block_pool import BlockPool
+from neaptide.engine.kv.eviction import SEEN_ONLINE
 from neaptide.engine.kv.pool_draft import BlockPoolDraft
 from neaptide.engine.kv.prefix_nodes import PrefixNode
 from neaptide.engine.params import RequestClass
@@ -148,6 +149,25 @@ def test_a_draft_changes_nothing_so_that_another_gives_the_same(before: list[Ope
     assert (player.state(), list(pool.eviction_order())) == (state, order)
     assert pool.free_blocks(0, pool.num_free) == free
     pool.check_integrity(player.held)
+
+
+@given(operations, operations, st.booleans(), st.integers(0, NUM_BLOCKS), st.sets(st.integers(0, NUM_BLOCKS - 1)))
+def test_evicted_online_blocks_are_counted_as_by_walking_the_eviction_order(
+    before: list[Operation], then: list[Operation], counted: bool, count: int, kept: set[int]
+) -> None:
+    pool, player = played(before, by_reuse=True, counted=counted)
+    draft = BlockPoolDraft(pool)
+    drafted = Player(draft, list(player.held))
+    for operation in then:
+        drafted.play(operation)
+    keep = {block for block in kept if draft.ref_cnt(block) or block in set(draft.next_evicted(1 << 20))}
+    asked = draft.num_online_evicted(count, keep)
+    walked = list(draft.next_evicted(count, keep))
+    for operation in then:
+        player.play(operation)
+    held = {block for block in keep if not pool.ref_counts[block]}
+    pool.acquire(sorted(held), OFFLINE)
+    assert asked == sum(pool.cached_bucket(block) == SEEN_ONLINE for block in walked)
 
 
 def test_a_draft_evicts_in_the_pools_order_and_then_what_it_released_itself() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from neaptide.engine.config import CacheConfig
 from neaptide.engine.interfaces import Prediction
-from neaptide.engine.kv.host_tier import HostTier, ReturnShare
+from neaptide.engine.kv.host_tier import HostTier
 from neaptide.engine.kv.prefix_index import block_hash, root_hash
 from neaptide.engine.messages import AbortRequest
 from neaptide.engine.params import FinishReason
@@ -122,29 +122,6 @@ def test_a_slot_never_holds_another_block_than_was_copied_there(events: list[tup
 
 
 # ---- conversations ----
-
-
-def test_the_share_that_returns_follows_what_is_seen() -> None:
-    seen = ReturnShare(1000)
-    assert seen.share == 1.0
-    blocks = [number.to_bytes(4, "big") for number in range(192)]
-    for block in blocks:
-        seen.observe_evicted(block)
-    assert seen.share == 64 / 256
-    seen.observe_wanted(blocks[:32])
-    assert seen.share == 96 / 256
-    seen.observe_wanted(blocks[:32])  # they have come back already
-    assert seen.share == 96 / 256
-
-
-def test_what_stands_behind_a_block_that_is_not_remembered_does_not_return() -> None:
-    seen = ReturnShare(2)
-    for block in (A, B, C):  # A is forgotten
-        seen.observe_evicted(block)
-    seen.observe_wanted([A, B, C])
-    assert seen.share == 64 / 67
-    seen.observe_wanted([B, C])
-    assert seen.share == 66 / 67
 
 
 def test_conversations_that_never_go_on_are_not_copied_for_long(tmp_path: Path) -> None:

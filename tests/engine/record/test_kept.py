@@ -16,13 +16,14 @@ ROUNDS = 4
 WINDOWS = {
     "neaptide.engine.core.EngineCore._planning_s",
     "neaptide.engine.core.EngineCore._starting_s",
+    "neaptide.engine.kv.online_returns.OnlineReturns._evicted",
     "neaptide.engine.scheduler.controller.OverrunController._overran",
     "neaptide.engine.scheduler.cushion.Cushion._answers",
     "neaptide.engine.scheduler.slack.SlackTracker._arrivals",
     "neaptide.engine.scheduler.slack.SlackTracker._arrival_times_s",
     "neaptide.engine.scheduler.slack.SlackTracker._tokens_before",
 }
-"""Of the last steps, arrivals and answers, so many at most."""
+"""Of the last steps, arrivals, answers and evicted blocks, at most as many as each keeps."""
 
 
 def visits(harness: Harness, recorder: TrafficRecorder, directory: Path, number: int) -> None:

@@ -4,10 +4,12 @@ import random
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.conformal import AdaptiveQuantile
 from neaptide.estimator.cost.iteration_time import Regime, StepSample, mean_relative_error
 from neaptide.estimator.cost.online_fit import OnlineCostModel
@@ -225,3 +227,22 @@ def test_a_small_change_is_believed_as_soon_as_the_filter_was_tuned_for() -> Non
         model.observe(shape, calm_s * (1.0 + 1e-6))
     missing = 1.0 - (model.predict(shape).seconds / calm_s - 1.0) / 1e-6
     assert missing == pytest.approx(0.408, abs=0.008)
+
+
+def test_the_price_of_shared_reads_that_was_never_measured_is_learned(base: Base) -> None:
+    """A kernel for which a shared read costs half of another one, and a profile that does not know it."""
+    truth = {
+        regime: msgspec.structs.replace(cost, shared_kv_token_s=0.5 * cost.kv_token_s)
+        for regime, cost in base.calibrated.costs.items()
+    }
+    machine, model, rng = RooflineModel(truth), OnlineCostModel(base.calibrated), random.Random(0)
+    found = []
+    for _ in range(300):
+        count, prefix = rng.randint(8, 24), rng.choice((1024, 2048))
+        shape = BatchShape()
+        shape.add_decodes(count, count * (prefix + 64), prefix + 64, shared_tokens=(count - 1) * prefix)
+        seconds = machine.predict(shape).seconds
+        found.append(abs(model.predict(shape).seconds / seconds - 1.0))
+        model.observe(shape, seconds)
+    assert found[0] > 0.3
+    assert sum(found[-50:]) / 50 < 0.08

@@ -3,15 +3,18 @@
 import random
 from functools import partial
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import Regime, StepSample, mean_relative_error, raggedness
+from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.cost.step_cost import StepCost, StepFormula, gemm_knot, gemm_segment
 from neaptide.estimator.device_profile import DeviceProfile
+from neaptide.estimator.recipes import build_cost_model, roofline_recipe
 from tests.estimator.machines import decodes, linear_machine, measure, prefills, random_shape
 
 COST = StepCost(
@@ -114,6 +117,14 @@ def test_reads_that_a_shared_prefix_saves_are_not_charged() -> None:
     without = model.predict(shape).seconds
     shape.shared_prefix_tokens = 16
     assert model.predict(shape).seconds == without - 0.25 * 16
+
+
+def test_a_measured_price_of_shared_reads_is_charged_for_each_that_is_saved() -> None:
+    cost = StepCost(fixed_s=1.0, gemm_curve_s=(1.0, 2.0), pair_s=0.0, kv_token_s=0.25, shared_kv_token_s=0.125)
+    model, shape = RooflineModel(dict.fromkeys(Regime, cost)), BatchShape()
+    shape.add_decodes(2, 100, 50, shared_tokens=40)
+    assert model.predict(shape).seconds == 1.0 + 2.0 + 0.25 * 60 + 0.125 * 40
+    assert cost.scaled((1.0, 1.0, 1.0, 2.0, 1.0, 1.0)).shared_kv_token_s == 0.25
 
 
 def test_the_curve_has_knots_at_powers_of_two_and_halfway_between() -> None:
@@ -266,7 +277,14 @@ def test_raggedness_is_zero_for_equal_decodes_and_never_falls_with_one_more(cont
     assert raggedness(shape.plus(100, 10)) == raggedness(shape)
 
 
-def test_copies_beside_the_work_cost_what_they_take_longer() -> None:
-    formula = StepFormula(StepCost(0.01, (1e-3, 2e-3), pair_s=0.0, kv_token_s=0.0, swap_block_s=2e-3))
-    seconds = [sum(formula.terms(BatchShape(swapped_blocks=1, copied_aside_blocks=count))) for count in (0, 6, 7)]
-    assert seconds == pytest.approx([0.012, 0.012, 0.014])
+@pytest.mark.parametrize(("overlaps", "expected"), [(False, [0.012, 0.024, 0.026]), (True, [0.012, 0.012, 0.014])])
+def test_a_step_waits_for_its_copies_unless_the_device_copies_beside_the_work(
+    overlaps: bool, expected: list[float]
+) -> None:
+    cost = StepCost(0.01, (1e-3, 2e-3), pair_s=0.0, kv_token_s=0.0, swap_block_s=2e-3)
+    device = msgspec.structs.replace(profile("analytic", cost), overlaps_copies=overlaps)
+    model = OnlineCostModel(RooflineModel.from_profile(device)).as_it_is()
+    again = build_cost_model(roofline_recipe(device, 1.0))
+    for each in (model, again):
+        shapes = [BatchShape(swapped_blocks=1, copied_aside_blocks=count) for count in (0, 6, 7)]
+        assert [each.predict(shape).seconds for shape in shapes] == pytest.approx(expected)

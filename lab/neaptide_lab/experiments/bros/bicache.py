@@ -91,7 +91,8 @@ def _run(lengths: str, initial: int, size: BicacheSize) -> Arms:
 def arm_scenario(lengths: str, initial: int, size: BicacheSize, arm: str) -> Scenario:
     logging.getLogger(__name__).info("%s lengths, initial batch size %d, %s", lengths, initial, arm)
     given = scenario(Cell(OPT_30B, lengths, RATE_RPS), size.window_s)
-    return replace(given, policy=BROS, bros_initial_batch_size=initial, host_cache_bytes=ARMS[arm])
+    profile = msgspec.structs.replace(given.profile, overlaps_copies=True)  # as the paper copies
+    return replace(given, profile=profile, policy=BROS, bros_initial_batch_size=initial, host_cache_bytes=ARMS[arm])
 
 
 def _note(case: Case, arm: str, one: SimResult) -> str:

@@ -122,6 +122,7 @@ def _request(
         kv_tokens=info.num_blocks * info.block_size,
         unit_tokens=info.block_size,
         tile_tokens=info.tile_tokens,
+        pair_s=info.pair_s,
     )
 
 

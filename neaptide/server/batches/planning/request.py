@@ -45,6 +45,8 @@ class PlanRequest(msgspec.Struct, array_like=True, frozen=True):
     unit_tokens: int
     tile_tokens: int = 1
     """Tile size: the token count of a step should be a multiple of it."""
+    pair_s: float = 0.0
+    """Seconds that the device takes for prefill attention of a (query, key) pair."""
 
 
 class PlanFailed(msgspec.Struct, tag=True, frozen=True):

@@ -123,6 +123,19 @@ def test_a_plan_for_a_job_alone_is_the_planners(tmp_path: Path) -> None:
     assert [3 * (name == "two") + row for name, row in entries(made(request))] == rows.tolist()
 
 
+def test_attention_over_long_prompts_counts(tmp_path: Path) -> None:
+    """One row of 33 tokens that puts out 8: 2 ms for a pair, of which a causal kernel computes half, in 33 x 33."""
+    request = asked(tmp_path, "ends")
+    job = msgspec.structs.replace(request.jobs[0], rows=packed([0]), limits=packed([8]))
+    densities = []
+    for pair_s in (0.0, 2e-3):
+        ends = made(msgspec.structs.replace(request, jobs=[job], pair_s=pair_s)).ends
+        assert ends is not None
+        densities.append(ends.root_density)
+    compute_s, memory_s = 1e-4 * (33 + 8), 1e-7 * (33 * 8 + 8 * 8 / 2)
+    assert densities == pytest.approx([compute_s / memory_s, (compute_s + 1e-3 * 33**2) / memory_s])
+
+
 @pytest.mark.parametrize(
     ("behaviour", "said"),
     [
