@@ -286,10 +286,11 @@ def _cost(found: Plan) -> str:
 
 
 def _offline_lines(offline: OfflinePlan, at_peak: Beside) -> Iterator[str]:
+    samples = f" ({offline.whole.samples} samples)" if offline.whole.samples > 1 else ""
     yield (
-        f"  over the whole trace {offline.whole.tokens_per_s:,.0f} offline tok/s, {offline.tokens_per_day:,.0f} per "
-        f"day ({offline.whole.attainment['both']:.1%} attained), in the peak {at_peak.tokens_per_s:,.0f} "
-        f"({at_peak.attainment['both']:.1%})"
+        f"  over the whole trace{samples} {offline.whole.tokens_per_s:,.0f} offline tok/s, "
+        f"{offline.tokens_per_day:,.0f} per day ({offline.whole.attainment['both']:.1%} attained), "
+        f"in the peak {at_peak.tokens_per_s:,.0f} ({at_peak.attainment['both']:.1%})"
     )
     low, high = ("never" if each is None else _duration(each) for each in offline.finish_s)
     yield f"  {offline.rows:,} rows of {offline.tokens:,} tokens take {low} to {high}"
