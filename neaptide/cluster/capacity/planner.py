@@ -23,7 +23,7 @@ from neaptide.simulation.simulator import OnProgress
 
 DAY_S = 86_400
 WHOLE_SAMPLES = 4
-"""Most peaks' lengths of a trace that are simulated with offline work. A day would take an hour and a half."""
+"""Number of samples of a trace that is longer than as many peaks. So a long trace takes no longer to simulate."""
 KV_STEPS = 64
 """Resolution of the search for KV memory: equal parts of the profile's memory."""
 GIB = 1 << 30
