@@ -71,6 +71,33 @@ def test_every_file_that_contributors_are_sent_to_exists() -> None:
     assert [name for name in named if not (REPOSITORY / name).exists()] == []
 
 
+def test_every_file_that_a_page_names_exists() -> None:
+    """Paths from the repository, from the package or from the page; a file without a folder may be anywhere."""
+    folders = [REPOSITORY / name for name in ("neaptide", "tests", "lab", "tools", "benchmarks", "deploy", "examples")]
+    names = {path.name for folder in folders for path in folder.rglob("*.*")}
+    checked, missing = 0, []
+    for page in [*pages_but_the_notebooks(), REPOSITORY / "lab/README.md"]:
+        places = (REPOSITORY, REPOSITORY / "neaptide", page.parent)
+        for path in paths_in(page.read_text(encoding="utf-8")):
+            checked += 1
+            if path not in names and not any((place / path).exists() for place in places):
+                missing.append(f"{page.relative_to(REPOSITORY)}: {path}")
+    assert checked > 300
+    assert missing == []
+
+
+def pages_but_the_notebooks() -> list[Path]:
+    """The notebook says what was true on a day."""
+    return [page for page in pages() if "notebook" not in page.parts]
+
+
+def paths_in(page: str) -> list[str]:
+    """Words in backticks that are paths: of a source file, or below a folder of the repository."""
+    words = re.findall(r"(?<![\w/.$<:-])[\w.-]+(?:/[\w.-]+)*/?", " ".join(re.findall(r"`([^`\n]+)`", page)))
+    below = r"(?:neaptide|tests|lab|tools|docs|benchmarks|deploy|examples|experiments)/\w"
+    return [word for word in words if word.endswith((".py", ".md", ".toml")) or re.match(below, word)]
+
+
 def test_every_target_that_contributors_are_told_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE))
     assert set(re.findall(r"`?make ([a-z-]+)", text("CONTRIBUTING.md"))) <= targets

@@ -252,8 +252,9 @@ def _unsuccessful(batch: dict[str, Any]) -> str:
     counts = batch["request_counts"]
     if batch["status"] == "failed" and not counts["total"]:
         return "batch rejected: no line was run. Fix these lines and submit again"
-    completed = f"{counts['completed']} of {counts['total']} lines completed"
-    return f"the batch is {batch['status']}: {completed}, {counts['failed']} failed"
+    not_run = counts["total"] - counts["completed"] - counts["failed"]
+    said = f"the batch is {batch['status']}: {counts['completed']} of {counts['total']} lines completed"
+    return f"{said}, {counts['failed']} failed" + (f", {not_run} did not run" if not_run else "")
 
 
 def _next(client: httpx.Client, batch: dict[str, Any]) -> dict[str, Any]:

@@ -20,11 +20,13 @@ from neaptide.cluster.capacity.planner import Question, plan, within_context
 from neaptide.cluster.capacity.result import Beside, OfflinePlan, Plan, Point
 from neaptide.commands.outputs import JSON_HELP, check_plot, check_writable, draw, print_json, write_json
 from neaptide.commands.simulation_flags import (
+    DEFAULT_PROFILE,
     add_limits,
     add_load,
     check_flags,
     offline_of,
     online_of,
+    profile_help,
     progress,
     scenario_of,
 )
@@ -43,8 +45,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     add = parser.add_argument
     add_load(parser)
-    profiles_help = "device profiles, by name or file; the cheapest is recommended"
-    add("--profile", nargs="+", default=["h100-80g-llama-3.1-8b"], metavar="NAME", help=profiles_help)
+    profiles_help = profile_help("device profiles, by name or file, of which the cheapest is recommended")
+    add("--profile", nargs="+", default=[DEFAULT_PROFILE], metavar="NAME", help=profiles_help)
     price_help = "price of one replica for an hour, one per profile, in any currency (1 per device)"
     add("--price", type=float, nargs="+", metavar="X", help=price_help)
     find_help = "what to minimise: the number of replicas, or the KV memory of each (replicas)"
@@ -284,10 +286,11 @@ def _cost(found: Plan) -> str:
 
 
 def _offline_lines(offline: OfflinePlan, at_peak: Beside) -> Iterator[str]:
+    samples = f" ({offline.whole.samples} samples)" if offline.whole.samples > 1 else ""
     yield (
-        f"  over the whole trace {offline.whole.tokens_per_s:,.0f} offline tok/s, {offline.tokens_per_day:,.0f} per "
-        f"day ({offline.whole.attainment['both']:.1%} attained), in the peak {at_peak.tokens_per_s:,.0f} "
-        f"({at_peak.attainment['both']:.1%})"
+        f"  over the whole trace{samples} {offline.whole.tokens_per_s:,.0f} offline tok/s, "
+        f"{offline.tokens_per_day:,.0f} per day ({offline.whole.attainment['both']:.1%} attained), "
+        f"in the peak {at_peak.tokens_per_s:,.0f} ({at_peak.attainment['both']:.1%})"
     )
     low, high = ("never" if each is None else _duration(each) for each in offline.finish_s)
     yield f"  {offline.rows:,} rows of {offline.tokens:,} tokens take {low} to {high}"

@@ -16,6 +16,7 @@ from neaptide.cluster.simulation.fleet import SimulatedFleet
 from neaptide.commands.outputs import JSON_HELP, check_writable, print_json, write_json
 from neaptide.commands.simulate_tables import show_comparison, show_replicas, show_run
 from neaptide.commands.simulation_flags import (
+    DEFAULT_PROFILE,
     add_fleet,
     add_limits,
     add_load,
@@ -23,6 +24,7 @@ from neaptide.commands.simulation_flags import (
     fleet_of,
     offline_of,
     online_of,
+    profile_help,
     progress,
     scenario_of,
 )
@@ -68,7 +70,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="X",
         help="seconds of offline work alone before the first online request (0)",
     )
-    add("--profile", default="h100-80g-llama-3.1-8b", metavar="NAME", help="device profile, by name or file")
+    add("--profile", default=DEFAULT_PROFILE, metavar="NAME", help=profile_help("device profile, by name or file"))
     add_limits(parser)
     add_fleet(parser)
     add("--json", type=Path, metavar="OUT", help=JSON_HELP)

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from neaptide.cluster.autoscaling import Scale
 from neaptide.cluster.routing import ROUTERS
 from neaptide.cluster.simulation.fleet import PLACEMENTS, SimulatedFleet
-from neaptide.estimator.device_profile import DeviceProfile
+from neaptide.estimator.device_profile import DeviceProfile, profile_names
 from neaptide.estimator.recipes import DEFAULT_HEADROOM, HEADROOM_KINDS, check_headroom
 from neaptide.loadgen.workloads.offline_sets import OfflineSet, arriving, load_offline
 from neaptide.loadgen.workloads.online_sets import online_requests
@@ -22,10 +22,16 @@ from neaptide.loadgen.workloads.traces import TraceRequest, window_of
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import OnProgress
 
+DEFAULT_PROFILE = "h100-80g-llama-3.1-8b"
 MAX_NOISE = 1.0
 """Upper bound: no machine's steps typically vary by a factor of e."""
 MAX_PLANNING_SCALE = 1000.0
 MAX_HOST_CACHE_GIB = 1e6
+
+
+def profile_help(said: str) -> str:
+    """Help of ``--profile``, with the default and the names of the built-in profiles."""
+    return f"{said} ({DEFAULT_PROFILE}); built in are {', '.join(profile_names())}"
 
 
 def add_load(parser: argparse.ArgumentParser) -> None:

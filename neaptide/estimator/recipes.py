@@ -64,10 +64,6 @@ def _recipe(kind: str, model: RooflineModel) -> Recipe:
     return {"kind": kind, "costs": costs, "overlap_kappa": model.overlap_kappa, **tiles, **copies}
 
 
-def constant_recipe(seconds: float) -> Recipe:
-    return {"kind": "constant", "seconds": seconds}
-
-
 def build_cost_model(recipe: Recipe) -> CostModel:
     """The cost model of a recipe.
 

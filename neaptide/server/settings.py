@@ -125,8 +125,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     profile: Annotated[
         str | None,
         Option(
-            "Device profile: how long steps take. By default the one measured at an earlier start, else a short "
-            "measurement.",
+            "Device profile, which says how long steps take: a file, or a built-in one (a100-40g-llama-3.1-8b, "
+            "a100-40g-sxm-opt-13b-tp2, a100-40g-sxm-opt-30b-tp4, a100-80g-deepseek-67b-tp8, a100-80g-llama-2-7b, "
+            "a100-80g-llama-3-70b-tp8, a100-80g-llama-3.1-8b, a100-80g-qwen2.5-72b-tp8, a100-80g-qwen2.5-7b, cpu-111m, "
+            "cpu-neaptide-tiny, h100-80g-llama-3.1-8b, h200-llama-3.1-8b). By default the one measured at an earlier "
+            "start, else a short measurement.",
             "NAME|FILE",
             page="simulate-plan-loadtest",
         ),

@@ -67,7 +67,7 @@ class DrivenLoad:
 
         arrivals_s = poisson_arrivals(rate_rps, duration_s, seed=0)
         stem = str(directory / "offline")
-        with TokenFileWriter(stem) as writer:
+        with TokenFileWriter(stem, is_durable=False) as writer:
             for _ in range(num_rows):
                 writer.append(prompt(OFFLINE_IN))
         prompts = [prompt(ONLINE_IN) for _ in arrivals_s]

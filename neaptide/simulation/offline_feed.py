@@ -188,10 +188,10 @@ def as_job(
         return (min(request.output_tokens, limit), True) if request.is_fixed else (limit, False)
 
     stem = directory / batch_id
-    with TokenFileWriter(stem) as writer:
+    with TokenFileWriter(stem, is_durable=False) as writer:
         for request in requests:
             writer.append(token_ids(request.segments, PROMPT_VOCABULARY))
-    write_prefixes(stem)
+    write_prefixes(stem, is_durable=False)
     limits = [asked_for(request) for request in requests]
     table = sorted(set(limits))
     index = {limit: k for k, limit in enumerate(table)}

@@ -130,11 +130,12 @@ class ReplayMessages:
         if stem not in self._row_handles:
             self._row_handles[stem] = handles
             num_rows = max([len(line.prefixes.get("rows", [])), *(row + 1 for row in handles)])
-            with TokenFileWriter(stem) as writer:
+            with TokenFileWriter(stem, is_durable=False) as writer:
                 for row in range(num_rows):
                     writer.append(self._prompt(handles[row]) if row in handles else [])
             if line.prefixes:
-                PrefixTree(**{name: np.array(column, np.int64) for name, column in line.prefixes.items()}).save(stem)
+                tree = PrefixTree(**{name: np.array(column, np.int64) for name, column in line.prefixes.items()})
+                tree.save(stem, is_durable=False)
         return stem
 
     # ---- tokens that stand for the recorded blocks ----

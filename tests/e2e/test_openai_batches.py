@@ -133,6 +133,8 @@ def test_cancelled_batch_accounts_for_every_line(embedded: RunningServer, client
     assert sorted(line["custom_id"] for line in lines_out) == sorted(f"c{i}" for i in range(200))
     codes = [line["error"]["code"] for line in lines_out if line["error"] is not None]
     assert set(codes) == {"batch_cancelled"}
+    counts = {"total": len(lines), "completed": len(lines) - len(codes), "failed": 0}
+    assert done["request_counts"] == counts, "a line that never ran has not failed"
     # The engine is free again for others.
     assert client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0).choices[0].message.content
 

@@ -33,10 +33,10 @@ def flex(request_id: str, prompt: list[int], max_tokens: int = 4, **fields: obje
 
 def batch(directory: Path, batch_id: str, prompts: list[list[int]], max_tokens: int = 4) -> AddBatch:
     stem = str(directory / batch_id)
-    with TokenFileWriter(stem) as writer:
+    with TokenFileWriter(stem, is_durable=False) as writer:
         for prompt in prompts:
             writer.append(prompt)
-    write_prefixes(stem)
+    write_prefixes(stem, is_durable=False)
     rows = list(range(len(prompts)))
     return AddBatch(batch_id, stem, rows, [SamplingParams(max_tokens=max_tokens)], [0] * len(rows), [], 1e9)
 

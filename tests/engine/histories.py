@@ -100,11 +100,11 @@ class History:
         job = f"job{self._num_jobs}"
         self._num_jobs += 1
         rows = list(range(8))
-        with TokenFileWriter(self.directory / job) as writer:
+        with TokenFileWriter(self.directory / job, is_durable=False) as writer:
             for row in rows:
                 prompt = self.prompts[f"{job}:{row}"] = self._prompt()
                 writer.append(prompt)
-        write_prefixes(self.directory / job)
+        write_prefixes(self.directory / job, is_durable=False)
         streams = [row for row in rows if rng.random() < 0.3]
         table = [self._params() for _ in range(3)]
         return AddBatch(job, str(self.directory / job), rows, table, [rng.randrange(3) for _ in rows], streams, 1e9)

@@ -7,7 +7,7 @@ from random import Random
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.estimator.device_profile import DeviceProfile, PlanningCost
-from neaptide.estimator.recipes import constant_recipe, roofline_recipe
+from neaptide.estimator.recipes import roofline_recipe
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest, content_base
 from neaptide.simulation.scenario import Scenario
@@ -67,7 +67,7 @@ def constant(
         "ttft_slo_s": 10.0,
         "tpot_slo_s": 10.0,
         "truth": ConstantCostModel(STEP_S),
-        "cost_model": constant_recipe(STEP_S),
+        "cost_model": {"kind": "constant", "seconds": STEP_S},
         "keep_order": True,
     }
     return Scenario(**(values | fields))  # type: ignore[arg-type]

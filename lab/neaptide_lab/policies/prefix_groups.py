@@ -87,11 +87,6 @@ class Grouping:
         return int((np.maximum(self.num_members - 1, 0) * self.prefixes.depth_tokens).sum())
 
 
-def first_level(prefixes: Prefixes) -> Grouping:
-    """Grouping in which the prompts below each top prefix share that prefix and nothing more."""
-    return Grouping(prefixes, _inherited(prefixes.parent, prefixes.parent == NO_NODE))
-
-
 def enlarged_first_level(prefixes: Prefixes) -> Grouping:
     """BatchLLM, Algorithm 1: moves deeper levels into the first one where that gains more than it costs.
 

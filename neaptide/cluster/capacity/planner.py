@@ -10,16 +10,20 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from neaptide.cluster.capacity.measure import MeasuredSize, Size, measure
+import numpy as np
+
+from neaptide.cluster.capacity.measure import TARGETS, MeasuredSize, Size, measure
 from neaptide.cluster.capacity.result import Beside, OfflinePlan, Peak, Plan, Point
 from neaptide.cluster.capacity.search import smallest
-from neaptide.cluster.capacity.stretch import Stretch, busiest, cut, works_s
+from neaptide.cluster.capacity.stretch import Stretch, busiest, cut, samples, works_s
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import OnProgress
 
 DAY_S = 86_400
+WHOLE_SAMPLES = 4
+"""Number of samples of a trace that is longer than as many peaks. So a long trace takes no longer to simulate."""
 KV_STEPS = 64
 """Resolution of the search for KV memory: equal parts of the profile's memory."""
 GIB = 1 << 30
@@ -186,14 +190,33 @@ class _Planner:
             valid=measured.valid,
         )
 
+    def _whole(self, number: int) -> Beside:
+        """The whole trace with offline work, or the mean of its samples."""
+        question = self._question
+        parts = samples(question.trace, question.peak_s, WHOLE_SAMPLES, question.margin_s)
+        if len(parts) == 1:
+            return self._beside(parts[0], number, "the whole trace")
+        names = [f"sample {k} of {len(parts)} of the whole trace" for k in range(1, len(parts) + 1)]
+        found = [self._beside(part, number, name) for part, name in zip(parts, names, strict=True)]
+        inside = [part.num_inside for part in parts]
+        attainment = {name: float(np.average([each.attainment[name] for each in found], 0, inside)) for name in TARGETS}
+        return Beside(
+            start_s=question.trace[0].arrival_s,
+            end_s=question.trace[-1].arrival_s,
+            tokens_per_s=sum(each.tokens_per_s for each in found) / len(found),
+            attainment=attainment,
+            holds=attainment["both"] >= question.attainment,
+            valid=all(each.valid for each in found),
+            samples=len(found),
+        )
+
     def _offline(self, number: int) -> OfflinePlan | None:
         question, at_peak = self._question, self._tried[number].beside
         if at_peak is None:
             return None
         whole = at_peak
         if self._peak.num_inside < len(question.trace):
-            span_s = question.trace[0].arrival_s, question.trace[-1].arrival_s
-            whole = self._beside(cut(question.trace, span_s, question.margin_s), number, "the whole trace")
+            whole = self._whole(number)
         scenario = self._size(number).of(question.base)
         limits = [(row, scenario.output_limit(row)) for one in question.offline for row in one.requests]
         rows = [row.input_tokens + min(row.output_tokens, limit) for row, limit in limits if row.segments and limit > 0]

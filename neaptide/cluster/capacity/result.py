@@ -16,6 +16,8 @@ class Beside(msgspec.Struct, kw_only=True):
     holds: bool
     valid: bool
     """False if the offline pool ran out of work."""
+    samples: int = 1
+    """Number of evenly spaced parts of it that were simulated; 1 if all of it was."""
 
 
 class Point(msgspec.Struct, kw_only=True):

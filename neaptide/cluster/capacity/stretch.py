@@ -23,13 +23,13 @@ class Stretch:
     requests: Sequence[TraceRequest]
     """With those of the margins, on a clock that starts at the first margin."""
     window_s: Window
-    """From the first to the last arrival inside, on that clock."""
+    """From the first to the last arrival inside, on that clock; of a sample, its whole length."""
     start_s: float
     """The first arrival inside, in trace time."""
 
     @property
     def end_s(self) -> float:
-        """The last arrival inside, in trace time."""
+        """The end of the window, in trace time."""
         return self.start_s + self.length_s
 
     @property
@@ -49,6 +49,21 @@ def cut(requests: Sequence[TraceRequest], span_s: Window, margin_s: float) -> St
     inside_s = [r.arrival_s for r in taken if span_s[0] <= r.arrival_s <= span_s[1]]
     window_s = (inside_s[0] - origin_s, inside_s[-1] - origin_s)
     return Stretch([replace(r, arrival_s=r.arrival_s - origin_s) for r in taken], window_s, inside_s[0])
+
+
+def samples(requests: Sequence[TraceRequest], length_s: float, most: int, margin_s: float) -> list[Stretch]:
+    """The whole trace, or ``most`` evenly spaced parts of ``length_s`` if it is longer than they are together.
+
+    Each part begins at an arrival and counts its whole length.
+    """
+    first_s, last_s = requests[0].arrival_s, requests[-1].arrival_s
+    if last_s - first_s <= most * length_s:
+        return [cut(requests, (first_s, last_s), margin_s)]
+    arrivals_s = np.array([request.arrival_s for request in requests])
+    points_s = np.linspace(first_s, last_s - length_s, most)
+    starts_s = arrivals_s[np.searchsorted(arrivals_s, points_s, side="right") - 1].tolist()
+    parts = [cut(requests, (start_s, start_s + length_s), margin_s) for start_s in starts_s]
+    return [replace(part, window_s=(margin_s, margin_s + length_s)) for part in parts]
 
 
 def works_s(

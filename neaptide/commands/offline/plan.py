@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from neaptide.commands.outputs import check_writable
+from neaptide.commands.simulation_flags import DEFAULT_PROFILE, profile_help
 from neaptide.engine.arrays import FloatArray, IntArray
 from neaptide.engine.offline.planning.lengths import PRIOR_OUTPUT_TOKENS
 from neaptide.engine.offline.planning.plan import ORDERS, PromptPool, find_order, plan_pool
@@ -34,7 +35,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     add = parser.add_argument
     add("input", nargs="+", metavar="INPUT", help="OpenAI batch files, or offline sets by name")
-    add("--profile", default="h100-80g-llama-3.1-8b", metavar="NAME", help="device profile, by name or file")
+    add("--profile", default=DEFAULT_PROFILE, metavar="NAME", help=profile_help("device profile, by name or file"))
     policy_help = f"order to plan: {', '.join(ORDERS)}, another package's, or your own as module:function (neaptide)"
     add("--policy", default="neaptide", metavar="P", help=policy_help)
     add("--replicas", type=int, default=1, metavar="R", help="number of replicas to divide the work among (1)")

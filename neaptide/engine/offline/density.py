@@ -4,7 +4,6 @@ BlendServe (ASPLOS'26), sections 4.1 and 4.2. All closed forms: no device is ask
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -51,27 +50,8 @@ class DensityModel:
 
     def density(self, input_tokens: float, output_tokens: float) -> float:
         """``rho(r) = Comp(r) / Mem(r)``; infinite without output, which reads no cache."""
-        return _ratio(self.compute_s(input_tokens, output_tokens), self.memory_s(input_tokens, output_tokens))
-
-    def set_density(self, lengths: Iterable[tuple[float, float]], sharing: float = 0.0) -> float:
-        """Density of a set of requests (input tokens, output tokens): ``(1 - s) T_comp / T_mem``.
-
-        ``sharing`` is the share s of the compute that common prefixes save. This is the value of a node of the
-        resource-aware tree (section 5.1).
-        """
-        pairs = list(lengths)
-        compute_s = sum(self.compute_s(*pair) for pair in pairs)
-        return _ratio((1.0 - sharing) * compute_s, sum(self.memory_s(*pair) for pair in pairs))
-
-    def batch_density(self, input_tokens: float, output_tokens: float, kv_memory_bytes: float) -> float:
-        """Density of one step whose decodes, of requests of these lengths at all stages, fill the KV memory.
-
-        Section 4.2: ``N = KV-Mem / ((p + d/2) kv)`` decodes and ``N p / d`` prefill tokens for one read of the memory.
-        Equals ``density`` without prefill attention.
-        """
-        decodes, prefill_tokens = chunk_budget(kv_memory_bytes, input_tokens, output_tokens, self.kv_bytes_per_token)
-        compute_s = 2.0 * (decodes + prefill_tokens) * self.parameters / self.flops_per_s
-        return compute_s / (kv_memory_bytes / self.bytes_per_s)
+        memory_s = self.memory_s(input_tokens, output_tokens)
+        return self.compute_s(input_tokens, output_tokens) / memory_s if memory_s else math.inf
 
 
 def kv_bytes_per_token(layers: int, kv_heads: int, head_dim: int, latent_dim: int = 0, value_bytes: int = 2) -> int:
@@ -83,32 +63,3 @@ def kv_bytes_per_token(layers: int, kv_heads: int, head_dim: int, latent_dim: in
     """
     of_layer = latent_dim or 2 * kv_heads * head_dim
     return layers * of_layer * value_bytes
-
-
-def chunk_budget(
-    memory_bytes: float, input_tokens: float, output_tokens: float, kv_bytes_per_token: float
-) -> tuple[float, float]:
-    """Decoding requests and prefill tokens per step of a steady state of equal requests.
-
-    BlendServe, Algorithm 3, steps 2 and 3: a request holds ``p + d/2`` tokens on average. As many are admitted as end,
-    so ``p`` prompt tokens come with every ``d`` output tokens. ``output_tokens`` must be positive.
-
-    Returns:
-        ``N = M / ((p + d/2) kv)``, decoding requests, and ``C = N p / d``, prefill tokens per step; not rounded.
-    """
-    decodes = memory_bytes / ((input_tokens + output_tokens / 2.0) * kv_bytes_per_token)
-    return decodes, decodes * input_tokens / output_tokens
-
-
-def optimal_time_s(compute_s: float, memory_s: float, sharing: float = 0.0, overlap_kappa: float = 0.0) -> float:
-    """Least time for work of ``compute_s`` and ``memory_s``, if sharing saves the share ``sharing`` of the compute.
-
-    With ``C = (1 - sharing) compute_s``: ``max(C, M) + kappa min(C, M)``. kappa 0 is BlendServe's ``T_o = max((1 - s)
-    T_comp, T_mem)``, perfect overlap; kappa 1 is none.
-    """
-    compute_s *= 1.0 - sharing
-    return max(compute_s, memory_s) + overlap_kappa * min(compute_s, memory_s)
-
-
-def _ratio(compute_s: float, memory_s: float) -> float:
-    return compute_s / memory_s if memory_s else math.inf

@@ -11,7 +11,6 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from neaptide.engine.arrays import FloatArray, IntArray
-from neaptide.engine.offline.density import chunk_budget
 
 
 class Split(NamedTuple):
@@ -19,15 +18,6 @@ class Split(NamedTuple):
 
     left: float
     right: float
-
-
-class ScanSide(NamedTuple):
-    """Requests at one end."""
-
-    density: float
-    input_tokens: float
-    output_tokens: float
-    """Estimated tokens."""
 
 
 def split_memory(memory: float, left_density: float, right_density: float, root_density: float) -> Split:
@@ -47,18 +37,6 @@ def split_memory(memory: float, left_density: float, right_density: float, root_
     share = (root_density - right_density) / (left_density - right_density)
     left = memory * min(max(share, 0.0), 1.0)
     return Split(left, memory - left)
-
-
-def prefill_budgets(
-    memory_bytes: float, left: ScanSide, right: ScanSide, root_density: float, kv_bytes_per_token: float
-) -> Split:
-    """Prefill tokens per step for each end (Algorithm 3), from the steady state of its part of the memory."""
-    parts = split_memory(memory_bytes, left.density, right.density, root_density)
-    tokens = (
-        chunk_budget(part, side.input_tokens, side.output_tokens, kv_bytes_per_token)[1]
-        for part, side in zip(parts, (left, right), strict=True)
-    )
-    return Split(*tokens)
 
 
 class ReadingLeft(NamedTuple):

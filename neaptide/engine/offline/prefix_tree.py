@@ -98,13 +98,14 @@ class PrefixTree:
             self.rows[kept], self.node[kept], self.parent, self.depth_tokens, places[self.first], places[self.end]
         )
 
-    def save(self, stem: str | Path) -> None:
-        """Writes the tree durably to a private file."""
+    def save(self, stem: str | Path, is_durable: bool = True) -> None:
+        """Writes the tree to a private file."""
         arrays = self.arrays if len(self.parent) else {}  # Most files share nothing.
         with open(prefixes_path(stem), "wb", opener=private_opener) as f:
             np.savez(f, allow_pickle=False, **arrays)
             f.flush()
-            os.fsync(f.fileno())
+            if is_durable:
+                os.fsync(f.fileno())
 
     @classmethod
     def load(cls, stem: str | Path, num_rows: int) -> "PrefixTree":
@@ -190,14 +191,14 @@ def whole_units(num_tokens: IntArray, unit_tokens: int) -> IntArray:
     return num_tokens // unit_tokens * unit_tokens
 
 
-def write_prefixes(stem: str | Path) -> None:
+def write_prefixes(stem: str | Path, is_durable: bool = True) -> None:
     """Makes and stores the tree of a finished token file; without sharing if memory runs out."""
     tokens = TokenFile(stem)
     try:
         tree = PrefixTree.of(tokens)
     except MemoryError:  # A missing order must not fail the batch.
         tree = PrefixTree.without_sharing(len(tokens))
-    tree.save(stem)
+    tree.save(stem, is_durable)
 
 
 def groups_in_file_order(rows: IntArray, shared_tokens: IntArray) -> tuple[IntArray, IntArray]:

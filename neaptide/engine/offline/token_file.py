@@ -31,12 +31,16 @@ def _paths(stem: str | Path) -> tuple[Path, Path]:
 
 
 class TokenFileWriter:
-    """Appends prompts. ``close`` makes them durable before the job that names the file is committed."""
+    """Appends prompts. ``close`` makes them durable before the job that names the file is committed.
 
-    def __init__(self, stem: str | Path) -> None:
+    Files that nobody needs after a crash, as in a simulation, need not be durable: syncing takes milliseconds each.
+    """
+
+    def __init__(self, stem: str | Path, is_durable: bool = True) -> None:
         tokens, offsets = _paths(stem)
         self._tokens: BinaryIO = open(tokens, "wb", opener=private_opener)  # noqa: SIM115 (both closed by ``close``)
         self._offsets: BinaryIO = open(offsets, "wb", opener=private_opener)  # noqa: SIM115
+        self._is_durable = is_durable
         self._num_tokens = 0
         self.hashes = hashlib.sha256(), hashlib.sha256()
         """SHA-256 of both files as written. The files on the disk may change later."""
@@ -60,7 +64,8 @@ class TokenFileWriter:
     def close(self) -> None:
         for f in (self._tokens, self._offsets):
             f.flush()
-            os.fsync(f.fileno())
+            if self._is_durable:
+                os.fsync(f.fileno())
             f.close()
 
     def __enter__(self) -> "TokenFileWriter":

@@ -72,6 +72,7 @@ class Scheduler(ABC):
     """Like ``planned_order``, for a policy that works without a plan too. A server plans it where its device gains by
     it or the operator asks for it."""
     uses_prefix_cache: ClassVar[bool] = True
+    """Whether requests reuse the cached blocks of earlier ones with the same prefix. Only if the server allows it."""
     evicts_by_reuse: ClassVar[bool] = False
     """Whether cached blocks that a job's lines still need stay longest; otherwise the oldest go first."""
     counts_reuse: ClassVar[bool] = False
@@ -95,14 +96,21 @@ class Scheduler(ABC):
         headroom: HeadroomPredictor,
     ) -> None:
         self.config = config
+        """Limits and targets."""
         self.max_step_tokens = type(self).step_tokens(config)
+        """Most tokens computed in one step."""
         pool = OfflinePool(type(self).row_key, type(self).follows_prefixes, type(self).turns(config))
         pool.kv_tokens = kv.num_blocks * kv.block_size
         self.queues = Queues(kv, pool, type(self).online_order)
+        """The requests. A policy looks at them through the draft."""
         self.kv = kv
+        """The KV cache. A policy looks at it through ``draft.kv``."""
         self.offline_paused = False
+        """Whether offline work must not run now."""
         self.cost_model = cost_model
+        """Predicts the time of a step."""
         self.headroom = headroom
+        """Predicts the memory that online requests will need."""
         self.index = 0
         """Number of the step that is planned, or was planned last."""
         self.mask_limit_s = MASK_SHARE * config.tpot_slo_s

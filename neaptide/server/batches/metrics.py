@@ -73,7 +73,9 @@ def read_overview(conn: sa.Connection) -> Overview:
         BatchStatus(row[0]): [int(value) for value in row[1:]]
         for row in conn.execute(sa.select(t.status, sa.func.count(), *sums, *within).group_by(t.status))
     }
-    pending = sa.func.coalesce(sa.func.sum(t.num_total - t.num_completed - t.num_failed), 0)
+    # No further line runs once a batch's end is decided.
+    left = sa.case((t.outcome.is_(None), t.num_total - t.num_completed - t.num_failed), else_=0)
+    pending = sa.func.coalesce(sa.func.sum(left), 0)
     is_free = batch_chunks.c.leased_until_ms <= database_now_ms(conn)
     free_chunks, num_chunks = conn.execute(
         sa.select(sa.func.coalesce(sa.func.sum(sa.case((is_free, 1), else_=0)), 0), sa.func.count()).select_from(
@@ -159,7 +161,7 @@ class BatchMetrics(Collector):
     def _of_the_database(self) -> Iterator[Metric]:
         statuses = GaugeMetricFamily("neaptide_batches", "Number of batches in each status.", labels=["status"])
         pending = GaugeMetricFamily(
-            "neaptide_batch_requests_pending", "Number of lines of live batches that have no result yet."
+            "neaptide_batch_requests_pending", "Number of lines of live batches that can still run."
         )
         requests = CounterMetricFamily(
             "neaptide_batch_requests", "Number of batch lines that have ended.", labels=["outcome"]

@@ -32,7 +32,7 @@ def prompts_of(sets: Sequence[Sequence[TraceRequest]]) -> Prompts:
         files = []
         for number, requests in enumerate(sets):
             stem = Path(directory, str(number))
-            with TokenFileWriter(stem) as writer:
+            with TokenFileWriter(stem, is_durable=False) as writer:
                 for request in requests:
                     writer.append(token_ids(request.segments, PROMPT_VOCABULARY))
             files.append(TokenFile(stem))

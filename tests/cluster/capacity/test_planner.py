@@ -1,7 +1,7 @@
 """Sizes worked out by hand: see the scenes."""
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -9,7 +9,7 @@ import pytest
 from neaptide.cluster.capacity import planner
 from neaptide.cluster.capacity.measure import MeasuredSize, Size
 from neaptide.cluster.capacity.planner import plan, within_context
-from neaptide.cluster.capacity.stretch import Stretch
+from neaptide.cluster.capacity.stretch import Stretch, samples
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import OnProgress
@@ -148,7 +148,7 @@ def test_the_interval_lies_between_the_rates_beside_the_whole_trace_and_beside_t
     """Three seats, of which the peak's requests hold two for most of it; then a late one leaves all of them."""
     trace = [*every_so_often(8), *online((10.0, 4, 1))]
     base = constant(max_num_seqs=3, policy="priority")
-    found = plan(question(base=base, trace=trace, peak_s=2.0, offline=[offline(*[(0, 4, 4)] * 60)]))
+    found = plan(question(base=base, trace=trace, peak_s=2.25, offline=[offline(*[(0, 4, 4)] * 60)]))
     assert found.answer is not None
     assert found.answer.beside is not None
     assert found.offline is not None
@@ -156,6 +156,36 @@ def test_the_interval_lies_between_the_rates_beside_the_whole_trace_and_beside_t
     assert 0 < slow < fast
     assert found.offline.finish_s == pytest.approx((480 / fast, 480 / slow))
     assert (found.offline.whole.start_s, found.offline.whole.end_s) == (1.0, 10.0)
+
+
+def test_of_a_trace_of_more_than_four_peaks_four_samples_are_simulated_with_offline_work() -> None:
+    simulated: list[str] = []
+
+    @contextmanager
+    def watch(name: str) -> Iterator[None]:
+        simulated.append(name)
+        yield
+
+    trace = online(*((float(second), 4, 1) for second in range(100)))
+    found = plan(question(trace=trace, peak_s=2.0, offline=[offline(*[(0, 4, 4)] * 6)]), watch)
+    assert found.offline is not None
+    whole = found.offline.whole
+    assert [name.partition(": ")[2] for name in simulated if "whole" in name] == [
+        f"sample {k} of 4 of the whole trace, with offline work" for k in range(1, 5)
+    ]
+    assert (whole.samples, whole.start_s, whole.end_s) == (4, 0.0, 99.0)
+    assert whole.valid
+    at_peak = found.answer.beside if found.answer else None
+    assert at_peak is not None
+    assert whole.tokens_per_s == pytest.approx(at_peak.tokens_per_s, rel=0.35), "the load is the same everywhere"
+
+
+def test_samples_begin_at_arrivals_and_span_the_trace() -> None:
+    trace = online(*((time_s, 4, 1) for time_s in (0.0, 1.0, 5.0, 40.0, 41.0, 60.0, 90.0, 99.0, 100.0)))
+    parts = samples(trace, 10.0, 4, 2.0)
+    assert [part.start_s for part in parts] == [0.0, 5.0, 60.0, 90.0]
+    assert [part.num_inside for part in parts] == [3, 1, 1, 3]
+    assert [part.window_s for part in parts] == [(2.0, 12.0)] * 4
 
 
 def test_beside_what_is_simulated_once_the_answer_and_for_a_plot_every_size() -> None:

@@ -4,14 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from neaptide.engine.offline.density import DensityModel, chunk_budget, kv_bytes_per_token, optimal_time_s
+from neaptide.engine.offline.density import DensityModel, kv_bytes_per_token
 
 A100 = {"flops_per_s": 312e12, "bytes_per_s": 2.039e12, "kv_bytes_per_token": 131_072}
 LLAMA_8B = DensityModel(8.03e9, **A100)
-LENGTHS = st.integers(1, 20_000)
 
 
 @pytest.mark.parametrize(
@@ -47,39 +44,6 @@ def test_prefill_attention_matters_for_long_prompts_only() -> None:
 
 def test_a_request_without_output_reads_no_cache() -> None:
     assert LLAMA_8B.density(100, 0) == math.inf
-
-
-@given(LENGTHS, LENGTHS, st.floats(1e6, 1e12))
-def test_a_batch_of_equal_requests_has_their_density(input_tokens: int, output_tokens: int, memory: float) -> None:
-    batch = LLAMA_8B.batch_density(input_tokens, output_tokens, memory)
-    assert batch == pytest.approx(LLAMA_8B.density(input_tokens, output_tokens), rel=1e-9)
-
-
-@given(st.lists(st.tuples(LENGTHS, LENGTHS), min_size=1, max_size=8))
-def test_a_set_lies_between_its_requests(lengths: list[tuple[int, int]]) -> None:
-    densities = [LLAMA_8B.density(*pair) for pair in lengths]
-    assert min(densities) * (1 - 1e-9) <= LLAMA_8B.set_density(lengths) <= max(densities) * (1 + 1e-9)
-
-
-def test_sharing_saves_compute_and_no_memory_traffic() -> None:
-    lengths = [(512, 256), (256, 1024)]
-    assert LLAMA_8B.set_density(lengths, 0.25) == pytest.approx(0.75 * LLAMA_8B.set_density(lengths))
-
-
-def test_chunk_budget_by_hand() -> None:
-    assert chunk_budget(1200.0, input_tokens=6, output_tokens=4, kv_bytes_per_token=10.0) == (15.0, 22.5)
-
-
-@pytest.mark.parametrize(
-    ("kappa", "expected_s"),
-    [(0.0, 4.0), (0.2, 4.6), (1.0, 7.0)],
-)
-def test_optimal_time_with_overlap(kappa: float, expected_s: float) -> None:
-    assert optimal_time_s(8.0, 3.0, sharing=0.5, overlap_kappa=kappa) == pytest.approx(expected_s)
-
-
-def test_optimal_time_is_bound_by_memory_once_enough_compute_is_shared() -> None:
-    assert optimal_time_s(8.0, 3.0, sharing=0.75) == 3.0
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from neaptide.engine.offline.dual_scan import ScanSide, Split, dual_scan_order, prefill_budgets, split_memory
+from neaptide.engine.offline.dual_scan import Split, dual_scan_order, split_memory
 
 DENSITIES = st.floats(1e-3, 1e3)
 
@@ -34,14 +34,6 @@ def test_a_root_outside_gives_all_to_the_nearer_end(root: float, expected: Split
 
 def test_equal_densities_are_split_in_half() -> None:
     assert split_memory(60.0, 1.5, 1.5, 1.2) == Split(30.0, 30.0)
-
-
-def test_prefill_budgets_by_hand() -> None:
-    # Memory 1,000 splits 250 / 750: the left holds 250 / (8 * 1) requests, the right 750 / (5 * 1).
-    budgets = prefill_budgets(
-        1000.0, ScanSide(4.0, 6, 4), ScanSide(0.0, 1, 8), root_density=1.0, kv_bytes_per_token=1.0
-    )
-    assert budgets == Split(250 / 8 * 6 / 4, 750 / 5 * 1 / 8)
 
 
 def scanned(compute_s: list[float], memory_s: list[float], held: list[int], lasting: list[int], kv: int) -> list[int]:

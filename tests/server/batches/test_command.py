@@ -148,7 +148,9 @@ def test_cancel(running: Running, tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert run("cancel", batch_id, *url) == 0
     assert capfd.readouterr().out.startswith(f"{batch_id}: cancel")
     assert run("watch", batch_id, *url) == 1
-    assert "the batch is cancelled" in capfd.readouterr().err
+    watched = capfd.readouterr().err
+    assert "cancelled 0/2\n" in watched
+    assert watched.endswith("the batch is cancelled: 0 of 2 lines completed, 0 failed, 2 did not run\n")
     assert run("results", batch_id, *url) == 0
     assert capfd.readouterr().err.endswith("there is no output file\n")
 

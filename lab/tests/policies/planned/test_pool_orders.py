@@ -18,7 +18,6 @@ from neaptide_lab.policies.prefix_groups import (
     Prefixes,
     best_single_level,
     enlarged_first_level,
-    first_level,
     multi_level_saving,
 )
 from tests.commands.test_offline_plan import PREFIX, batch, planned
@@ -70,7 +69,7 @@ def test_an_order_that_an_engine_follows_from_both_sides_is_no_list(tmp_path: Pa
 
 def test_50_000_duplicates_are_one_prefix_computed_once(copies: PromptPool) -> None:
     prefixes = Prefixes.of(copies.tree)
-    for grouping in (first_level(prefixes), enlarged_first_level(prefixes), best_single_level(prefixes)):
+    for grouping in (enlarged_first_level(prefixes), best_single_level(prefixes)):
         assert grouping.saving == multi_level_saving(prefixes) == (COPIES - 1) * 4 * UNIT
 
 

@@ -16,7 +16,6 @@ from neaptide_lab.policies.prefix_groups import (
     Prefixes,
     best_single_level,
     enlarged_first_level,
-    first_level,
     multi_level_saving,
     saving_ratio,
 )
@@ -78,7 +77,7 @@ def test_only_whole_blocks_are_shared(prefix: int, shared: int) -> None:
 def test_saving_ratio_is_that_of_the_tree(prefix: int, own: int, degree: int) -> None:
     tree = prefixes_of(forest(Branch(prefix, (Branch(own),) * degree)))
     saved = saving_ratio(prefix, own, degree) * degree * (prefix + own)
-    assert first_level(tree).saving == multi_level_saving(tree) == pytest.approx(saved)
+    assert enlarged_first_level(tree).saving == multi_level_saving(tree) == pytest.approx(saved)
 
 
 def test_a_child_of_10_over_two_grandchildren_of_9() -> None:
@@ -88,12 +87,11 @@ def test_a_child_of_10_over_two_grandchildren_of_9() -> None:
 
 
 def test_numbers_of_batchllms_figure_4() -> None:
-    # One token 'b' before five prompts; two of them share seven more. The text names these two savings; the rest of
-    # the figure's tree is not in it.
+    # One token 'b' before five prompts; two of them share seven more. The text names these savings; the rest of the
+    # figure's tree is not in it.
     pair = Branch(7, (LEAF, LEAF))
     tree = prefixes_of(forest(LEAF, Branch(1, (LEAF, LEAF, pair, LEAF))))
-    assert first_level(tree).saving == 4
-    assert first_level(prefixes_of(forest(Branch(8, (LEAF, LEAF))))).saving == 8
+    assert enlarged_first_level(prefixes_of(forest(Branch(8, (LEAF, LEAF))))).saving == 8
     # The pair is forked off: 8 for it, and 'b' still saves 2 among the other three.
     assert groups(enlarged_first_level(tree)) == [(1, 3), (8, 2)]
     assert enlarged_first_level(tree).saving == best_single_level(tree).saving == 10
@@ -153,7 +151,7 @@ def test_the_exact_choice_is_the_best_of_all_choices(tree: Branch) -> None:
 @settings(max_examples=200)
 def test_greedy_is_at_most_exact_is_at_most_multi_level(tree: Branch) -> None:
     prefixes = prefixes_of(tree)
-    savings = [grouping(prefixes).saving for grouping in (first_level, enlarged_first_level, best_single_level)]
+    savings = [grouping(prefixes).saving for grouping in (enlarged_first_level, best_single_level)]
     assert [*savings, multi_level_saving(prefixes)] == sorted([*savings, multi_level_saving(prefixes)])
 
 
@@ -182,7 +180,7 @@ def test_the_exact_choice_is_never_worse_than_algorithm_1(count: int) -> None:
 @given(TREES)
 def test_a_group_shares_a_prefix_that_all_its_prompts_begin_with(tree: Branch) -> None:
     prefixes = prefixes_of(tree)
-    for grouping in (first_level(prefixes), enlarged_first_level(prefixes), best_single_level(prefixes)):
+    for grouping in (enlarged_first_level(prefixes), best_single_level(prefixes)):
         for prefix, owner in enumerate(grouping.owner.tolist()):
             above = {NO_NODE, prefix}
             while (prefix := int(prefixes.parent[prefix])) != NO_NODE:
@@ -203,7 +201,7 @@ def test_10_000_levels_are_grouped_without_recursion() -> None:
 
 def test_without_shared_prefixes_nothing_is_grouped() -> None:
     prefixes = Prefixes.of(PrefixTree.without_sharing(3))
-    for grouping in (first_level(prefixes), enlarged_first_level(prefixes), best_single_level(prefixes)):
+    for grouping in (enlarged_first_level(prefixes), best_single_level(prefixes)):
         assert (grouping.saving, len(grouping.num_members)) == (0, 0)
     assert multi_level_saving(prefixes) == 0
 

@@ -13,7 +13,7 @@ Prompt = list[int]
 
 
 def written(directory: Path, rows: Iterable[Prompt | TokenArray], name: str = "job") -> TokenFile:
-    with TokenFileWriter(directory / name) as writer:
+    with TokenFileWriter(directory / name, is_durable=False) as writer:
         for prompt in rows:
             writer.append(prompt)
     return TokenFile(directory / name)

@@ -1,5 +1,6 @@
 """BlendServe's tree: densities of nodes, sorted layers, splits (ASPLOS'26, Algorithms 1 and 2)."""
 
+import math
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,9 +34,10 @@ def density_of(pool: PromptPool, prompts: list[Prompt], rows: list[int]) -> floa
     }
     shared = sum(sum(prompts[row][: len(unit)] == list(unit) for row in rows) - 1 for unit in in_nodes) * 16
     tokens = sum(len(prompts[row]) for row in rows) + sum(outputs)
-    return (1 - shared / tokens) * MODEL.set_density(
-        [(float(len(prompts[row])), output) for row, output in zip(rows, outputs, strict=True)]
-    )
+    lengths = [(float(len(prompts[row])), output) for row, output in zip(rows, outputs, strict=True)]
+    compute_s = (1 - shared / tokens) * sum(MODEL.compute_s(*pair) for pair in lengths)
+    memory_s = sum(MODEL.memory_s(*pair) for pair in lengths)
+    return compute_s / memory_s if memory_s else math.inf
 
 
 @given(PROMPTS, OUTPUTS)

@@ -14,6 +14,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
 from neaptide.cluster.sharing import sharing_of
+from neaptide.server.batches.metrics import read_overview
 from neaptide.server.batches.storing import batch_rows, file_rows
 from neaptide.server.batches.storing.data_dir import DATABASE_NAME, DataDirLockedError, StoreError
 from neaptide.server.batches.storing.models import FileRecord, LineResult, LineState, NewBatch, NewLine, StoredUsage
@@ -239,7 +240,25 @@ def test_closed_lines_refuse_late_results(store: Store) -> None:
     assert store.write_blocking(batch_rows.finish_batch, BATCH.id, None, None, 170)
     assert not store.write_blocking(batch_rows.finish_batch, BATCH.id, None, None, 180)
     record = store.read_blocking(batch_rows.require_batch, BATCH.id)
-    assert (record.status, record.cancelling_at, record.cancelled_at, record.num_failed) == ("cancelled", 150, 170, 2)
+    assert (record.status, record.cancelling_at, record.cancelled_at) == ("cancelled", 150, 170)
+
+
+@pytest.mark.parametrize(("state", "failed"), [(LineState.CANCELLED, 0), (LineState.EXPIRED, 0), (LineState.FAILED, 2)])
+def test_lines_that_never_ran_count_neither_as_completed_nor_as_failed(
+    store: Store, state: LineState, failed: int
+) -> None:
+    start_batch(store, 3)
+    store.write_blocking(batch_rows.end_lines, BATCH.id, [result(1)])
+    store.write_blocking(batch_rows.close_lines, BATCH.id, state, "{}")
+    record = store.read_blocking(batch_rows.require_batch, BATCH.id)
+    assert (record.num_total, record.num_completed, record.num_failed) == (3, 1, failed)
+
+
+def test_no_line_is_pending_once_the_end_of_its_batch_is_decided(store: Store) -> None:
+    start_batch(store, 2)
+    assert store.read_blocking(read_overview).pending_requests == 2
+    store.write_blocking(batch_rows.request_cancel, BATCH.id, 150)
+    assert store.read_blocking(read_overview).pending_requests == 0
 
 
 def test_only_legal_moves_are_taken(store: Store) -> None:
