@@ -183,12 +183,11 @@ class NeaptideScheduler(Scheduler, Divisible):
             before_s = draft.budget.prediction.seconds
             ends_s, lacking = self._pack_prompts(draft, late[:1], limit_s, ends_s)
             notes.late_s = draft.budget.prediction.seconds - before_s
-        ends_s, _ = self._pack_prompts(draft, ahead, limit_s, ends_s)
+        ends_s, lacking = self._pack_prompts(draft, ahead, limit_s, ends_s)
+        pushed_out = lacking if lacking in streams else None
         late_limit_s = min(limit_s, PACE * judgement.tpot_slo_s) if judgement.has_streams else limit_s
-        ends_s, lacking = self._pack_prompts(draft, late, late_limit_s, ends_s)
-        if lacking is not None:  # none behind it was admitted
-            pushed_out = (r for r in late if r.num_output_tokens and not draft.is_running(r))
-            notes.lacking = next(pushed_out, lacking)
+        _, lacking = self._pack_prompts(draft, late, late_limit_s, ends_s)
+        notes.lacking = pushed_out or lacking
 
     def _prompt(self, draft: Draft, request: Request) -> Prompt:
         if draft.is_running(request):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from neaptide.engine.scheduler.cushion import Cushion
 
 from neaptide.engine.clock import VirtualClock
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
@@ -14,7 +15,6 @@ from neaptide.engine.kv.headroom import FixedHeadroom
 from neaptide.engine.messages import AbortRequest, AddBatch
 from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import SamplingParams
-from neaptide.engine.scheduler.cushion import Cushion
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.executors.simulated.trace_executor import TraceExecutor

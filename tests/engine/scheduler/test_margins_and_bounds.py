@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from neaptide.engine.scheduler.slack import SlackTracker, prefill_seconds
 
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import Prediction
@@ -18,7 +19,6 @@ from neaptide.engine.request import Request
 from neaptide.engine.scheduler.budget import PromptSteps, Reads, StepBudget, largest_within
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.packing import NeaptideScheduler
-from neaptide.engine.scheduler.slack import SlackTracker, prefill_seconds
 from neaptide.engine.steps.plan import BatchShape
 from tests.engine.harness import Harness, flex, online
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+from neaptide.engine.scheduler.controller import OverrunController
 
 from neaptide.engine.interfaces import Prediction
 from neaptide.engine.messages import AbortRequest, CancelBatch, SetOffline
 from neaptide.engine.params import FinishReason, SamplingParams, Tier
-from neaptide.engine.scheduler.controller import OverrunController
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from tests.engine.harness import Harness, batch, flex, online

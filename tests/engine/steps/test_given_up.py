@@ -5,12 +5,12 @@ import random
 from pathlib import Path
 
 import pytest
+from neaptide.engine.scheduler.slack import SlackTracker
 
 from neaptide.engine.config import CacheConfig, SchedulerConfig
 from neaptide.engine.interfaces import Prediction
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.request import Request
-from neaptide.engine.scheduler.slack import SlackTracker
 from neaptide.engine.steps.plan import BatchShape, StepPlan, StepResult
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.estimator.cost.online_fit import OnlineCostModel

@@ -3,8 +3,8 @@
 import math
 
 import pytest
-
 from neaptide.engine.scheduler.slack import StepBounds
+
 from neaptide.engine.steps.plan import BatchShape
 from tests.engine.harness import Harness, flex, online
 from tests.engine.scheduler.test_margins_and_bounds import TOKEN_S, InProportion, PerToken, Prediction, Weights
