@@ -58,6 +58,8 @@ class Notes:
     """Prompts that can be in time."""
     first_tokens_s: list[float] = field(default_factory=list)
     """Seconds until each first token of the step is due."""
+    cached: dict[Request, tuple[int, float]] = field(default_factory=dict)
+    """What was found of waiting prompts in the cache; see ``NeaptideScheduler``."""
 
 
 class NeaptideScheduler(Scheduler, Divisible):
@@ -79,7 +81,7 @@ class NeaptideScheduler(Scheduler, Divisible):
         headroom: HeadroomPredictor,
     ) -> None:
         super().__init__(config, kv, cost_model, headroom)
-        self.traffic = Traffic(config)
+        self.traffic = Traffic(config, cost_model)
         self._fill = OfflineFill(config, headroom, type(self).left_out)
         self._late = Reservation()
         """Of a late request."""
@@ -119,6 +121,7 @@ class NeaptideScheduler(Scheduler, Divisible):
         notes: Notes = draft.notes or Notes()  # nothing was packed in a step that only drops requests
         if notes.passed is not None:
             self._fill.remember(draft, notes.passed)
+        self._cached |= notes.cached
         for action in draft.actions:
             if isinstance(action, Admit) and action.request.is_online:
                 self.traffic.observe_admission(action.request, action.request.num_known_tokens - action.hit.num_tokens)
@@ -195,7 +198,7 @@ class NeaptideScheduler(Scheduler, Divisible):
         cached, until_s = self._cached.get(request, (0, -math.inf))
         if draft.now_s > until_s:
             cached = draft.kv.match_prefix(request).num_tokens
-            self._cached[request] = cached, draft.now_s + 0.5 * request.ttft_slo_s
+            draft.notes.cached[request] = cached, draft.now_s + 0.5 * request.ttft_slo_s
         return Prompt(request, request.num_known_tokens - cached, cached)
 
     def _pack_prompts(

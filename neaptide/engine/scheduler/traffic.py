@@ -6,7 +6,9 @@ import numpy as np
 
 from neaptide.engine.arrays import FloatArray, IntArray
 from neaptide.engine.config import SchedulerConfig
+from neaptide.engine.interfaces import CostModel
 from neaptide.engine.request import Request
+from neaptide.engine.steps.plan import BatchShape
 
 RECENT = 100
 """Requests that are remembered."""
@@ -22,38 +24,48 @@ class Traffic:
     A prompt counts with the tokens that the cache did not have, once that is known.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
-        self._config = config
+    def __init__(self, config: SchedulerConfig, cost_model: CostModel) -> None:
+        self._config, self._cost_model = config, cost_model
         self._arrivals_s: deque[float] = deque(maxlen=4 * RECENT)
         self._prompts: deque[list[float]] = deque(maxlen=RECENT)
         """Uncomputed tokens and TTFT target of each, in seconds."""
         self._waiting: dict[Request, list[float]] = {}
         self._answers: deque[int] = deque([FIRST_ANSWER_TOKENS], maxlen=RECENT)
-        self._sorted: IntArray | None = None
-        self._sums: FloatArray = np.zeros(1)
-        self._sample: tuple[FloatArray, FloatArray] | None = None
+        self._sample: FloatArray = np.zeros((0, 2))
+        self._sorted: IntArray
+        self._sums: FloatArray
+        self._sum_answers()
         self.mean_tokens = self.spread = self.tightest_ttft_s = 0.0
         """Mean of the prompts' tokens, mean square over squared mean, and shortest TTFT target."""
         self.longest_tokens = 1
 
     def observe_arrival(self, request: Request) -> None:
         self._arrivals_s.append(request.arrival_s)
-        entry = [float(request.num_prompt_tokens), request.ttft_slo_s]
+        entry = [float(request.num_prompt_tokens), self._possible_ttft_s(request.ttft_slo_s)]
         self._prompts.append(entry)
         self._waiting[request] = entry
-        self._sample = None
+        self._sum_prompts()
+
+    def _possible_ttft_s(self, ttft_slo_s: float) -> float:
+        """The target, or the default if no step is so short: none shortens steps by asking for what cannot be."""
+        if ttft_slo_s >= self._config.ttft_slo_s:
+            return ttft_slo_s
+        least = BatchShape()
+        least.add(1, 0)
+        is_possible = ttft_slo_s > sum(self._cost_model.predict(least))
+        return ttft_slo_s if is_possible else self._config.ttft_slo_s
 
     def observe_admission(self, request: Request, num_tokens: int) -> None:
         """The request was admitted with ``num_tokens`` tokens to compute."""
         if (entry := self._waiting.pop(request, None)) is not None:
             entry[0] = float(num_tokens)
-            self._sample = None
+            self._sum_prompts()
 
     def observe_end(self, request: Request) -> None:
         self._waiting.pop(request, None)
         if request.num_output_tokens > 1:
             self._answers.append(request.num_output_tokens)
-            self._sorted = None
+            self._sum_answers()
 
     def rate(self, now_s: float) -> float:
         """Arrivals per second."""
@@ -68,20 +80,21 @@ class Traffic:
 
     def prompts(self) -> tuple[FloatArray, FloatArray]:
         """[recent] uncomputed tokens of each prompt, and its TTFT target in seconds."""
-        if self._sample is None:
-            entries = np.array(self._prompts, float).reshape(-1, 2)
-            tokens, ttft_slo_s = self._sample = entries[:, 0], entries[:, 1]
-            if len(tokens):
-                self.mean_tokens = max(float(tokens.mean()), 1.0)
-                self.spread = float((tokens * tokens).mean()) / self.mean_tokens**2
-                self.tightest_ttft_s, self.longest_tokens = float(ttft_slo_s.min()), max(int(tokens.max()), 1)
-        return self._sample
+        return self._sample[:, 0], self._sample[:, 1]
+
+    def _sum_prompts(self) -> None:
+        self._sample = np.array(self._prompts)
+        tokens, ttft_slo_s = self.prompts()
+        self.mean_tokens = max(float(tokens.mean()), 1.0)
+        self.spread = float((tokens * tokens).mean()) / self.mean_tokens**2
+        self.tightest_ttft_s, self.longest_tokens = float(ttft_slo_s.min()), max(int(tokens.max()), 1)
+
+    def _sum_answers(self) -> None:
+        self._sorted = np.sort(np.array(self._answers))
+        self._sums = np.concatenate((np.cumsum(self._sorted[::-1])[::-1], [0.0]))
 
     def tokens_left(self, num_output: IntArray) -> FloatArray:
         """Expected further tokens of streams with so many, at least 1."""
-        if self._sorted is None:
-            self._sorted = np.sort(np.array(self._answers))
-            self._sums = np.concatenate((np.cumsum(self._sorted[::-1])[::-1], [0.0]))
         first = np.searchsorted(self._sorted, num_output, side="right")
         count = len(self._sorted) - first
         longer: FloatArray = self._sums[first] / np.maximum(count, 1) - num_output
