@@ -259,9 +259,9 @@ class Scheduler(ABC):
             keep: blocks that the requester will read (its prefix hit), which are not evicted.
         """
         num_evicted = draft.kv.num_online_evicted(num_blocks, keep)
-        return num_evicted * self.kv.online_return_share * self._block_s() if num_evicted else 0.0
+        return num_evicted * self.kv.online_return_share * self.block_s() if num_evicted else 0.0
 
-    def _block_s(self) -> float:
+    def block_s(self) -> float:
         """Time that a block of prompt tokens adds to a full step. One prediction per step."""
         if self._block_s_index != self.index:
             num_blocks = max(self.config.max_num_batched_tokens // self.kv.block_size, 1)

@@ -163,11 +163,6 @@ class StepBudget:
             return most
         return largest_within(limit_s, seconds, self._seconds(self.shape, limit_s), most, all_s)
 
-    def seconds_each(self, num_tokens: int, context_tokens: int) -> float:
-        """What each token of such a chunk adds to the step."""
-        with_it_s = self._cost_model.predict(self.shape.plus(num_tokens, context_tokens)).seconds
-        return (with_it_s + self._mask_wait_s - self.prediction.seconds) / num_tokens
-
     def add_decodes(self, count: int, reads: Reads) -> None:
         self.tokens_left -= count
         self.shape.add_decodes(count, *reads)

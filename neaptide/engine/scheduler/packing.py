@@ -5,7 +5,7 @@ Sources of the order: BROS Algorithm 1 (slack-ordered packing), Echo section 4.1
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -80,7 +80,7 @@ class NeaptideScheduler(Scheduler, Divisible):
     ) -> None:
         super().__init__(config, kv, cost_model, headroom)
         self.traffic = Traffic(config)
-        self._fill = OfflineFill(config, headroom, type(self).left_out)
+        self._fill = OfflineFill(config, headroom, self._is_worth_evicting, type(self).left_out)
         self._late = Reservation()
         """Of a late request."""
         self._next_late_s = 0.0
@@ -283,6 +283,11 @@ class NeaptideScheduler(Scheduler, Divisible):
         kept = draft.kept_blocks[holder.request_id] = int(needed * part)
         return num_slots <= self.config.max_num_seqs and kept <= left
 
+    def _is_worth_evicting(self, draft: Draft, num_tokens: int, num_blocks: int, keep: Sequence[int]) -> bool:
+        """Whether computing so many offline tokens takes longer than what it evicts of conversations is expected to."""
+        lost_s = self.online_return_s(draft, num_blocks, keep)
+        return not lost_s or lost_s <= num_tokens * self.block_s() / self.kv.block_size
+
     def _room_to_grow(self, draft: Draft, request: Request, num_tokens: int) -> bool:
         needed = draft.kv.blocks_needed(request, num_tokens)
         if not needed or draft.kv.fits(needed):
@@ -322,5 +327,5 @@ def _has_begun(request: Request) -> bool:
     return request.status is RequestStatus.FINISHED
 
 
-def _oldest(request: Request) -> tuple[bool, bool, float]:
-    return (request.num_output_tokens == 0, request.tier is Tier.PRIORITY, request.arrival_s)
+def _oldest(request: Request) -> tuple[bool, float]:
+    return (request.tier is not Tier.PRIORITY, request.arrival_s)
