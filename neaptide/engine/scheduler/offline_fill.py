@@ -167,7 +167,7 @@ class OfflineFill:
         is_alone = not draft.num_running_offline and not draft.waiting_online
         room = draft.kv.available if is_alone else self._blocks_to_admit(draft)
         has_room = cost <= room - self._reserved_blocks(draft, request, passed)
-        if has_room and self._is_worth_it(draft, left, cost, hit.block_ids):
+        if has_room and (is_alone or self._is_worth_it(draft, left, cost, hit.block_ids)):
             draft.admit(request, hit, chunk)
             return True
         draft.offline_ended_by = Limit.MEMORY
