@@ -39,6 +39,8 @@ LATE_SHARE = 0.1
 those may be late for it."""
 
 
+LOOK_UPS = 8
+"""Waiting prompts that are looked up in the cache in one step."""
 LATE_CREDIT = 0.02
 """Fraction of the time that late prompts get, oldest first, at the cost of those that can be in time."""
 
@@ -79,7 +81,7 @@ class NeaptideScheduler(Scheduler, Divisible):
         headroom: HeadroomPredictor,
     ) -> None:
         super().__init__(config, kv, cost_model, headroom)
-        self.traffic = Traffic(config)
+        self.traffic = Traffic(config, cost_model)
         self._fill = OfflineFill(config, headroom, self._is_worth_evicting, type(self).left_out)
         self._late = Reservation()
         """Of a late request."""
@@ -104,12 +106,28 @@ class NeaptideScheduler(Scheduler, Divisible):
 
     def begin(self, now_s: float) -> None:
         super().begin(now_s)
+        self.traffic.refresh()
+        self._look_up_prompts(now_s)
         pool = self.queues.pool
         if pool.ends is not None:
             pool.begin_planned_step(self._fill.most_blocks_now(now_s, self.kv.num_blocks) * self.kv.block_size)
             left = pool.left()
             pool.target_density = self._residual.density(left.density)
             pool.usual_step = usual_step(left, pool.kv_tokens)
+
+    def _look_up_prompts(self, now_s: float) -> None:
+        """Looks up what the cache has of the first waiting prompts, again after half of a TTFT target."""
+        waiting = self.queues.waiting_online
+        first = bisect_left(waiting, (False, now_s), key=lambda r: (not r.num_output_tokens, r.next_deadline_s))
+        due = [
+            request
+            for request in waiting[first : first + LOOK_AHEAD]
+            if now_s >= self._cached.get(request, (0, now_s))[1]
+        ]
+        kv = self.kv.draft() if due else None
+        for request in due[:LOOK_UPS]:
+            assert kv is not None
+            self._cached[request] = kv.match_prefix(request).num_tokens, now_s + 0.5 * request.ttft_slo_s
 
     def observe_step(self, step: Step, seconds: float) -> None:
         if (ends := self.queues.pool.ends) is not None:
@@ -192,10 +210,7 @@ class NeaptideScheduler(Scheduler, Divisible):
     def _prompt(self, draft: Draft, request: Request) -> Prompt:
         if draft.is_running(request):
             return Prompt(request, draft.kv.num_uncomputed(request), draft.kv.num_computed(request))
-        cached, until_s = self._cached.get(request, (0, -math.inf))
-        if draft.now_s > until_s:
-            cached = draft.kv.match_prefix(request).num_tokens
-            self._cached[request] = cached, draft.now_s + 0.5 * request.ttft_slo_s
+        cached, _ = self._cached.get(request, (0, 0.0))
         return Prompt(request, request.num_known_tokens - cached, cached)
 
     def _pack_prompts(
