@@ -183,9 +183,7 @@ class NeaptideScheduler(Scheduler, Divisible):
         for request in running:
             is_late = request.next_deadline_s < draft.now_s and not request.num_output_tokens
             (late if is_late else in_time).append(request)
-        streams = [request for request in late if request.num_output_tokens]
-        late = [request for request in late if not request.num_output_tokens]
-        prompts = [self._prompt(draft, request) for request in sorted(streams + in_time, key=deadline_order)]
+        prompts = [self._prompt(draft, request) for request in sorted(in_time, key=deadline_order)]
         late.sort(key=_oldest)
         first_late = self._prompt(draft, late[0]) if late else None
         choice = judgement.choose(draft, prompts, first_late)
@@ -201,11 +199,12 @@ class NeaptideScheduler(Scheduler, Divisible):
             before_s = draft.budget.prediction.seconds
             ends_s, lacking = self._pack_prompts(draft, late[:1], limit_s, ends_s)
             notes.late_s = draft.budget.prediction.seconds - before_s
-        ends_s, lacking = self._pack_prompts(draft, ahead, limit_s, ends_s)
-        pushed_out = lacking if lacking in streams else None
+        ends_s, _ = self._pack_prompts(draft, ahead, limit_s, ends_s)
         late_limit_s = min(limit_s, PACE * judgement.tpot_slo_s) if judgement.has_streams else limit_s
         _, lacking = self._pack_prompts(draft, late, late_limit_s, ends_s)
-        notes.lacking = pushed_out or lacking
+        if lacking is not None:  # None behind it was admitted.
+            pushed_out = (request for request in late if request.num_output_tokens and not draft.is_running(request))
+            notes.lacking = next(pushed_out, lacking)
 
     def _prompt(self, draft: Draft, request: Request) -> Prompt:
         if draft.is_running(request):
@@ -342,5 +341,6 @@ def _has_begun(request: Request) -> bool:
     return request.status is RequestStatus.FINISHED
 
 
-def _oldest(request: Request) -> tuple[bool, float]:
-    return (request.tier is not Tier.PRIORITY, request.arrival_s)
+def _oldest(request: Request) -> tuple[bool, bool, float]:
+    """Sort key of late requests: those pushed out amid their answers first, then the oldest."""
+    return (not request.num_output_tokens, request.tier is not Tier.PRIORITY, request.arrival_s)
