@@ -41,7 +41,7 @@ those may be late for it."""
 
 LOOK_UPS = 8
 """Waiting prompts that are looked up in the cache in one step."""
-LATE_CREDIT = 0.02
+LATE_CREDIT = 0.01
 """Fraction of the time that late prompts get, oldest first, at the cost of those that can be in time."""
 
 
