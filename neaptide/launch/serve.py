@@ -98,6 +98,7 @@ def engine_config(
             max_model_len=max_model_len,
             ttft_slo_s=settings.ttft_slo_ms / 1e3,
             tpot_slo_s=tpot_slo_ms / 1e3,
+            late_price_s=settings.late_price_s,
             offline_max_kv_ratio=settings.offline_max_kv_ratio,
             share_weights=share_weights,
             abortable_steps=settings.give_up_steps == "on",

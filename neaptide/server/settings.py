@@ -182,6 +182,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     completion_windows: Annotated[
         tuple[str, ...], Option("Accepted values of a batch's completion_window, such as 24h.", "24h,...")
     ] = ("24h",)
+    late_price_s: Annotated[
+        float,
+        Option(
+            "Seconds of offline work that one online request in time is worth: more protects chats, less brings batches "
+            "further.",
+            "SECONDS",
+            low=0,
+            page="scheduling",
+        ),
+    ] = 1.5
     offline_max_kv_ratio: Annotated[
         float, Option("Largest share of the KV cache that offline work may hold.", "RATIO", above=0, high=1)
     ] = 0.9
@@ -414,7 +424,7 @@ EXPERT = "expert"
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "model": ("model", "served_model_name", "device", "dtype", "quantization", "executor"),
     "network": ("host", "port", "api_key", "allowed_hosts", "cors_origins"),
-    "targets": ("ttft_slo_ms", "tpot_slo_ms", "policy", "profile"),
+    "targets": ("ttft_slo_ms", "tpot_slo_ms", "late_price_s", "policy", "profile"),
     "batches": ("data_dir", "completion_windows", "file_retention_days", "store", "blobs"),
     "memory": ("kv_cache_gib", "host_cache_gib", "offline_max_kv_ratio"),
     "limits": (

@@ -122,8 +122,6 @@ class Scheduler(ABC):
         self._preempted_ids: list[str] = []
         self._finished_ids: list[str] = []
         self._zero_blocks: list[int] = []
-        self._block_seconds, self._block_s_index = 0.0, -1
-        """Result of ``_block_s``, and the step that it was computed for."""
         self._aborted_index = -1
         """Number of the step that was aborted last."""
         self._untold: list[Request] = []
@@ -259,18 +257,15 @@ class Scheduler(ABC):
             keep: blocks that the requester will read (its prefix hit), which are not evicted.
         """
         num_evicted = draft.kv.num_online_evicted(num_blocks, keep)
-        return num_evicted * self.kv.online_return_share * self._block_s() if num_evicted else 0.0
+        return num_evicted * self.kv.online_return_share * self.block_s() if num_evicted else 0.0
 
-    def _block_s(self) -> float:
-        """Time that a block of prompt tokens adds to a full step. One prediction per step."""
-        if self._block_s_index != self.index:
-            num_blocks = max(self.config.max_num_batched_tokens // self.kv.block_size, 1)
-            full = BatchShape()
-            full.add(num_blocks * self.kv.block_size, 0)
-            empty_s = self.cost_model.predict(BatchShape()).seconds
-            self._block_seconds = max(self.cost_model.predict(full).seconds - empty_s, 0.0) / num_blocks
-            self._block_s_index = self.index
-        return self._block_seconds
+    def block_s(self) -> float:
+        """Time that a block of prompt tokens adds to a full step."""
+        num_blocks = max(self.config.max_num_batched_tokens // self.kv.block_size, 1)
+        full = BatchShape()
+        full.add(num_blocks * self.kv.block_size, 0)
+        empty_s = self.cost_model.predict(BatchShape()).seconds
+        return max(self.cost_model.predict(full).seconds - empty_s, 0.0) / num_blocks
 
     def draft(self, now_s: float) -> Draft:
         """The policy's next step. Changes nothing.

@@ -81,9 +81,10 @@ class StepBudget:
     @property
     def prediction(self) -> Prediction:
         """What the step takes as it is."""
-        return self._predict(self.shape)
+        return self.predict(self.shape)
 
-    def _predict(self, shape: BatchShape) -> Prediction:
+    def predict(self, shape: BatchShape) -> Prediction:
+        """What a step of this shape takes, with the wait for masks."""
         if shape != self._asked:
             seconds, margin_s = self._cost_model.predict(shape)
             self._asked, self._answer = shape.copy(), Prediction(seconds + self._mask_wait_s, margin_s)
@@ -91,7 +92,7 @@ class StepBudget:
 
     def _seconds(self, shape: BatchShape, limit_s: float = math.inf) -> float:
         """What such a step takes at most, or as much more than ``limit_s`` as its prediction is above its own limit."""
-        seconds, margin_s = self._predict(shape)
+        seconds, margin_s = self.predict(shape)
         if self.expected_limit_s < limit_s < math.inf:
             margin_s = max(margin_s, limit_s - self.expected_limit_s)
         return seconds + margin_s
@@ -103,7 +104,7 @@ class StepBudget:
 
     def predict_with(self, num_tokens: int) -> Prediction:
         """What the step takes with a chunk of so many tokens without context, or as it is with 0."""
-        return self._predict(self.shape.plus(num_tokens, 0) if num_tokens else self.shape)
+        return self.predict(self.shape.plus(num_tokens, 0) if num_tokens else self.shape)
 
     def least_s(self) -> float:
         """What a step takes that does next to nothing."""
@@ -162,11 +163,6 @@ class StepBudget:
         if all_s <= limit_s:
             return most
         return largest_within(limit_s, seconds, self._seconds(self.shape, limit_s), most, all_s)
-
-    def seconds_each(self, num_tokens: int, context_tokens: int) -> float:
-        """What each token of such a chunk adds to the step."""
-        with_it_s = self._cost_model.predict(self.shape.plus(num_tokens, context_tokens)).seconds
-        return (with_it_s + self._mask_wait_s - self.prediction.seconds) / num_tokens
 
     def add_decodes(self, count: int, reads: Reads) -> None:
         self.tokens_left -= count

@@ -99,7 +99,7 @@ class Judgement:
     def _expect_arrivals(self, now_s: float, decodes: BatchShape, traffic: Traffic) -> None:
         """Expects the prompts to come to be like the recent ones, at the recent rate."""
         config, model = self._config, self._model
-        tokens, ttft_slo_s = traffic.prompts()
+        tokens, ttft_slo_s = traffic.tokens, traffic.ttft_slo_s
         if not len(tokens):
             # Nothing is known: one request may come, and half of its target is for its prompt.
             self._set_waits(np.array([UNKNOWN_WAIT * config.ttft_slo_s]), 1.0 / WINDOW_S)
@@ -247,11 +247,9 @@ class Judgement:
         """
         budget = draft.budget
         online_s, margin_s = budget.prediction
-        if not online_s:
-            whole_s, margin_s = budget.predict_with(budget.tokens_left)
-            error = margin_s / whole_s if whole_s else 0.0
-        else:
-            error = margin_s / online_s
+        if not draft.num_parts:
+            online_s, margin_s = budget.predict_with(budget.tokens_left)
+        error = margin_s / online_s if online_s else 0.0
         wait_s = self.wait_s
         if draft.is_abortable:
             draft.arrival_waits_s, wait_s = wait_s, self.longest_s
@@ -272,8 +270,8 @@ class Judgement:
             num_late += _share_beyond(np.array(due_s) - lengths_s[:, None], margins_s).sum(1)
         values = (work_s - self._config.late_price_s * (num_late - num_late[0])) / np.maximum(lengths_s, 1e-9)
         # An empty step brings nothing, and offline work must go on.
-        first = 0 if online_s else 1
-        best = first + int(values[first:].argmax()) if len(values) > first else 0
+        first = 0 if draft.num_parts or len(values) == 1 else 1
+        best = len(values) - 1 - int(values[first:][::-1].round(9).argmax())
         found = zip(lengths_s.tolist(), num_late.tolist(), values.tolist(), strict=True)
         candidates = [Candidate("offline", *each) for each in found]
         draft.candidates += candidates
@@ -298,7 +296,7 @@ class Judgement:
                 shape = shape.plus(count - num_decodes, 0)
             tokens.append(count)
             # A longer step never does less, whatever a fit says.
-            lengths_s.append(max(self._model.predict(shape).seconds, lengths_s[-1]))
+            lengths_s.append(max(budget.predict(shape).seconds, lengths_s[-1]))
             count *= GROWTH
         token_s = (lengths_s[-1] - online_s) / most
         # Between two counts times are nearly a line.

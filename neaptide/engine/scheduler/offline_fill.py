@@ -1,6 +1,6 @@
 """Filling what online work leaves of a step with offline work."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from itertools import takewhile
 
 from neaptide.engine.config import SchedulerConfig
@@ -14,11 +14,6 @@ from neaptide.engine.scheduler.queues import Reservation
 from neaptide.engine.scheduler.residual import in_whole_tiles, num_paced
 from neaptide.engine.steps.plan import BatchShape
 
-USUAL_CHUNK_TOKENS = 16
-"""Where time for a smaller chunk of a longer prompt is left it is taken only if its tokens ..."""
-MAX_CHUNK_PRICE = 1.5
-"""... cost at most so many times as much as those of such a chunk would: where compute is scarce they cost the same,
-and where it is not they cost the fixed part of a prompt."""
 GIANT_SHARE = 0.125
 """Of the blocks that offline work may hold. A request that needs more and finds no room is passed by: others run
 meanwhile ..."""
@@ -37,7 +32,15 @@ class OfflineFill:
     out longest is the first to come back.
     """
 
-    def __init__(self, config: SchedulerConfig, headroom: HeadroomPredictor, left_out: Container[str] = ()) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        headroom: HeadroomPredictor,
+        is_worth_it: Callable[[Draft, int, int, Sequence[int]], bool],
+        left_out: Container[str] = (),
+    ) -> None:
+        self._is_worth_it = is_worth_it
+        """Whether computing so many tokens is worth what so many new blocks evict; the last are blocks of its hit."""
         self._config = config
         self._headroom = headroom
         self._keeps_headroom, self._passes_giants = "headroom" not in left_out, "giants" not in left_out
@@ -102,8 +105,7 @@ class OfflineFill:
     def _chunk(
         self, draft: Draft, num_tokens: int, context_tokens: int, limit_s: float, swapped_blocks: int = 0
     ) -> int:
-        """Tokens that fit; 0 if so few that they cost too much. An otherwise empty step takes a usual chunk whatever
-        it costs: a limit that nothing fits into must not stop offline work for good."""
+        """Tokens that fit; at least one in a step that is empty otherwise, so that offline work goes on."""
         chunk = draft.budget.largest_chunk(num_tokens, context_tokens, limit_s, swapped_blocks)
         return chunk if chunk or draft.num_parts else 1
 
@@ -164,7 +166,8 @@ class OfflineFill:
         cost = draft.kv.admission_cost(hit, left)
         is_alone = not draft.num_running_offline and not draft.waiting_online
         room = draft.kv.available if is_alone else self._blocks_to_admit(draft)
-        if cost <= room - self._reserved_blocks(draft, request, passed):
+        has_room = cost <= room - self._reserved_blocks(draft, request, passed)
+        if has_room and (is_alone or self._is_worth_it(draft, left, cost, hit.block_ids)):
             draft.admit(request, hit, chunk)
             return True
         draft.offline_ended_by = Limit.MEMORY

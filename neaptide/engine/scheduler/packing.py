@@ -5,7 +5,7 @@ Sources of the order: BROS Algorithm 1 (slack-ordered packing), Echo section 4.1
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -39,7 +39,9 @@ LATE_SHARE = 0.1
 those may be late for it."""
 
 
-LATE_CREDIT = 0.02
+LOOK_UPS = 8
+"""Waiting prompts that are looked up in the cache in one step."""
+LATE_CREDIT = 0.01
 """Fraction of the time that late prompts get, oldest first, at the cost of those that can be in time."""
 
 
@@ -58,8 +60,6 @@ class Notes:
     """Prompts that can be in time."""
     first_tokens_s: list[float] = field(default_factory=list)
     """Seconds until each first token of the step is due."""
-    cached: dict[Request, tuple[int, float]] = field(default_factory=dict)
-    """What was found of waiting prompts in the cache; see ``NeaptideScheduler``."""
 
 
 class NeaptideScheduler(Scheduler, Divisible):
@@ -82,7 +82,7 @@ class NeaptideScheduler(Scheduler, Divisible):
     ) -> None:
         super().__init__(config, kv, cost_model, headroom)
         self.traffic = Traffic(config, cost_model)
-        self._fill = OfflineFill(config, headroom, type(self).left_out)
+        self._fill = OfflineFill(config, headroom, self._is_worth_evicting, type(self).left_out)
         self._late = Reservation()
         """Of a late request."""
         self._next_late_s = 0.0
@@ -106,12 +106,28 @@ class NeaptideScheduler(Scheduler, Divisible):
 
     def begin(self, now_s: float) -> None:
         super().begin(now_s)
+        self.traffic.refresh()
+        self._look_up_prompts(now_s)
         pool = self.queues.pool
         if pool.ends is not None:
             pool.begin_planned_step(self._fill.most_blocks_now(now_s, self.kv.num_blocks) * self.kv.block_size)
             left = pool.left()
             pool.target_density = self._residual.density(left.density)
             pool.usual_step = usual_step(left, pool.kv_tokens)
+
+    def _look_up_prompts(self, now_s: float) -> None:
+        """Looks up what the cache has of the first waiting prompts, again after half of a TTFT target."""
+        waiting = self.queues.waiting_online
+        first = bisect_left(waiting, (False, now_s), key=lambda r: (not r.num_output_tokens, r.next_deadline_s))
+        due = [
+            request
+            for request in waiting[first : first + LOOK_AHEAD]
+            if now_s >= self._cached.get(request, (0, now_s))[1]
+        ]
+        kv = self.kv.draft() if due else None
+        for request in due[:LOOK_UPS]:
+            assert kv is not None
+            self._cached[request] = kv.match_prefix(request).num_tokens, now_s + 0.5 * request.ttft_slo_s
 
     def observe_step(self, step: Step, seconds: float) -> None:
         if (ends := self.queues.pool.ends) is not None:
@@ -121,7 +137,6 @@ class NeaptideScheduler(Scheduler, Divisible):
         notes: Notes = draft.notes or Notes()  # nothing was packed in a step that only drops requests
         if notes.passed is not None:
             self._fill.remember(draft, notes.passed)
-        self._cached |= notes.cached
         for action in draft.actions:
             if isinstance(action, Admit) and action.request.is_online:
                 self.traffic.observe_admission(action.request, action.request.num_known_tokens - action.hit.num_tokens)
@@ -168,9 +183,7 @@ class NeaptideScheduler(Scheduler, Divisible):
         for request in running:
             is_late = request.next_deadline_s < draft.now_s and not request.num_output_tokens
             (late if is_late else in_time).append(request)
-        streams = [request for request in late if request.num_output_tokens]
-        late = [request for request in late if not request.num_output_tokens]
-        prompts = [self._prompt(draft, request) for request in sorted(streams + in_time, key=deadline_order)]
+        prompts = [self._prompt(draft, request) for request in sorted(in_time, key=deadline_order)]
         late.sort(key=_oldest)
         first_late = self._prompt(draft, late[0]) if late else None
         choice = judgement.choose(draft, prompts, first_late)
@@ -186,19 +199,17 @@ class NeaptideScheduler(Scheduler, Divisible):
             before_s = draft.budget.prediction.seconds
             ends_s, lacking = self._pack_prompts(draft, late[:1], limit_s, ends_s)
             notes.late_s = draft.budget.prediction.seconds - before_s
-        ends_s, lacking = self._pack_prompts(draft, ahead, limit_s, ends_s)
-        pushed_out = lacking if lacking in streams else None
+        ends_s, _ = self._pack_prompts(draft, ahead, limit_s, ends_s)
         late_limit_s = min(limit_s, PACE * judgement.tpot_slo_s) if judgement.has_streams else limit_s
         _, lacking = self._pack_prompts(draft, late, late_limit_s, ends_s)
-        notes.lacking = pushed_out or lacking
+        if lacking is not None:  # None behind it was admitted.
+            pushed_out = (request for request in late if request.num_output_tokens and not draft.is_running(request))
+            notes.lacking = next(pushed_out, lacking)
 
     def _prompt(self, draft: Draft, request: Request) -> Prompt:
         if draft.is_running(request):
             return Prompt(request, draft.kv.num_uncomputed(request), draft.kv.num_computed(request))
-        cached, until_s = self._cached.get(request, (0, -math.inf))
-        if draft.now_s > until_s:
-            cached = draft.kv.match_prefix(request).num_tokens
-            draft.notes.cached[request] = cached, draft.now_s + 0.5 * request.ttft_slo_s
+        cached, _ = self._cached.get(request, (0, 0.0))
         return Prompt(request, request.num_known_tokens - cached, cached)
 
     def _pack_prompts(
@@ -286,6 +297,11 @@ class NeaptideScheduler(Scheduler, Divisible):
         kept = draft.kept_blocks[holder.request_id] = int(needed * part)
         return num_slots <= self.config.max_num_seqs and kept <= left
 
+    def _is_worth_evicting(self, draft: Draft, num_tokens: int, num_blocks: int, keep: Sequence[int]) -> bool:
+        """Whether computing so many offline tokens takes longer than what it evicts of conversations is expected to."""
+        lost_s = self.online_return_s(draft, num_blocks, keep)
+        return not lost_s or lost_s <= num_tokens * self.block_s() / self.kv.block_size
+
     def _room_to_grow(self, draft: Draft, request: Request, num_tokens: int) -> bool:
         needed = draft.kv.blocks_needed(request, num_tokens)
         if not needed or draft.kv.fits(needed):
@@ -326,4 +342,5 @@ def _has_begun(request: Request) -> bool:
 
 
 def _oldest(request: Request) -> tuple[bool, bool, float]:
-    return (request.num_output_tokens == 0, request.tier is Tier.PRIORITY, request.arrival_s)
+    """Sort key of late requests: those pushed out amid their answers first, then the oldest."""
+    return (not request.num_output_tokens, request.tier is not Tier.PRIORITY, request.arrival_s)
