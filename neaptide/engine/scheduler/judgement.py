@@ -99,7 +99,7 @@ class Judgement:
     def _expect_arrivals(self, now_s: float, decodes: BatchShape, traffic: Traffic) -> None:
         """Expects the prompts to come to be like the recent ones, at the recent rate."""
         config, model = self._config, self._model
-        tokens, ttft_slo_s = traffic.tokens, traffic.ttft_slo_s
+        tokens, ttft_slo_s = traffic.prompts()
         if not len(tokens):
             # Nothing is known: one request may come, and half of its target is for its prompt.
             self._set_waits(np.array([UNKNOWN_WAIT * config.ttft_slo_s]), 1.0 / WINDOW_S)
