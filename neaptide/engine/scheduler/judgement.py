@@ -102,7 +102,7 @@ class Judgement:
         tokens, ttft_slo_s = traffic.prompts()
         if not len(tokens):
             # Nothing is known: one request may come, and half of its target is for its prompt.
-            self._set_waits(np.array([UNKNOWN_WAIT * config.ttft_slo_s]), 1.0 / WINDOW_S)
+            self._set_waits(np.array([UNKNOWN_WAIT * config.ttft_slo_s / (1 + config.overlap_depth)]), 1.0 / WINDOW_S)
             self._busy = self._load = self._decay = 0.0
             return
         rate, most = traffic.rate(now_s), traffic.longest_tokens
@@ -117,10 +117,11 @@ class Judgement:
         self._decay = 2.0 * idle / (traffic.spread * mean_s) if mean_s else 0.0
         can_wait_s = max(drain * traffic.tightest_ttft_s - most * token_s, 0.0)
         self._busy = rho / idle * math.exp(-self._decay * can_wait_s) if "slack-reserve" not in self._left_out else 0.0
-        # A request that arrives in the middle of a step waits for its end and for those that came before it.
+        # A request that arrives in the middle of a step waits for its end, for the steps that are planned behind it, and
+        # for those that came before it.
         spare_s = ttft_slo_s - config.delivery_latency_s - self.alone_s - own_s
         error_s = whole.margin_s / whole.seconds * (own_s + self.alone_s)
-        waits_s = np.sort((spare_s + ERRORS * error_s).ravel()) / (1.0 + rho)
+        waits_s = np.sort((spare_s + ERRORS * error_s).ravel()) / ((1.0 + rho) * (1 + config.overlap_depth))
         share = rate / len(waits_s) if "arrivals" not in self._left_out else 0.0
         self._set_waits(waits_s[waits_s.searchsorted(0.0) :], share)
 
