@@ -34,8 +34,10 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Online requests of one source."""
 
     source: str
-    """A recorded trace or a synthetic set of ``online_requests``; a name of ``MADE``; or ``fixed-P-O``, Poisson arrivals
-    of prompts of P tokens with answers of O."""
+    """A recorded trace or a synthetic set of ``online_requests``, a name of ``MADE``, or ``fixed-P-O``.
+
+    The last are Poisson arrivals of prompts of P tokens with answers of O.
+    """
     window_s: tuple[float, float]
     """Part of the source, in its own seconds. Of a made source only the length counts."""
     speed: float = 1.0
@@ -123,7 +125,7 @@ MADE = {
 BURSTS = 12
 """Periods of a made load with bursts; a third of each has requests."""
 AGENT_TURNS, AGENT_TURN_TOKENS, AGENT_OUTPUT_TOKENS, AGENT_FIRST_TOKENS = 12, 450, 110, 1200
-"""Calls of a made agent's session, tokens that each adds to the history, tokens of an answer, and of the first prompt."""
+"""A made agent's session: its calls, tokens that each adds to the history, of an answer, and of the first prompt."""
 
 
 def scenario_of(cell: Cell, policy: str) -> tuple[Scenario, SimulatedFleet | None]:

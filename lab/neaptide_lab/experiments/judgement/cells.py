@@ -1,30 +1,36 @@
 """The cells of every requirement, on calibration loads and on report loads.
 
-Constants of a policy are chosen on the first and reported on the second: no seed and no window of a recorded trace is in
-both.
+Constants of a policy are chosen on the first and reported on the second. No seed and no window of a recorded trace is
+in both.
 """
 
 from collections.abc import Callable
 from itertools import product
 from typing import Literal
 
+import msgspec
+
+from neaptide_lab.experiments.judgement import design
 from neaptide_lab.experiments.judgement.cell import LIVE_PROFILE, Cell, Part
+from neaptide_lab.experiments.judgement.design import A100, FLOOD, H100, WARM_UP_S
 
 SetName = Literal["calibration", "report"]
 CALIBRATION: SetName = "calibration"
 REPORT: SetName = "report"
 SETS: tuple[SetName, ...] = (CALIBRATION, REPORT)
 
-A100, H100 = "a100-40g-llama-3.1-8b", "h100-80g-llama-3.1-8b"
-FLOOD = "sharegpt_lengths"
 CLIENT_LIMIT_TOKENS = 1024
-FLOOD_WARM_UP_S = 20.0
 NUM_SEEDS = 8
 
 
 def seeds_of(name: SetName, count: int) -> range:
     first = 0 if name == CALIBRATION else 100
     return range(first, first + count)
+
+
+def _own_seed(name: SetName) -> int:
+    """The seed of experiments that are reported by themselves too: what they show is never calibrated on."""
+    return 1 if name == CALIBRATION else 0
 
 
 # ---- the live measure ----
@@ -116,7 +122,6 @@ BROS_RATES_RPS = (3.0, 6.0, 9.0, 12.0, 15.0)
 
 
 def bros(name: SetName) -> list[Cell]:
-    (seed,) = seeds_of(name, 1)
     return [
         Cell(
             name=f"bros {model} {lengths} {rate_rps:g}/s",
@@ -130,13 +135,204 @@ def bros(name: SetName) -> list[Cell]:
             context_tokens=context,
             drain_s=3600.0,
             noise=0.0,
-            seed=seed,
+            seed=_own_seed(name),
             with_work=True,
         )
         for (model, (profile, context)), (lengths, source), rate_rps in product(
             BROS_MODELS.items(), BROS_LENGTHS.items(), BROS_RATES_RPS
         )
     ]
+
+
+# ---- Echo's set-up ----
+
+ECHO_WINDOWS_S: dict[SetName, tuple[float, float]] = {CALIBRATION: (1000.0, 1120.0), REPORT: (600.0, 720.0)}
+ECHO_SPEED = 0.7
+ECHO_SETS = ("sharegpt_lengths", "loogle-qa-short", "loogle-qa-long")
+
+
+def echo(name: SetName) -> list[Cell]:
+    return [
+        Cell(
+            name=f"echo {offline or 'alone'}",
+            group="echo",
+            case=offline or "alone",
+            profile=A100,
+            online=(Part("azure_conv_2023", ECHO_WINDOWS_S[name], ECHO_SPEED),),
+            offline=offline,
+            context_tokens=32_768,
+            limit_tokens=CLIENT_LIMIT_TOKENS,
+        )
+        for offline in ("", *ECHO_SETS)
+    ]
+
+
+# ---- long contexts ----
+
+LONG_LOADS: dict[str, tuple[dict[SetName, tuple[float, float]], tuple[float, ...], int]] = {
+    "mooncake_synthetic": ({CALIBRATION: (0.0, 200.0), REPORT: (380.0, 580.0)}, (0.5, 1.0), 131_072),
+    "mooncake_conversation": ({CALIBRATION: (1000.0, 1080.0), REPORT: (600.0, 680.0)}, (0.4, 0.6), 32_768),
+}
+"""Windows, speeds and context of each trace."""
+
+
+def long(name: SetName) -> list[Cell]:
+    return [
+        Cell(
+            name=f"long {trace} at {speed:g} {'beside' if offline else 'alone'}",
+            group="long",
+            case=f"{trace} at {speed:g}",
+            profile=H100,
+            online=(Part(trace, windows_s[name], speed),),
+            offline=offline,
+            warm_up_s=WARM_UP_S if offline else 0.0,
+            context_tokens=context,
+            limit_tokens=CLIENT_LIMIT_TOKENS,
+        )
+        for trace, (windows_s, speeds, context) in LONG_LOADS.items()
+        for speed, offline in product(speeds, ("", FLOOD))
+    ]
+
+
+# ---- the seven loads of the rivals ----
+
+MIXED_SPEED, MIXED_LONG_SPEED = 0.6, 0.24
+RIVAL_LOADS: dict[str, tuple[dict[SetName, tuple[Part, ...]], str, int]] = {
+    "chats": (
+        {
+            CALIBRATION: (Part("azure_conv_2023", (1200.0, 1440.0), 1.2),),
+            REPORT: (Part("azure_conv_2023", (600.0, 840.0), 1.2),),
+        },
+        "sharegpt_lengths",
+        16_384,
+    ),
+    "code": (
+        {
+            CALIBRATION: (Part("azure_code_2023", (180.0, 400.0), 1.1),),
+            REPORT: (Part("azure_code_2023", (1133.0, 1353.0), 1.1),),
+        },
+        "loogle-qa-short",
+        16_384,
+    ),
+    "long contexts": (
+        {
+            CALIBRATION: (Part("mooncake_conversation", (1200.0, 1280.0), 0.4),),
+            REPORT: (Part("mooncake_conversation", (600.0, 680.0), 0.4),),
+        },
+        "sharegpt_lengths",
+        32_768,
+    ),
+    "reasoning": (
+        {
+            CALIBRATION: (Part("servegen_r1_resampled", (1000.0, 1320.0), 1.6),),
+            REPORT: (Part("servegen_r1_resampled", (600.0, 920.0), 1.6),),
+        },
+        "sharegpt_lengths",
+        16_384,
+    ),
+    "day curve": (
+        {
+            CALIBRATION: (Part("echo-day@0.02", (14_400.0, 50_400.0), 180.0),),
+            REPORT: (Part("echo-day@0.02", (14_400.0, 50_400.0), 180.0),),
+        },
+        "sharegpt_lengths",
+        16_384,
+    ),
+    "burst": (
+        {
+            CALIBRATION: (Part("echo-day@2", (46_700.0, 46_900.0)),),
+            REPORT: (Part("echo-day@2", (46_700.0, 46_900.0)),),
+        },
+        "sharegpt_lengths",
+        16_384,
+    ),
+    "mixed lengths": (
+        {
+            CALIBRATION: (
+                Part("azure_conv_2023", (1200.0, 1320.0), MIXED_SPEED),
+                Part("azure_code_2023", (180.0, 300.0), MIXED_SPEED),
+                Part("mooncake_conversation", (1200.0, 1248.0), MIXED_LONG_SPEED),
+            ),
+            REPORT: (
+                Part("azure_conv_2023", (600.0, 720.0), MIXED_SPEED),
+                Part("azure_code_2023", (1133.0, 1253.0), MIXED_SPEED),
+                Part("mooncake_conversation", (600.0, 648.0), MIXED_LONG_SPEED),
+            ),
+        },
+        "sharegpt_lengths",
+        32_768,
+    ),
+}
+"""Online parts of each set, the offline set, and the context. Made days differ by their seed."""
+RIVAL_POINTS = ("1024x256", "512x256", "1536x256", "1024x128", "2048x128", "512x128")
+"""Step tokens and seats of ``priority`` that did best on some load of earlier sweeps, or may."""
+
+
+def rivals(name: SetName) -> list[Cell]:
+    return [
+        Cell(
+            name=f"rivals {title}",
+            group="rivals",
+            case=title,
+            profile=H100,
+            online=parts[name],
+            offline=offline,
+            warm_up_s=30.0,
+            context_tokens=context,
+            limit_tokens=CLIENT_LIMIT_TOKENS,
+            drain_s=1.0 + CLIENT_LIMIT_TOKENS * 0.05,
+            seed=_own_seed(name),
+        )
+        for title, (parts, offline, context) in RIVAL_LOADS.items()
+    ]
+
+
+# ---- cost models that are wrong ----
+
+WRONG_FACTORS = (0.7, 1.3)
+WRONG_NOISE = 0.15
+STALL_STEPS = 300
+
+
+def wrong(name: SetName) -> list[Cell]:
+    """Loads of other groups, on devices that are slower or faster than their profile, with noise and stalls."""
+    code_s = (260.0, 345.0) if name == CALIBRATION else (1280.0, 1375.0)
+    conv_s = (200.0, 320.0) if name == CALIBRATION else (900.0, 1020.0)
+    (seed,) = seeds_of(name, 1)
+    loads = {
+        "code A100": Cell(
+            name="", group="", profile=A100, online=(Part("azure_code_2023", code_s, 0.7),), context_tokens=32_768
+        ),
+        "chats H100 beside": Cell(
+            name="",
+            group="",
+            profile=H100,
+            online=(Part("azure_conv_2023", conv_s, 1.2),),
+            offline=FLOOD,
+            warm_up_s=WARM_UP_S,
+            context_tokens=32_768,
+        ),
+        "live 0.2": _w5(LIVE_PROFILE, 0.2, seed, W5_TPOT_SLO_S[LIVE_PROFILE][0.2]),
+        "overload 2000/150 0.8x beside": _overload((2000, 150), 0.8, seed, is_beside=True),
+        "overload 2000/150 1.5x alone": _overload((2000, 150), 1.5, seed, is_beside=False),
+    }
+    return [
+        msgspec.structs.replace(
+            cell,
+            name=f"wrong x{factor:g} {title}",
+            group="wrong",
+            case=title,
+            noise=WRONG_NOISE,
+            truth=factor,
+            stall_steps=STALL_STEPS,
+            seed=seed,
+        )
+        for (title, cell), factor in product(loads.items(), WRONG_FACTORS)
+    ]
+
+
+def constant(name: SetName) -> list[Cell]:
+    return design.cells(is_report=name == REPORT) if design.CAPACITIES.exists() else []
 
 
 # ---- figures of docs and prototypes, to see that the harness measures what they did ----
@@ -170,9 +366,14 @@ def known(name: SetName) -> list[Cell]:
 
 
 GROUPS: dict[str, Callable[[SetName], list[Cell]]] = {
+    "constant": constant,
     "w5": w5,
     "overload": overload,
     "bros": bros,
+    "echo": echo,
+    "long": long,
+    "rivals": rivals,
+    "wrong": wrong,
     "known": known,
 }
 
@@ -203,5 +404,9 @@ def quick_cells(name: SetName) -> list[Cell]:
 
 
 def rivals_of(cell: Cell) -> list[str]:
-    """Policies of other systems that the cell is also run under."""
-    return {"bros": ["fcfs", "fcfs-v0", "bros"]}.get(cell.group, [])
+    """Policies of other systems, and forms of ours, that the cell is also run under."""
+    if cell.group == "bros":
+        return ["fcfs", "fcfs-v0"]
+    if cell.group == "echo" and cell.offline:
+        return ["echo", "neaptide+plan"]
+    return [f"priority@{point}" for point in RIVAL_POINTS] if cell.group == "rivals" else []

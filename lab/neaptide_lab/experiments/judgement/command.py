@@ -8,18 +8,21 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from neaptide_lab.experiments.judgement.caps import best_caps, cap_titles, choosing_cells, load_of
 from neaptide_lab.experiments.judgement.cell import Cell
 from neaptide_lab.experiments.judgement.cells import CALIBRATION, GROUPS, SETS, cells_of, quick_cells, rivals_of
-from neaptide_lab.experiments.judgement.compare import Pair, Summary
+from neaptide_lab.experiments.judgement.compare import Summary
 from neaptide_lab.experiments.judgement.runs import OURS, ROOT, Outcome, Run, Runner, Tree, cache_folder, tree_of
 from neaptide_lab.experiments.judgement.table import cells_table, named_lines, summary_table
+from neaptide_lab.experiments.judgement.verdicts import Judged, TitleOf, verdicts
 from neaptide_lab.experiments.judgement.worker import Figures
 
+NO_CAPS, CAPS_BEFORE, CAPS_NEW = "none", "before", "new"
+BEST_CAP = "the best cap"
 BEFORE = "before:"
 """Prefix of a policy that runs on the code of the commit before."""
 
@@ -29,7 +32,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "judgement", help="our policy against a commit before, constants and rivals, on a design of loads"
     )
     add = parser.add_argument
-    add("--set", choices=SETS, default=CALIBRATION, dest="set_name", help="loads to choose on, or to report (calibration)")
+    add(
+        "--set",
+        choices=SETS,
+        default=CALIBRATION,
+        dest="set_name",
+        help="loads to choose on or to report (calibration)",
+    )
     add("--group", nargs="+", choices=GROUPS, default=[], metavar="G", help=f"only of {', '.join(GROUPS)} (all)")
     add("--cells", nargs="+", default=[], metavar="TEXT", help="only cells with one of these texts in their names")
     add("--quick", action="store_true", help="a dozen cells, three minutes of one core")
@@ -38,7 +47,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     policies_help = f"policies, such as neaptide neaptide@512 {BEFORE}priority@1024x256 neaptide+plan (neaptide)"
     add("--policies", nargs="+", default=[OURS], metavar="P", help=policies_help)
     add("--rivals", action="store_true", help="also run the rivals that belong to each cell")
-    add("--against", metavar="P", help=f"the policy that ours is compared with ({BEFORE}{OURS}, or the second)")
+    caps_help = (
+        f"compare the design's cells with the best cap of our steps, of the commit {CAPS_BEFORE} or of the {CAPS_NEW} "
+        f"code ({NO_CAPS})"
+    )
+    add("--caps", choices=(NO_CAPS, CAPS_BEFORE, CAPS_NEW), default=NO_CAPS, help=caps_help)
     add("--jobs", type=int, default=2, metavar="N", help="simulations at a time (2)")
     add("--cache", type=Path, default=cache_folder(), metavar="DIR", help="folder of kept results")
     add("--kept-only", action="store_true", help="run nothing: show what is kept")
@@ -47,46 +60,77 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run_command(args: argparse.Namespace) -> int:
-    """Returns 0, 1 if a simulation failed, 2 if the command cannot be carried out."""
+    """Returns 0, 1 if a simulation failed or a requirement does not hold, 2 if the command cannot be carried out."""
     try:
-        plan = _plan(args)
+        cells, trees = _cells(args), _trees(args)
     except ValueError as error:
         print(f"judgement: {error}", file=sys.stderr)
         return 2
     if args.list:
-        print("\n".join(cell.name for cell in plan.cells))
+        print("\n".join(cell.name for cell in cells))
         return 0
     runner = Runner(args.cache, args.jobs, lambda line: print(line, file=sys.stderr, flush=True))
-    outcomes = _outcomes(plan, runner, kept_only=args.kept_only)
-    cells = [cell for cell in plan.cells if outcomes[cell.name]]
+    session = _Session(runner, trees, kept_only=args.kept_only)
+    caps = {} if args.caps == NO_CAPS else session.caps(cells, BEFORE if args.caps == CAPS_BEFORE else "")
+    titles = {cell.name: _titles(cell, args, caps) for cell in cells}
+    outcomes = session.outcomes(cells, titles)
+    cells = [cell for cell in cells if outcomes[cell.name]]
     print(cells_table(cells, outcomes))
-    found = _show_summaries(cells, outcomes, plan.against)
     figures = {
-        cell.name: {title: msgspec.to_builtins(one) for title, one in outcomes[cell.name].items()} for cell in cells
+        (name, title): one for name, each in outcomes.items() for title, one in each.items() if isinstance(one, Figures)
     }
+    judged = Judged(cells, figures, f"{BEFORE}{OURS}" if args.before else None, caps)
+    summary: dict[str, object] = {}
+    for title in _compared(args):
+        summary |= _show_summary(judged, title, lambda cell, title=title: title)
+    if caps:
+        summary |= _show_summary(judged, BEST_CAP, judged.of_cap)
+    found = verdicts(judged)
+    print("\n" + "\n".join(map(str, found)))
     if args.json is not None:
-        args.json.write_text(json.dumps({"summary": found, "cells": figures}, indent=1) + "\n", encoding="utf-8")
-    failed = sum(not isinstance(one, Figures) for each in outcomes.values() for one in each.values())
-    print(json.dumps({"set": args.set_name, "cells": len(cells), "failed": failed, "summary": found}))
-    return 1 if failed else 0
+        every = {name: msgspec.to_builtins(dict(each)) for name, each in outcomes.items()}
+        whole = {"summary": summary, "caps": caps, "cells": every}
+        args.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    num_failed = sum(len(each) for each in outcomes.values()) - len(figures)
+    failing = [verdict.claim for verdict in found if verdict.holds is False]
+    line = {"set": args.set_name, "cells": len(cells), "failed": num_failed, "run": runner.num_run}
+    print(json.dumps(line | {"summary": summary, "fails": failing}))
+    return 1 if num_failed or failing else 0
 
 
-@dataclass(slots=True, frozen=True)
-class Plan:
-    """What is run."""
+class _Session:
+    """Runs of a command."""
 
-    cells: list[Cell]
-    policies: dict[str, list[str]]
-    """Titles of the policies of each cell by its name."""
-    trees: dict[bool, Tree]
-    """Of policies of the commit before (True), and of this code."""
-    against: str | None
+    def __init__(self, runner: Runner, trees: dict[bool, Tree], *, kept_only: bool) -> None:
+        self._runner, self._trees, self._kept_only = runner, trees, kept_only
 
-    def run_of(self, cell: Cell, title: str) -> Run:
-        return Run(cell, title.removeprefix(BEFORE), self.trees[title.startswith(BEFORE)])
+    def outcomes(self, cells: Sequence[Cell], titles: dict[str, list[str]]) -> dict[str, dict[str, Outcome]]:
+        """By cell and title."""
+        wanted = [(cell, title, self._run(cell, title)) for cell in cells for title in titles[cell.name]]
+        found: dict[str, dict[str, Outcome]] = {cell.name: {} for cell in cells}
+        ran = {} if self._kept_only else self._runner.run([run for _, _, run in wanted])
+        for cell, title, run in wanted:
+            outcome = self._runner.kept(run) if self._kept_only else ran[run.name]
+            if outcome is not None:
+                found[cell.name][title] = outcome
+        return found
+
+    def caps(self, cells: Sequence[Cell], prefix: str) -> dict[str, str]:
+        """The title of the best cap of each cell of the design, chosen on calibration loads."""
+        choosing = choosing_cells(cells_of(CALIBRATION), cells)
+        titles = cap_titles(prefix)
+        ran = self.outcomes(choosing, {cell.name: titles for cell in choosing})
+        figures = {
+            (name, title): one for name, each in ran.items() for title, one in each.items() if isinstance(one, Figures)
+        }
+        best = best_caps(choosing, figures, titles)
+        return {cell.name: best[load_of(cell)] for cell in cells if cell.group == "constant" and load_of(cell) in best}
+
+    def _run(self, cell: Cell, title: str) -> Run:
+        return Run(cell, title.removeprefix(BEFORE), self._trees[title.startswith(BEFORE)])
 
 
-def _plan(args: argparse.Namespace) -> Plan:
+def _cells(args: argparse.Namespace) -> list[Cell]:
     cells = quick_cells(args.set_name) if args.quick else cells_of(args.set_name)
     if args.group:
         cells = [cell for cell in cells if cell.group in args.group]
@@ -94,74 +138,62 @@ def _plan(args: argparse.Namespace) -> Plan:
         cells = [cell for cell in cells if any(text in cell.name for text in args.cells)]
     if not cells:
         raise ValueError("there is no such cell; see --list")
+    return cells
+
+
+def _trees(args: argparse.Namespace) -> dict[bool, Tree]:
+    """Of policies of the commit before (True), and of this code."""
     trees = {False: Tree(ROOT)}
-    titles = list(args.policies)
     if args.before is not None:
         trees[True] = tree_of(args.before, args.cache)
-        titles = [f"{BEFORE}{OURS}", *titles]
-    titles = list(dict.fromkeys(titles))
-    policies = {
-        cell.name: [*titles, *(_rivals(cell, has_before=args.before is not None) if args.rivals else [])]
-        for cell in cells
-    }
-    if args.before is None and any(title.startswith(BEFORE) for title in titles):
-        raise ValueError(f"{BEFORE}POLICY goes with --before")
-    others = [title for title in titles if title != OURS]
-    against = args.against or (others[0] if others else None)
-    return Plan(cells, policies, trees, against)
+    elif args.caps == CAPS_BEFORE or any(title.startswith(BEFORE) for title in args.policies):
+        raise ValueError(f"{BEFORE}POLICY and --caps {CAPS_BEFORE} go with --before")
+    return trees
 
 
-def _rivals(cell: Cell, *, has_before: bool) -> list[str]:
-    """The rivals of a cell. Theirs is the code of the commit before, if there is one, where it does not change."""
-    return [f"{BEFORE}{rival}" if has_before else rival for rival in rivals_of(cell)]
+def _titles(cell: Cell, args: argparse.Namespace, caps: dict[str, str]) -> list[str]:
+    """What the cell is run under. Rivals run on the code of the commit before, if there is one: it does not change."""
+    before = BEFORE if args.before is not None else ""
+    titles = [f"{BEFORE}{OURS}"] if before else []
+    titles += args.policies
+    if cell.name in caps:
+        titles.append(caps[cell.name])
+    if args.rivals:
+        titles += [title if title.startswith(OURS) else f"{before}{title}" for title in rivals_of(cell)]
+    return list(dict.fromkeys(titles))
 
 
-def _outcomes(plan: Plan, runner: Runner, *, kept_only: bool) -> dict[str, dict[str, Outcome]]:
-    """By cell and by policy's title."""
-    wanted = [(cell, title, plan.run_of(cell, title)) for cell in plan.cells for title in plan.policies[cell.name]]
-    if kept_only:
-        kept = {(cell.name, title): runner.kept(run) for cell, title, run in wanted}
-        found: dict[tuple[str, str], Outcome] = {name: one for name, one in kept.items() if one is not None}
-    else:
-        ran = runner.run([run for _, _, run in wanted])
-        found = {(cell.name, title): ran[run.name] for cell, title, run in wanted}
-    return {
-        cell.name: {
-            title: found[cell.name, title] for title in plan.policies[cell.name] if (cell.name, title) in found
-        }
-        for cell in plan.cells
-    }
+def _compared(args: argparse.Namespace) -> list[str]:
+    """The titles that ours is compared with in every cell."""
+    before = [f"{BEFORE}{OURS}"] if args.before is not None else []
+    return [*before, *(title for title in args.policies if title != OURS)]
 
 
-def _show_summaries(
-    cells: Sequence[Cell], outcomes: dict[str, dict[str, Outcome]], against: str | None
-) -> dict[str, dict[str, object]]:
-    """Prints the summed pairs of ours and ``against`` by case and by group, and the cells to name."""
-    if against is None:
-        return {}
-    pairs: dict[str, list[Pair]] = {}
-    for cell in cells:
-        ours, other = outcomes[cell.name].get(OURS), outcomes[cell.name].get(against)
-        if isinstance(ours, Figures) and isinstance(other, Figures):
-            pair = Pair(cell.name, ours, other)
-            for case in dict.fromkeys((f"{cell.group}: {cell.case}", f"{cell.group}: ALL")):
-                pairs.setdefault(case, []).append(pair)
-    summaries = {case: Summary(tuple(of)) for case, of in sorted(pairs.items())}
+def _show_summary(judged: Judged, other: str, title: TitleOf) -> dict[str, object]:
+    """Prints the pairs of ours and the other, summed by case and by group, and the cells to name."""
+    summaries: dict[str, Summary] = {}
+    for group in dict.fromkeys(cell.group for cell in judged.cells):
+        of_group = judged.group(group)
+        cases = dict.fromkeys(cell.case for cell in of_group)
+        for case in cases if len(cases) > 1 else ():
+            summaries[f"{group}: {case}"] = judged.pairs([cell for cell in of_group if cell.case == case], title)
+        summaries[f"{group}: ALL"] = judged.pairs(of_group, title)
+    summaries = {case: one for case, one in summaries.items() if one.pairs}
     if not summaries:
         return {}
-    print(f"\nneaptide against {against}, mean of pairs in points of attainment")
+    print(f"\n{OURS} against {other}: mean of pairs, in points of attainment; below by 0.5 or not")
     print(summary_table(summaries))
     for case, one in summaries.items():
         if case.endswith(": ALL"):
-            for line in named_lines(one):
-                print(f"- {line}")
+            print("".join(f"- {line}\n" for line in named_lines(one)), end="")
+    return {f"{other} {case}": _numbers(one) for case, one in summaries.items() if case.endswith(": ALL")}
+
+
+def _numbers(one: Summary) -> dict[str, object]:
+    points, ratio = one.points, one.offline_ratio
     return {
-        case: {
-            "cells": len(one.pairs),
-            "points": None if one.points is None else round(one.points.mean, 3),
-            "low": None if one.points is None else round(one.points.low, 3),
-            "requests": one.requests,
-            "offline_ratio": None if one.offline_ratio is None else round(one.offline_ratio, 4),
-        }
-        for case, one in summaries.items()
+        "cells": len(one.pairs),
+        "points": None if points is None else [round(each, 3) for each in (points.mean, points.low, points.high)],
+        "requests": one.requests,
+        "offline_ratio": None if ratio is None else round(ratio, 4),
     }

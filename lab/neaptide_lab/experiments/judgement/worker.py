@@ -89,8 +89,7 @@ def _reduced(
     result, (from_s, to_s) = run.result, run.window_s
     records = {name: one for name, one in run.measures.online.items() if from_s <= one.arrival_s <= to_s}
     met = {
-        name: one.is_done and one.began_in_time(slos_s[0]) and one.kept_pace(slos_s[1])
-        for name, one in records.items()
+        name: one.is_done and one.began_in_time(slos_s[0]) and one.kept_pace(slos_s[1]) for name, one in records.items()
     }
     longest = sorted(records, key=lambda name: -prompts[name])[: max(round(LONGEST_SHARE * len(records)), 1)]
     attainment, online = result.online.attainment, result.online
