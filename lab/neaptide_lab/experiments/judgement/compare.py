@@ -28,7 +28,7 @@ class Pair:
         """Attainment gained, in points; None without online requests."""
         if self.ours.attained is None or self.other.attained is None:
             return None
-        return 100.0 * (self.ours.attained - self.other.attained)
+        return round(100.0 * (self.ours.attained - self.other.attained), 9)
 
     @property
     def longest_points(self) -> float | None:

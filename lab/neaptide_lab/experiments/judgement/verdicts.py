@@ -142,8 +142,8 @@ def _beside(judged: Judged, claim: str, alone: Cell, beside: Cell, title: str) -
     """Beside offline work at most a point is lost."""
     a, b = judged.figures.get((alone.name, OURS)), judged.figures.get((beside.name, title))
     if a is not None and b is not None and a.attained is not None and b.attained is not None:
-        points = 100.0 * (b.attained - a.attained)
-        yield Verdict(f"{claim}: points beside over alone at least -1", f"{points:+.2f}", points >= -1.0 - 1e-9)
+        points = round(100.0 * (b.attained - a.attained), 9)
+        yield Verdict(f"{claim}: points beside over alone at least -1", f"{points:+.2f}", points >= -1.0)
 
 
 def _rivals(judged: Judged) -> Iterator[Verdict]:
