@@ -7,6 +7,8 @@ from neaptide_lab.experiments.judgement.runs import OURS
 from neaptide_lab.experiments.judgement.worker import Figures
 
 CAPS = (512, 1024, 1536, 2048)
+UNCAPPED = 2048
+"""Our own step tokens unless something else is given: this cap is no other policy."""
 CHOOSING_LOADS = ("0.8x", "1x", "1.5x")
 """Loads of the calibration cells from which a cap is chosen: below them every cap serves all in time."""
 Load = tuple[str, str]
@@ -31,7 +33,7 @@ def choosing_cells(calibration: Sequence[Cell], judged: Sequence[Cell]) -> list[
 
 
 def cap_titles(prefix: str) -> list[str]:
-    return [f"{prefix}{OURS}@{cap}" for cap in CAPS]
+    return [f"{prefix}{OURS}" if cap == UNCAPPED else f"{prefix}{OURS}@{cap}" for cap in CAPS]
 
 
 def best_caps(
