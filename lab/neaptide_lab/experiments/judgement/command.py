@@ -18,7 +18,7 @@ from neaptide_lab.experiments.judgement.cells import CALIBRATION, GROUPS, SETS, 
 from neaptide_lab.experiments.judgement.compare import Summary
 from neaptide_lab.experiments.judgement.runs import OURS, ROOT, Outcome, Run, Runner, Tree, cache_folder, tree_of
 from neaptide_lab.experiments.judgement.table import cells_table, named_lines, summary_table
-from neaptide_lab.experiments.judgement.verdicts import Judged, TitleOf, verdicts
+from neaptide_lab.experiments.judgement.verdicts import Judged, TitleOf, title_of, verdicts
 from neaptide_lab.experiments.judgement.worker import Figures
 
 NO_CAPS, CAPS_BEFORE, CAPS_NEW = "none", "before", "new"
@@ -82,7 +82,7 @@ def run_command(args: argparse.Namespace) -> int:
     judged = Judged(cells, figures, f"{BEFORE}{OURS}" if args.before else None, caps)
     summary: dict[str, object] = {}
     for title in _compared(args):
-        summary |= _show_summary(judged, title, lambda cell, title=title: title)
+        summary |= _show_summary(judged, title, title_of(title))
     if caps:
         summary |= _show_summary(judged, BEST_CAP, judged.of_cap)
     found = verdicts(judged)

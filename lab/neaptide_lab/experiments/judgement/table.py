@@ -28,7 +28,7 @@ SUMMED = ("case", "cells", "n", "other%", "ours%", "points [90%]", "requests", "
 
 def cells_table(cells: Iterable[Cell], outcomes: Mapping[str, Mapping[str, Outcome]]) -> str:
     """A line for each cell and policy. ``outcomes``: by cell and by policy's title."""
-    lines = [HEAD]
+    lines: list[tuple[str, ...]] = [HEAD]
     for cell in cells:
         for number, (title, outcome) in enumerate(outcomes[cell.name].items()):
             name = "" if number else cell.name

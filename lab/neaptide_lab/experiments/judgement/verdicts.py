@@ -66,6 +66,11 @@ class Judged:
         )
 
 
+def title_of(title: str) -> TitleOf:
+    """The same title for every cell."""
+    return lambda cell: title
+
+
 def verdicts(judged: Judged) -> list[Verdict]:
     """Every requirement of which there are runs."""
     parts = (_constant, _live, _overload, _bros, _echo, _long, _rivals, _wrong)
@@ -115,7 +120,7 @@ def _bros(judged: Judged) -> Iterator[Verdict]:
 
 
 def _echo(judged: Judged) -> Iterator[Verdict]:
-    (alone,) = [cell for cell in judged.group("echo") if not cell.offline] or [None]
+    alone = next((cell for cell in judged.group("echo") if not cell.offline), None)
     for cell in judged.group("echo"):
         for title in (OURS, PLANNED) if cell.offline else ():
             ratio = judged.pairs([cell], judged.of_rival("echo"), title).offline_ratio
@@ -132,8 +137,8 @@ def _long(judged: Judged) -> Iterator[Verdict]:
         yield from _beside(judged, f"3 {case}", alone, beside, OURS)
         both = judged.figures.get((alone.name, OURS)), judged.figures.get((beside.name, OURS))
         if both[0] is not None and both[1] is not None and both[0].online_hits:
-            ratio = (both[1].online_hits or 0.0) / both[0].online_hits
-            yield from _at_least(f"3 {case}: online hits beside of alone's", ratio, 0.8)
+            kept = (both[1].online_hits or 0.0) / both[0].online_hits
+            yield from _at_least(f"3 {case}: online hits beside of alone's", kept, 0.8)
         ratio = judged.pairs([beside], judged.of_before).offline_ratio
         yield from _at_least(f"3 {case}: offline work of before's", ratio, 0.92)
 
