@@ -30,7 +30,7 @@ LIVE_PROFILE = "cpu-111m-2026-11-24"
 """The machine of W5, which is not among the bundled profiles."""
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Online requests of one source."""
 
     source: str
@@ -46,6 +46,8 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Requests per second of a made source, before ``speed``."""
     copies: int = 1
     """The window so many times, one after the other, with other contents."""
+    layers: int = 1
+    """The same requests so many times at once, with other contents, each a little later than the one before."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -124,6 +126,8 @@ MADE = {
 """Means and deviations in tokens."""
 BURSTS = 12
 """Periods of a made load with bursts; a third of each has requests."""
+AGENT_GAP_S = 5.0
+"""Mean time between two calls of a made agent."""
 AGENT_TURNS, AGENT_TURN_TOKENS, AGENT_OUTPUT_TOKENS, AGENT_FIRST_TOKENS = 12, 450, 110, 1200
 """A made agent's session: its calls, tokens that each adds to the history, of an answer, and of the first prompt."""
 
@@ -197,8 +201,12 @@ def _requests(part: Part, seed: int) -> list[TraceRequest]:
         return _made(part, seed)
     requests = online_requests(part.source, seed, window_s=part.window_s, speed=part.speed)
     length_s = (part.window_s[1] - part.window_s[0]) / part.speed
-    later = [delayed(salted(requests, f"copy {copy}"), copy * length_s) for copy in range(1, part.copies)]
-    return [*requests, *itertools.chain.from_iterable(later)]
+    apart_s = length_s / (len(requests) * part.layers) if requests else 0.0
+    moved = [
+        delayed(salted(requests, f"{copy} {layer}"), copy * length_s + layer * apart_s)
+        for copy, layer in itertools.product(range(part.copies), range(part.layers))
+    ]
+    return list(itertools.chain(*moved))
 
 
 def _fixed(name: str) -> tuple[int, int]:
@@ -228,18 +236,17 @@ def _made(part: Part, seed: int) -> list[TraceRequest]:
 
 def _agents(part: Part, seed: int) -> list[TraceRequest]:
     """Sessions whose every call repeats the history. A call comes some seconds after the one before, at any load: a
-    higher load is more sessions."""
-    duration_s = (part.window_s[1] - part.window_s[0]) / part.speed
+    higher load is more sessions. The window opens on sessions that go on."""
+    duration_s, span_s = part.window_s[1] - part.window_s[0], AGENT_TURNS * AGENT_GAP_S
     rng = np.random.default_rng([content_base(part.source) >> 31, seed])
     ids = itertools.count(content_base(f"{part.source} {seed}"))
-    rate_rps = part.rate_rps * part.speed / AGENT_TURNS
     requests = []
-    for start_s in poisson_arrivals(rng, np.array([rate_rps]), duration_s):
-        segments = [(next(ids), AGENT_FIRST_TOKENS)]
-        now_s = start_s
+    for start_s in poisson_arrivals(rng, np.array([part.rate_rps / AGENT_TURNS]), span_s + duration_s):
+        segments, now_s = [(next(ids), AGENT_FIRST_TOKENS)], start_s - span_s
         for _ in range(AGENT_TURNS):
             output = int(rng.integers(AGENT_OUTPUT_TOKENS // 2, 3 * AGENT_OUTPUT_TOKENS // 2))
-            requests.append(TraceRequest(now_s, tuple(segments), output))
+            if 0.0 <= now_s < duration_s:
+                requests.append(TraceRequest(now_s / part.speed, tuple(segments), output))
             segments.append((next(ids), AGENT_TURN_TOKENS))
-            now_s += float(rng.exponential(3.0)) + 2.0
+            now_s += AGENT_GAP_S * float(rng.uniform(0.5, 1.5))
     return requests

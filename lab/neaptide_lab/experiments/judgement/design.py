@@ -19,8 +19,9 @@ LOADS = (0.5, 0.8, 1.0, 1.5, 3.0)
 FIVE = 5
 FLOOD = "sharegpt_lengths"
 WARM_UP_S = 20.0
-REQUESTS = 300
-"""In a window of a made trace; a recorded one's window has about as many."""
+LEAST_REQUESTS, MOST_REQUESTS, LEAST_WINDOW_S = 300, 900, 30.0
+"""A window of one replica has the requests that arrive in the shortest time, but not fewer and not more than these. That
+of several has the fewest for each."""
 CONTEXT_TOKENS = 32_768
 LIMIT_TOKENS = 1024
 LONG_LIMIT_TOKENS = 4096
@@ -34,7 +35,8 @@ class Recorded:
 
     calibration_s: tuple[float, float]
     report_s: tuple[float, float]
-    copies: int = 1
+    by_layers: bool = False
+    """Whether a higher load is more of the same at once, where gaps between requests may not be shortened."""
 
 
 RECORDED = {
@@ -42,7 +44,7 @@ RECORDED = {
     "azure_conv_2023": Recorded((200.0, 255.0), (900.0, 965.0)),
     "mooncake_conversation": Recorded((600.0, 695.0), (1500.0, 1590.0)),
     "mooncake_synthetic": Recorded((100.0, 195.0), (400.0, 490.0)),
-    "agent_miniswe": Recorded((0.0, 50.0), (50.0, 107.0), 3),
+    "agent_miniswe": Recorded((10.0, 35.0), (55.0, 85.0), by_layers=True),
     "servegen_r1_resampled": Recorded((600.0, 800.0), (2000.0, 2100.0)),
 }
 TRACES = (*RECORDED, *MADE)
@@ -59,17 +61,20 @@ def limit_tokens(trace: str) -> int:
     return LONG_LIMIT_TOKENS if trace in ("servegen_r1_resampled", "made-reasoning") else LIMIT_TOKENS
 
 
-def part_of(trace: str, rate_rps: float, *, is_report: bool, copies: int = 1) -> Part:
-    """The trace's window at a rate.
-
-    Args:
-        copies: so many times the requests.
-    """
+def part_of(trace: str, rate_rps: float, replicas: int = 1, *, is_report: bool) -> Part:
+    """The trace's window at a rate for each replica."""
+    num_requests = min(max(LEAST_WINDOW_S * rate_rps, LEAST_REQUESTS), MOST_REQUESTS)
+    if replicas > 1:
+        num_requests, rate_rps = replicas * LEAST_REQUESTS, replicas * rate_rps
     if trace in MADE:
-        return Part(trace, (0.0, copies * REQUESTS / rate_rps), rate_rps=rate_rps)
+        return Part(trace, (0.0, num_requests / rate_rps), rate_rps=rate_rps)
     one = RECORDED[trace]
     window_s = one.report_s if is_report else one.calibration_s
-    return Part(trace, window_s, rate_rps / recorded_rps(trace, window_s), copies=copies * one.copies)
+    own_rps, length_s = recorded_rps(trace, window_s), window_s[1] - window_s[0]
+    if one.by_layers:
+        layers = max(round(rate_rps / own_rps), 1)
+        return Part(trace, window_s, rate_rps / own_rps / layers, layers=layers)
+    return Part(trace, window_s, rate_rps / own_rps, copies=max(round(num_requests / own_rps / length_s), 1))
 
 
 @cache
@@ -95,14 +100,14 @@ def cells(*, is_report: bool) -> list[Cell]:
 
 
 def _cell(trace: str, device: str, load: float, replicas: int, *, is_beside: bool, is_report: bool) -> Cell:
-    rate_rps = replicas * load * capacities_rps()[trace][device]
+    rate_rps = load * capacities_rps()[trace][device]
     where = "beside" if is_beside else "alone"
     return Cell(
         name=f"constant {trace} {replicas} {device} {load:g}x {where}",
         group="constant",
         case=trace,
         profile=DEVICES[device],
-        online=(part_of(trace, rate_rps, is_report=is_report, copies=replicas),),
+        online=(part_of(trace, rate_rps, replicas, is_report=is_report),),
         offline=FLOOD if is_beside else "",
         replicas=replicas,
         warm_up_s=WARM_UP_S if is_beside else 0.0,

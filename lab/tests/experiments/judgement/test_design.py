@@ -3,7 +3,7 @@
 from itertools import combinations, product
 
 from neaptide_lab.experiments.judgement import design
-from neaptide_lab.experiments.judgement.cell import Cell
+from neaptide_lab.experiments.judgement.cell import MADE, Cell
 from neaptide_lab.experiments.judgement.cells import CALIBRATION, REPORT, SETS, cells_of, quick_cells
 
 
@@ -37,6 +37,16 @@ def test_a_trace_with_twice_the_load_comes_twice_as_fast() -> None:
     faster, more = (design.part_of(trace, 6.0, is_report=True) for trace in ("azure_conv_2023", "made-code"))
     assert faster.speed == 2 * recorded.speed
     assert (more.rate_rps, more.window_s[1]) == (2 * made.rate_rps, made.window_s[1] / 2)
+
+
+def test_a_made_window_has_300_to_900_requests_and_that_of_five_replicas_300_for_each() -> None:
+    sizes: dict[int, set[int]] = {1: set(), design.FIVE: set()}
+    for cell in design.cells(is_report=True):
+        if cell.case in MADE:
+            (part,) = cell.online
+            sizes[cell.replicas].add(round(part.rate_rps * part.window_s[1]))
+    assert sizes[design.FIVE] == {1500}
+    assert (min(sizes[1]), max(sizes[1])) == (300, 900)
 
 
 def test_the_names_of_a_set_are_its_own() -> None:
