@@ -131,7 +131,9 @@ class _Session:
 
 
 def _cells(args: argparse.Namespace) -> list[Cell]:
-    cells = quick_cells(args.set_name) if args.quick else cells_of(args.set_name)
+    if args.quick and args.set_name != CALIBRATION:
+        raise ValueError("--quick is of the calibration set")
+    cells = quick_cells() if args.quick else cells_of(args.set_name)
     if args.group:
         cells = [cell for cell in cells if cell.group in args.group]
     if args.cells:

@@ -20,8 +20,8 @@ FIVE = 5
 FLOOD = "sharegpt_lengths"
 WARM_UP_S = 20.0
 LEAST_REQUESTS, MOST_REQUESTS, LEAST_WINDOW_S = 300, 900, 30.0
-"""A window of one replica has the requests that arrive in the shortest time, but not fewer and not more than these. That
-of several has the fewest for each."""
+"""A window of one replica has the requests of the shortest time, but not fewer and not more than these. That of several
+has the fewest for each."""
 CONTEXT_TOKENS = 32_768
 LIMIT_TOKENS = 1024
 LONG_LIMIT_TOKENS = 4096

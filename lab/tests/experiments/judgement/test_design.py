@@ -69,4 +69,4 @@ def test_no_window_of_a_recorded_trace_and_no_seed_is_in_both_sets() -> None:
 
 
 def test_the_quick_form_is_a_dozen_cells_of_the_calibration() -> None:
-    assert len(quick_cells(CALIBRATION)) == 12
+    assert len(quick_cells()) == 12
