@@ -31,6 +31,7 @@ _MODULES = {
     "echo-hit-rate": "echo.hit_rate",
     "echo-timeline": "echo.timeline",
     "tuned-rivals": "rivals.sweep",
+    "clairvoyant": "limits.clairvoyant",
     "fair-shares": "jobs.shares",
     "batch-deadlines": "jobs.deadlines",
     "ablation": "ablation",

@@ -22,6 +22,7 @@ from neaptide.simulation.points import PolicyPoint
 from neaptide.simulation.result import SimResult
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import simulate
+from neaptide_lab.experiments.limits.attainment import attainment_bound
 from neaptide_lab.experiments.price import price
 from neaptide_lab.experiments.result import ExperimentResult, Row
 from neaptide_lab.experiments.rivals.kept import OUR_CODE, KeptRuns, code_digest
@@ -167,6 +168,11 @@ def run_kept(quick: bool, kept: KeptRuns[SimResult], *, only_likely: bool = Fals
         )
         for trace, one in runs.items()
     ]
+    bounds = {load.title: sweep.attainment_bound(load) for load in size.loads}
+    rows += [
+        Row(f"{trace}: attained, and what a clairvoyant could", 100 * one.ours.attained, 100 * bounds[trace], "%", 1)
+        for trace, one in runs.items()
+    ]
     data = {
         "settings": {
             "profile": PROFILE,
@@ -177,6 +183,7 @@ def run_kept(quick: bool, kept: KeptRuns[SimResult], *, only_likely: bool = Fals
         },
         "runs": {trace: _trace_data(one) for trace, one in runs.items()},
         "out_of_reach": {trace: one.out_of_reach for trace, one in runs.items()},
+        "attainment_bound": bounds,
     }
     return ExperimentResult(
         NAME, rows, _notes(runs, short), data, lambda figure: _plot(figure, runs), against="rival, offline tok/s"
@@ -258,6 +265,12 @@ class _Sweep:
         limits = StepLimits(window_s)
         simulate(OURS.of(scenario).planned_as_served(), observers=[limits])
         return str(limits)
+
+    def attainment_bound(self, load: Load) -> float:
+        """Largest attainment of any policy on the load's mean step times."""
+        bound = attainment_bound(self._scenario(load))
+        assert bound is not None
+        return bound
 
     def _scenario(self, load: Load) -> Scenario:
         if load.title not in self._scenarios:

@@ -192,6 +192,9 @@ def test_a_sweep_compares_every_rival_on_every_trace(monkeypatch: pytest.MonkeyP
     shares = [row.ours for row in result.rows if "of the bound" in row.case]
     assert len(shares) == 2
     assert min(shares) > 0
+    bounded = [row for row in result.rows if "clairvoyant" in row.case]
+    assert [row.case.split(":")[0] for row in bounded] == ["chats", "azure_code_2023"]
+    assert all(row.paper is not None and row.ours <= row.paper for row in bounded)
     slower = {row.case.split(":")[0] for row in result.rows if "best point" in row.case and (row.ratio or 1.0) < 1.0}
     said = {note.split(":")[0] for note in result.notes if "What ended the offline work of our steps: " in note}
     assert said == slower
