@@ -32,6 +32,7 @@ _MODULES = {
     "echo-timeline": "echo.timeline",
     "tuned-rivals": "rivals.sweep",
     "clairvoyant": "limits.clairvoyant",
+    "two-steps": "limits.two_steps",
     "fair-shares": "jobs.shares",
     "batch-deadlines": "jobs.deadlines",
     "ablation": "ablation",
