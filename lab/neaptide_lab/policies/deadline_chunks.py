@@ -139,15 +139,15 @@ class DeadlineChunkScheduler(Scheduler):
                 draft.add(request, chunk)
                 num_tokens -= chunk
         while not draft.preempted.total and draft.num_running < self.config.max_num_seqs:
-            request = draft.at = draft.pool.peek()
-            if request is None:
+            head = draft.at = draft.pool.peek()
+            if head is None:
                 break
-            hit = draft.kv.match_prefix(request)
-            missing = request.num_known_tokens - hit.num_tokens
+            hit = draft.kv.match_prefix(head)
+            missing = head.num_known_tokens - hit.num_tokens
             chunk = min(self._chunk(draft, missing, hit.num_tokens, limit_s), num_tokens)
             if chunk <= 0 or not draft.kv.fits(draft.kv.admission_cost(hit, missing)):
                 break
-            draft.admit(request, hit, chunk)
+            draft.admit(head, hit, chunk)
             num_tokens -= chunk
         draft.at = None
 

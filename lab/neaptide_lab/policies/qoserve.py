@@ -183,18 +183,18 @@ class QoServeAlpha1(QoServe):
     """1 ms per token: the paper's value for a light load."""
 
     alpha_s = 0.001
-    online_order = staticmethod(hybrid_order(0.001))
+    online_order: ClassVar[OnlineOrder] = staticmethod(hybrid_order(0.001))
 
 
 class QoServePaced(QoServe):
     """Deadlines from the first token, which is how TPOT is measured here."""
 
     counts_from_arrival = False
-    online_order = staticmethod(hybrid_order(ALPHA_S, counts_from_arrival=False))
+    online_order: ClassVar[OnlineOrder] = staticmethod(hybrid_order(ALPHA_S, counts_from_arrival=False))
 
 
 class QoServePacedAlpha1(QoServe):
     """Deadlines from the first token, and 1 ms per token."""
 
     counts_from_arrival, alpha_s = False, 0.001
-    online_order = staticmethod(hybrid_order(0.001, counts_from_arrival=False))
+    online_order: ClassVar[OnlineOrder] = staticmethod(hybrid_order(0.001, counts_from_arrival=False))

@@ -73,7 +73,8 @@ def driven(state: State, policy: str, num_steps: int, cost_model: CostModel, max
     for number, stream in enumerate(state.streams):
         _start(core, stream, number)
         plans.knows(stream.name)
-    for number, each in enumerate((*state.prompts, *state.rows)):
+    others: list[Prompt | OfflineRow] = [*state.prompts, *state.rows]
+    for number, each in enumerate(others):
         core.handle(_message(each, number))
     while len(plans.steps) < num_steps and core.has_work:
         core.step()

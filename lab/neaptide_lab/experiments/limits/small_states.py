@@ -60,13 +60,7 @@ class OfflineRow:
     prefix_tokens: int = 0
     """First tokens of the prompt, which all rows with this prefix share."""
     computed: int = 0
-    found_tokens: int = 0
-    """Tokens that it found in the cache."""
-
-    @property
-    def worth(self) -> float:
-        """Tokens of the row that a computed one stands for."""
-        return self.tokens / (self.tokens - self.found_tokens)
+    """Tokens that are computed, or were found in the cache."""
 
 
 class Part(NamedTuple):
@@ -94,13 +88,13 @@ class State:
     now_s: float = 0.0
     late: frozenset[str] = frozenset()
     """Online requests that ended late, or whose first token did."""
-    online_tokens: float = 0.0
-    offline_tokens: float = 0.0
-    """Tokens of the rows that are done; those found in the cache count as the row is computed."""
+    offline_tokens: int = 0
+    """Computed tokens of rows."""
 
     @cached_property
     def names(self) -> Mapping[str, Stream | Prompt | OfflineRow]:
-        return {each.name: each for each in (*self.streams, *self.prompts, *self.rows)}
+        everyone: list[Stream | Prompt | OfflineRow] = [*self.streams, *self.prompts, *self.rows]
+        return {each.name: each for each in everyone}
 
     def shape(self, choice: Choice) -> BatchShape:
         shape = BatchShape()
@@ -115,12 +109,11 @@ class State:
         end_s = self.now_s + cost_model.predict(self.shape(choice)).seconds
         parts = {part.name: part for part in choice}
         streams, prompts, rows = [], [], []
-        late, cached, online, offline = set(self.late), set(self.cached), 0.0, 0.0
+        late, cached, offline = set(self.late), set(self.cached), 0
         for stream in self.streams:
             if stream.name not in parts:
                 streams.append(stream)
                 continue
-            online += 1
             if stream.tokens_left == 1:
                 late |= {stream.name} if end_s > stream.due_s else set()
                 continue
@@ -132,7 +125,6 @@ class State:
             if part is None:
                 prompts.append(prompt)
                 continue
-            online += part.tokens
             if part.tokens < prompt.tokens_left:
                 prompts.append(replace(prompt, computed=prompt.computed + part.tokens))
                 continue
@@ -145,9 +137,8 @@ class State:
             if part is None:
                 rows.append(row)
                 continue
-            row = replace(row, found_tokens=row.found_tokens + part.found_tokens)
             computed = row.computed + part.found_tokens + part.tokens
-            offline += part.tokens * row.worth
+            offline += part.tokens
             if row.prefix and computed >= row.prefix_tokens:
                 cached.add(row.prefix)
             if computed < row.tokens:
@@ -159,7 +150,6 @@ class State:
             frozenset(cached),
             end_s,
             frozenset(late),
-            self.online_tokens + online,
             self.offline_tokens + offline,
         )
 
@@ -169,35 +159,92 @@ class Value(NamedTuple):
 
     minus_late: int
     """Online requests that are late or can no longer be in time, with a minus."""
-    tokens_per_s: float
-    """Tokens of all work done until now, over the time."""
+    minus_done_s: float
+    """Earliest time at which all work could be done, with a minus."""
 
 
-def value(state: State, cost_model: CostModel) -> Value:
-    """The value of a state, as if what is left ran on an empty device.
+class Judge:
+    """Values states by what is left of them.
 
-    Prompts that cannot all be in time lose the fewest: the longest goes until the rest is (Moore-Hodgson). A stream is
-    late if its last token is, with nothing but decodes from now on.
+    Late are those that are, and those that would be if what is left ran on an empty device. Prompts that cannot all be
+    in time lose the fewest: the longest goes until the rest is (Moore-Hodgson). A stream is late if its last token is,
+    with nothing but decodes from now on.
+
+    All work is done at the earliest when the device has computed every token, and when the longest answer has had a
+    step for each of its tokens. A step that wastes neither moves this time by nothing. So plans of different lengths,
+    and with different work, can be compared.
+
+    Args:
+        cost_model: of the device.
     """
-    late = len(state.late)
-    if state.streams:
-        shape = BatchShape()
-        for stream in state.streams:
-            shape.add(1, stream.context)
-        step_s = cost_model.predict(shape).seconds
-        late += sum(
-            state.now_s + stream.tokens_left * step_s > stream.last_due_s
-            for stream in state.streams
-            if stream.name not in state.late
+
+    def __init__(self, cost_model: CostModel) -> None:
+        self.cost_model = cost_model
+        read = [self._seconds((1, context)) for context in (1, _PROBE_CONTEXT + 1)]
+        self._kv_token_s = (read[1] - read[0]) / _PROBE_CONTEXT
+        whole, double, behind = (
+            self._seconds(chunk)
+            for chunk in ((_PROBE_TOKENS, 0), (2 * _PROBE_TOKENS, 0), (_PROBE_TOKENS, _PROBE_CONTEXT))
         )
-    kept_s: list[float] = []
-    for prompt in sorted(state.prompts, key=lambda prompt: prompt.due_s):
-        kept_s.append(cost_model.predict(BatchShape().plus(prompt.tokens_left, prompt.computed)).seconds)
-        if state.now_s + sum(kept_s) > prompt.due_s:
-            kept_s.remove(max(kept_s))
-            late += 1
-    tokens = state.online_tokens + state.offline_tokens
-    return Value(-late, tokens / state.now_s if state.now_s > 0.0 else 0.0)
+        pairs = _PROBE_TOKENS * _PROBE_CONTEXT
+        self._pair_s = max(behind - whole - _PROBE_CONTEXT * self._kv_token_s, 0.0) / pairs
+        more_pairs = _pairs(2 * _PROBE_TOKENS, 0) - _pairs(_PROBE_TOKENS, 0)
+        self._token_s = (double - whole - more_pairs * self._pair_s) / _PROBE_TOKENS
+
+    def value(self, state: State) -> Value:
+        return Value(-self._late(state), -self._done_s(state))
+
+    def _seconds(self, *chunks: tuple[int, int]) -> float:
+        """Time of a step with these (tokens, context)."""
+        shape = BatchShape()
+        for chunk in chunks:
+            shape.add(*chunk)
+        return self.cost_model.predict(shape).seconds
+
+    def _late(self, state: State) -> int:
+        late = len(state.late)
+        if state.streams:
+            step_s = self._seconds(*((1, stream.context) for stream in state.streams))
+            late += sum(
+                state.now_s + stream.tokens_left * step_s > stream.last_due_s
+                for stream in state.streams
+                if stream.name not in state.late
+            )
+        kept_s: list[float] = []
+        for prompt in sorted(state.prompts, key=lambda prompt: prompt.due_s):
+            kept_s.append(self._seconds((prompt.tokens_left, prompt.computed)))
+            if state.now_s + sum(kept_s) > prompt.due_s:
+                kept_s.remove(max(kept_s))
+                late += 1
+        return late
+
+    def _done_s(self, state: State) -> float:
+        answers = [stream.tokens_left for stream in state.streams]
+        work_s = sum(self._decodes_s(stream.context, stream.tokens_left) for stream in state.streams)
+        for prompt in state.prompts:
+            answers.append(prompt.answer_tokens)
+            work_s += self._chunk_s(prompt.tokens_left, prompt.computed)
+            work_s += self._decodes_s(prompt.tokens, prompt.answer_tokens - 1)
+        cached = set(state.cached)
+        for row in state.rows:
+            found = row.prefix_tokens if row.prefix in cached and not row.computed else 0
+            work_s += self._chunk_s(row.tokens - row.computed - found, row.computed + found)
+            cached.add(row.prefix)
+        return state.now_s + max(work_s, max(answers, default=0) * self._seconds((1, 1)))
+
+    def _chunk_s(self, tokens: int, context: int) -> float:
+        return self._token_s * tokens + self._pair_s * _pairs(tokens, context) + self._kv_token_s * context
+
+    def _decodes_s(self, context: int, count: int) -> float:
+        return count * (self._token_s + self._kv_token_s * (context + count / 2))
+
+
+_PROBE_TOKENS, _PROBE_CONTEXT = 1024, 4096
+"""A chunk and a context from whose step times the prices of work are taken."""
+
+
+def _pairs(tokens: int, context: int) -> int:
+    return tokens * context + tokens * (tokens + 1) // 2
 
 
 # ---- every step ----
@@ -289,13 +336,13 @@ class Plan(NamedTuple):
     end: State
 
 
-def best_plan(state: State, num_steps: int, cost_model: CostModel, unit_tokens: int, max_tokens: int) -> Plan:
+def best_plan(state: State, num_steps: int, judge: Judge, unit_tokens: int, max_tokens: int) -> Plan:
     """The best of all sequences of steps, by exhaustive search. Of equal ones the first counts."""
     if num_steps == 0 or not (state.streams or state.prompts or state.rows):
-        return Plan(value(state, cost_model), (), state)
+        return Plan(judge.value(state), (), state)
     best: Plan | None = None
     for choice in choices(state, unit_tokens, max_tokens):
-        rest = best_plan(state.after(choice, cost_model), num_steps - 1, cost_model, unit_tokens, max_tokens)
+        rest = best_plan(state.after(choice, judge.cost_model), num_steps - 1, judge, unit_tokens, max_tokens)
         if best is None or rest.value > best.value:
             best = Plan(rest.value, (choice, *rest.steps), rest.end)
     assert best is not None
@@ -303,14 +350,14 @@ def best_plan(state: State, num_steps: int, cost_model: CostModel, unit_tokens: 
 
 
 def greedy_plan(
-    state: State, num_steps: int, cost_model: CostModel, unit_tokens: int, max_tokens: int, look_ahead: int = 1
+    state: State, num_steps: int, judge: Judge, unit_tokens: int, max_tokens: int, look_ahead: int = 1
 ) -> Plan:
     """Steps chosen one after the other, each as the first of the best ``look_ahead`` steps."""
     steps: list[Choice] = []
     for _ in range(num_steps):
-        found = best_plan(state, look_ahead, cost_model, unit_tokens, max_tokens)
+        found = best_plan(state, look_ahead, judge, unit_tokens, max_tokens)
         if not found.steps:
             break
         steps.append(found.steps[0])
-        state = state.after(found.steps[0], cost_model)
-    return Plan(value(state, cost_model), tuple(steps), state)
+        state = state.after(found.steps[0], judge.cost_model)
+    return Plan(judge.value(state), tuple(steps), state)

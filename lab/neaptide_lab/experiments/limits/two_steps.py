@@ -2,22 +2,21 @@
 
 SlidingServe (arXiv 2606.05933) chooses the chunks of two consecutive steps together. Here every state is searched for
 the best one step at a time, for the best two or three steps together, and policies are driven from the same state. A
-plan is the better one if fewer requests are late after it, or can no longer be in time; then, if more tokens were
-computed per second, found ones of offline rows included.
+plan is the better one if fewer requests are late after it, or can no longer be in time; then, if all the work, that of
+the pool included, can be done earlier. The seconds between two such times are device time for offline work.
 """
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from neaptide.engine.interfaces import CostModel
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.device_profile import load_profile
 from neaptide_lab.experiments.limits.driven import driven
 from neaptide_lab.experiments.limits.small_states import (
+    Judge,
     OfflineRow,
     Plan,
     Prompt,
@@ -25,7 +24,6 @@ from neaptide_lab.experiments.limits.small_states import (
     Stream,
     best_plan,
     greedy_plan,
-    value,
 )
 from neaptide_lab.experiments.result import ExperimentResult, Row
 
@@ -40,8 +38,8 @@ POLICIES = (
     "neaptide_lab.policies.qoserve:QoServePaced",
     "neaptide_lab.policies.slidingserve:SlidingServePaced",
 )
-WORTH_A_STEP = 0.01
-"""Part of the work per second that counts as a gain."""
+LEAST_GAIN_S = 1e-3
+"""Time that counts as a gain, in seconds."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -54,7 +52,7 @@ class Size:
     """Drawn states besides the made ones."""
 
 
-FULL = Size(two_units=256, three_units=512, num_drawn=40)
+FULL = Size(two_units=256, three_units=512, num_drawn=24)
 QUICK = Size(two_units=512, three_units=None, num_drawn=4)
 
 
@@ -119,27 +117,25 @@ class Found:
         return self.together.value.minus_late - self.one_by_one.value.minus_late
 
     @property
-    def gain(self) -> float:
-        """Work per second of the steps together, over that of one at a time; 1 where they differ in late requests."""
+    def gain_s(self) -> float:
+        """Time that the steps together leave for offline work; 0 where they differ in late requests."""
         ours, theirs = self.together.value, self.one_by_one.value
-        return ours.tokens_per_s / theirs.tokens_per_s if not self.saved and theirs.tokens_per_s else 1.0
+        return 0.0 if self.saved else ours.minus_done_s - theirs.minus_done_s
 
 
-def search(
-    state: State, num_steps: int, cost_model: CostModel, unit_tokens: int, max_tokens: int = MAX_TOKENS
-) -> Found:
+def search(state: State, num_steps: int, judge: Judge, unit_tokens: int) -> Found:
     """Every kind of plan of a state."""
-    args = num_steps, cost_model, unit_tokens, max_tokens
+    args = num_steps, judge, unit_tokens, MAX_TOKENS
     together = best_plan(state, *args)
     return Found(greedy_plan(state, *args), greedy_plan(state, *args, look_ahead=2), together)
 
 
-def driven_plan(state: State, policy: str, num_steps: int, cost_model: CostModel) -> Plan:
+def driven_plan(state: State, policy: str, num_steps: int, judge: Judge) -> Plan:
     """A policy's plan of a state."""
-    steps, end = driven(state, policy, num_steps, cost_model, MAX_TOKENS), state
+    steps, end = driven(state, policy, num_steps, judge.cost_model, MAX_TOKENS), state
     for step in steps:
-        end = end.after(step, cost_model)
-    return Plan(value(end, cost_model), steps, end)
+        end = end.after(step, judge.cost_model)
+    return Plan(judge.value(end), steps, end)
 
 
 def run(quick: bool) -> ExperimentResult:
@@ -150,7 +146,7 @@ def run(quick: bool) -> ExperimentResult:
 
 def run_states(states: dict[str, State], size: Size, policies: Sequence[str]) -> ExperimentResult:
     """The experiment on these states, beside these policies."""
-    cost_model = RooflineModel.from_profile(load_profile(PROFILE))
+    judge = Judge(RooflineModel.from_profile(load_profile(PROFILE)))
     rows: list[Row] = []
     data: dict[str, Any] = {}
     for num_steps, unit_tokens in ((2, size.two_units), (3, size.three_units)):
@@ -160,9 +156,9 @@ def run_states(states: dict[str, State], size: Size, policies: Sequence[str]) ->
         of_policies: dict[str, list[Plan]] = {policy: [] for policy in policies}
         for name, state in states.items():
             logging.getLogger(__name__).info("%d steps of: %s", num_steps, name)
-            found[name] = search(state, num_steps, cost_model, unit_tokens)
+            found[name] = search(state, num_steps, judge, unit_tokens)
             for policy in policies:
-                of_policies[policy].append(driven_plan(state, policy, num_steps, cost_model))
+                of_policies[policy].append(driven_plan(state, policy, num_steps, judge))
             if name in CASES:
                 rows += _case_rows(f"{num_steps} steps, {name}", found[name], of_policies)
         rows += _summary_rows(num_steps, list(found.values()), of_policies)
@@ -176,7 +172,8 @@ def run_states(states: dict[str, State], size: Size, policies: Sequence[str]) ->
         f"{size.three_units or 'none'} in plans of three. Policies are not bound to such chunks.",
         "A request is late if its first token was, if its last one was (TPOT is a mean), or if neither can be in time "
         "any more on a device that does nothing else.",
-        "Work is prompt, answer and offline tokens per second from the first step's beginning to the last one's end.",
+        "Milliseconds are the earliest time at which all work of the state could be done after these steps: every "
+        "token computed, and a step for each token of the longest answer.",
         "Policies do not know lengths of answers, and keep time for requests that may come; no plan here does.",
     ]
     return ExperimentResult(NAME, rows, notes, {"horizons": data}, against="steps together")
@@ -189,10 +186,10 @@ def _case_rows(name: str, found: Found, of_policies: dict[str, list[Plan]]) -> l
     return [
         Row(
             f"{name} ({-best.minus_late} late): {way} ({-plan.value.minus_late} late)",
-            plan.value.tokens_per_s,
-            best.tokens_per_s,
-            "tok/s",
-            digits=0,
+            -1e3 * plan.value.minus_done_s,
+            -1e3 * best.minus_done_s,
+            "ms",
+            digits=1,
         )
         for way, plan in plans.items()
     ]
@@ -210,14 +207,14 @@ def _summary_rows(num_steps: int, found: Sequence[Found], of_policies: dict[str,
         Row(f"{name}: late by {policy.rpartition(':')[2]}", sum(-p.value.minus_late for p in plans), best, digits=0)
         for policy, plans in of_policies.items()
     ]
-    gains = [one.gain for one in found]
-    mean = math.exp(sum(map(math.log, gains)) / len(gains))
+    gains_s = [one.gain_s for one in found]
+    gaining = sum(gain_s > LEAST_GAIN_S for gain_s in gains_s)
     return [
         *rows,
         Row(f"{name}: states where together saves a late request", sum(one.saved > 0 for one in found), digits=0),
-        Row(f"{name}: states with {WORTH_A_STEP:.0%} more work", sum(g > 1 + WORTH_A_STEP for g in gains), digits=0),
-        Row(f"{name}: mean gain in work", 100 * (mean - 1), unit="%"),
-        Row(f"{name}: largest gain in work", 100 * (max(gains) - 1), unit="%"),
+        Row(f"{name}: states where together saves {1e3 * LEAST_GAIN_S:g} ms", gaining, digits=0),
+        Row(f"{name}: mean time that together saves", 1e3 * sum(gains_s) / len(gains_s), unit="ms"),
+        Row(f"{name}: most time that together saves", 1e3 * max(gains_s), unit="ms"),
     ]
 
 
@@ -229,7 +226,7 @@ def _found_data(found: Found) -> dict[str, Any]:
 def _plan_data(plan: Plan) -> dict[str, Any]:
     return {
         "late": -plan.value.minus_late,
-        "tokens_per_s": plan.value.tokens_per_s,
+        "done_s": -plan.value.minus_done_s,
         "offline_tokens": plan.end.offline_tokens,
         "seconds": plan.end.now_s,
         "steps": [{part.name: part.tokens for part in step} for step in plan.steps],

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from neaptide_lab.experiments.limits.driven import driven
 from neaptide_lab.experiments.limits.small_states import (
+    Judge,
     OfflineRow,
     Part,
     Prompt,
@@ -14,11 +15,11 @@ from neaptide_lab.experiments.limits.small_states import (
     best_plan,
     choices,
     greedy_plan,
-    value,
 )
 from tests.engine.baselines.costs import PerTokenCost
 
 COST = PerTokenCost()
+JUDGE = Judge(COST)
 
 
 def chunks(state: State, unit_tokens: int, max_tokens: int) -> set[tuple[tuple[str, int], ...]]:
@@ -40,7 +41,7 @@ def test_a_step_moves_the_state_on() -> None:
     assert end.streams[1] == Stream("p", 8, pytest.approx(0.076), 0.05, 2)
     assert [prompt.tokens_left for prompt in end.prompts] == [4]
     assert [row.computed for row in end.rows] == [3]
-    assert (end.online_tokens, end.offline_tokens) == (13, 3)
+    assert end.offline_tokens == 3
     assert not end.late
 
 
@@ -53,21 +54,54 @@ def test_who_ends_or_begins_late_is_late() -> None:
 def test_a_stream_that_is_behind_is_late_only_if_it_cannot_catch_up() -> None:
     """Its tokens take 11 ms each, and 20 ms are given."""
     behind = Stream("s", 10, due_s=-0.05, tpot_s=0.02, tokens_left=10)  # 130 ms for 10 tokens
-    assert value(State((behind,)), COST).minus_late == 0
-    assert value(State((Stream("s", 10, -0.08, 0.02, 10),)), COST).minus_late == -1
+    assert (
+        JUDGE.value(
+            State((behind,)),
+        ).minus_late
+        == 0
+    )
+    assert (
+        JUDGE.value(
+            State((Stream("s", 10, -0.08, 0.02, 10),)),
+        ).minus_late
+        == -1
+    )
 
 
 def test_prompts_that_cannot_all_be_in_time_lose_the_longest() -> None:
     waiting = (Prompt("long", 60, 0.07), Prompt("b", 20, 0.08), Prompt("c", 20, 0.08))  # 70 and 30 and 30 ms
-    assert value(State((), waiting), COST).minus_late == -1
+    assert (
+        JUDGE.value(
+            State((), waiting),
+        ).minus_late
+        == -1
+    )
 
 
-def test_found_tokens_count_with_those_that_are_computed() -> None:
+def test_a_step_that_computes_what_it_costs_moves_the_end_by_its_overhead_alone() -> None:
+    """1 ms a token; a step's 10 ms are lost beside it."""
+    state = State((), (Prompt("p", 30, 1.0, answer_tokens=1),), (OfflineRow("r", 20),))
+    assert JUDGE.value(state).minus_done_s == pytest.approx(-0.050)
+    for choice, lost_s in (((Part("p", 30), Part("r", 20)), 0.010), ((Part("p", 1),), 0.010)):
+        assert JUDGE.value(state.after(choice, COST)).minus_done_s == pytest.approx(-0.050 - lost_s)
+
+
+def test_a_long_answer_needs_a_step_for_each_token() -> None:
+    stream = Stream("s", 10, 0.1, 0.05, 40)
+    state = State((stream,), (), (OfflineRow("r", 20),))
+    assert JUDGE.value(state).minus_done_s == pytest.approx(-40 * 0.011)
+    beside, without = ((Part("s", 1), Part("r", 5)), (Part("r", 5),))
+    assert JUDGE.value(state.after(beside, COST)).minus_done_s == pytest.approx(-0.016 - 39 * 0.011)
+    assert JUDGE.value(state.after(without, COST)).minus_done_s == pytest.approx(-0.015 - 40 * 0.011)
+
+
+def test_a_prefix_of_several_rows_is_work_once() -> None:
     rows = (OfflineRow("a", 12, "x", 8), OfflineRow("b", 12, "x", 8))
+    assert JUDGE.value(State(rows=rows)).minus_done_s == pytest.approx(-0.016)
     first = State(rows=rows).after((Part("a", 12), Part("b", 2, 8)), COST)
-    assert first.offline_tokens == 12 + 2 * 12 / 4
-    assert first.after((Part("b", 2),), COST).offline_tokens == 24
     assert first.cached == {"x"}
+    assert first.offline_tokens == 14
+    assert JUDGE.value(first).minus_done_s == pytest.approx(-0.024 - 0.002)
 
 
 # ---- every step ----
@@ -115,14 +149,14 @@ def test_two_steps_together_save_a_request_that_the_best_first_step_loses() -> N
     """
     state = State((), (Prompt("long", 40, 0.2, answer_tokens=1), Prompt("short", 10, 0.035, answer_tokens=1)))
     assert state.after((Part("short", 10), Part("long", 40)), COST).late == {"short"}
-    first, _ = best_plan(state, 2, COST, 10, 100).steps
+    first, _ = best_plan(state, 2, JUDGE, 10, 100).steps
     assert first[0].name == "short"
-    assert best_plan(state, 2, COST, 10, 100).value.minus_late == 0
+    assert best_plan(state, 2, JUDGE, 10, 100).value.minus_late == 0
 
 
 def test_a_plan_of_no_steps_is_the_state() -> None:
-    assert best_plan(State(), 3, COST, 10, 100).steps == ()
-    assert greedy_plan(State(), 3, COST, 10, 100).steps == ()
+    assert best_plan(State(), 3, JUDGE, 10, 100).steps == ()
+    assert greedy_plan(State(), 3, JUDGE, 10, 100).steps == ()
 
 
 def states(longest: int, most_rows: int) -> st.SearchStrategy[State]:
@@ -142,9 +176,9 @@ def states(longest: int, most_rows: int) -> st.SearchStrategy[State]:
 @given(states(longest=30, most_rows=1))
 @settings(max_examples=20)
 def test_no_way_to_choose_one_step_at_a_time_is_better_than_all_together(state: State) -> None:
-    best = best_plan(state, 2, COST, 12, 48).value
-    assert greedy_plan(state, 2, COST, 12, 48).value <= best
-    assert greedy_plan(state, 2, COST, 12, 48, look_ahead=2).value <= best
+    best = best_plan(state, 2, JUDGE, 12, 48).value
+    assert greedy_plan(state, 2, JUDGE, 12, 48).value <= best
+    assert greedy_plan(state, 2, JUDGE, 12, 48, look_ahead=2).value <= best
 
 
 # ---- policies ----
@@ -158,8 +192,8 @@ def test_no_policy_loses_fewer_requests_than_the_best_plan(policy: str, state: S
     for step in steps:
         assert {part.name for part in step} <= set(end.names)
         end = end.after(step, COST)
-    best = best_plan(state, len(steps), COST, 1, 16) if steps else None
-    assert best is None or value(end, COST).minus_late <= best.value.minus_late
+    best = best_plan(state, len(steps), JUDGE, 1, 16) if steps else None
+    assert best is None or JUDGE.value(end).minus_late <= best.value.minus_late
 
 
 def test_a_policy_is_driven_from_the_state() -> None:
