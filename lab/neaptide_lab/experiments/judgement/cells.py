@@ -412,4 +412,7 @@ def rivals_of(cell: Cell) -> list[str]:
         return ["fcfs", "fcfs-v0"]
     if cell.group == "echo" and cell.offline:
         return ["echo", "neaptide+plan"]
-    return [f"priority@{point}" for point in RIVAL_POINTS] if cell.group == "rivals" else []
+    if cell.group in ("rivals", "constant"):
+        points = [f"priority@{point}" for point in RIVAL_POINTS] if cell.group == "rivals" else []
+        return [*points, "neaptide_lab.policies.qoserve:QoServe", "neaptide_lab.policies.slidingserve:SlidingServe"]
+    return []

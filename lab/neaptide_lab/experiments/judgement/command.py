@@ -12,17 +12,20 @@ from pathlib import Path
 
 import msgspec
 
+from neaptide_lab.experiments.judgement.bound import has_bound
 from neaptide_lab.experiments.judgement.caps import best_caps, cap_titles, choosing_cells, load_of
 from neaptide_lab.experiments.judgement.cell import Cell
 from neaptide_lab.experiments.judgement.cells import CALIBRATION, GROUPS, SETS, cells_of, quick_cells, rivals_of
 from neaptide_lab.experiments.judgement.compare import Summary
-from neaptide_lab.experiments.judgement.runs import OURS, ROOT, Outcome, Run, Runner, Tree, cache_folder, tree_of
+from neaptide_lab.experiments.judgement.runs import BOUND, OURS, ROOT, Outcome, Run, Runner, Tree, cache_folder, tree_of
 from neaptide_lab.experiments.judgement.table import cells_table, named_lines, summary_table
 from neaptide_lab.experiments.judgement.verdicts import Judged, TitleOf, title_of, verdicts
 from neaptide_lab.experiments.judgement.worker import Figures
 
 NO_CAPS, CAPS_BEFORE, CAPS_NEW = "none", "before", "new"
 BEST_CAP = "the best cap"
+ON_THIS_CODE = (OURS, "neaptide_lab.")
+"""Beginnings of rivals' titles that stay on this code: forms of ours, and policies that came with it."""
 BEFORE = "before:"
 """Prefix of a policy that runs on the code of the commit before."""
 
@@ -46,6 +49,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add("--before", metavar="COMMIT", help="also run our policy of this commit, and compare with it")
     policies_help = f"policies, such as neaptide neaptide@512 {BEFORE}priority@1024x256 neaptide+plan (neaptide)"
     add("--policies", nargs="+", default=[OURS], metavar="P", help=policies_help)
+    add("--bound", action="store_true", help="also show what no policy can exceed")
     add("--rivals", action="store_true", help="also run the rivals that belong to each cell")
     caps_help = (
         f"compare the design's cells with the best cap of our steps, of the commit {CAPS_BEFORE} or of the {CAPS_NEW} "
@@ -161,7 +165,9 @@ def _titles(cell: Cell, args: argparse.Namespace, caps: dict[str, str]) -> list[
     if cell.name in caps:
         titles.append(caps[cell.name])
     if args.rivals:
-        titles += [title if title.startswith(OURS) else f"{before}{title}" for title in rivals_of(cell)]
+        titles += [title if title.startswith(ON_THIS_CODE) else f"{before}{title}" for title in rivals_of(cell)]
+    if args.bound and has_bound(cell):
+        titles.append(BOUND)
     return list(dict.fromkeys(titles))
 
 

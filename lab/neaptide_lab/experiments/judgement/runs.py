@@ -18,6 +18,8 @@ from neaptide_lab.experiments.judgement.cell import Cell
 from neaptide_lab.experiments.judgement.worker import Figures, Task
 
 OURS = "neaptide"
+BOUND = "bound"
+"""In place of a policy: what none can exceed."""
 CACHE_VARIABLE = "NEAPTIDE_CACHE"
 HERE = Path(__file__).parent
 ROOT = Path(neaptide.__file__).parent.parent
@@ -35,6 +37,15 @@ DECIDING = (
 """Files that decide what a simulation of our policy gives."""
 POLICIES = ("lab/neaptide_lab/policies/**/*.py",)
 """Files that decide besides what one of another policy gives."""
+BOUNDING = (
+    "neaptide/estimator/**/*.py",
+    "neaptide/simulation/bound.py",
+    "neaptide/loadgen/workloads/*.py",
+    "neaptide/data/profiles/*.json",
+    "lab/neaptide_lab/experiments/limits/attainment.py",
+    "lab/neaptide_lab/experiments/judgement/bound.py",
+)
+"""Files that decide a bound."""
 HARNESS = ("cell.py", "worker.py")
 BOOT = """
 import sys
@@ -43,10 +54,10 @@ name = "neaptide_lab.experiments.judgement"
 spec = spec_from_file_location(name, sys.argv[1] + "/__init__.py", submodule_search_locations=[sys.argv[1]])
 sys.modules[name] = package = module_from_spec(spec)
 spec.loader.exec_module(package)
-from neaptide_lab.experiments.judgement.worker import main
-sys.exit(main())
+from importlib import import_module
+sys.exit(import_module(f"{name}.{sys.argv[2]}").main())
 """
-"""Runs the worker of this tree on the code of another one, which may not have it."""
+"""Runs a worker of this tree on the code of another one, which may not have it."""
 
 
 def cache_folder() -> Path:
@@ -71,7 +82,14 @@ class Tree:
         """Digest of what decides a run of any other policy."""
         return self._digest((*DECIDING, *POLICIES))
 
+    @cached_property
+    def bound(self) -> str:
+        """Digest of what decides a bound."""
+        return self._digest(BOUNDING)
+
     def digest(self, policy: str) -> str:
+        if policy == BOUND:
+            return self.bound
         is_ours = policy.partition("@")[0].removesuffix("+plan") == OURS
         return self.ours if is_ours else self.others
 
@@ -227,7 +245,7 @@ def in_a_process(run: Run) -> Outcome:
     path = os.pathsep.join((str(run.tree.root), str(run.tree.root / "lab")))
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", BOOT, str(HERE)],
+        [sys.executable, "-c", BOOT, str(HERE), "bound" if run.policy == BOUND else "worker"],
         input=msgspec.json.encode(Task(run.cell, run.policy)),
         cwd=run.tree.root,
         env=environment,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from neaptide_lab.experiments.judgement.cell import Cell
 from neaptide_lab.experiments.judgement.compare import Interval, Pair, Summary, not_below
-from neaptide_lab.experiments.judgement.runs import OURS
+from neaptide_lab.experiments.judgement.runs import BOUND, OURS
 from neaptide_lab.experiments.judgement.worker import Figures
 
 PLANNED = f"{OURS}+plan"
@@ -155,7 +155,7 @@ def _rivals(judged: Judged) -> Iterator[Verdict]:
     """A point of a rival counts where it attains at most a point less than ours."""
     for cell in judged.group("rivals"):
         ours = judged.figures.get((cell.name, OURS))
-        points = {t: one for (name, t), one in judged.figures.items() if name == cell.name and "priority@" in t}
+        points = {t: one for (name, t), one in judged.figures.items() if name == cell.name and _is_rival(t)}
         if ours is None or not points:
             continue
         keeping = {t: one for t, one in points.items() if (one.attained or 0.0) >= (ours.attained or 0.0) - 0.01}
@@ -166,6 +166,11 @@ def _rivals(judged: Judged) -> Iterator[Verdict]:
         best = max(keeping, key=lambda title: keeping[title].offline_tokens_per_s)
         ratio = ours.offline_tokens_per_s / keeping[best].offline_tokens_per_s
         yield from _at_least(f"{claim} ({best})", ratio, 1.0)
+
+
+def _is_rival(title: str) -> bool:
+    policy = title.removeprefix("before:").partition("@")[0]
+    return policy not in (OURS, PLANNED, BOUND)
 
 
 def _wrong(judged: Judged) -> Iterator[Verdict]:

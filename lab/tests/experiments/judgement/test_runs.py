@@ -6,7 +6,18 @@ from pathlib import Path
 import pytest
 
 from lab.tests.experiments.judgement.runs_by_hand import cell, figures
-from neaptide_lab.experiments.judgement.runs import ROOT, Failed, Outcome, Run, Runner, Tree, in_a_process, tree_of
+from neaptide_lab.experiments.judgement.cell import Part
+from neaptide_lab.experiments.judgement.runs import (
+    BOUND,
+    ROOT,
+    Failed,
+    Outcome,
+    Run,
+    Runner,
+    Tree,
+    in_a_process,
+    tree_of,
+)
 from neaptide_lab.experiments.judgement.worker import Figures
 
 
@@ -99,3 +110,15 @@ def test_of_a_run_that_cannot_be_the_reason_is_said() -> None:
 def test_a_commit_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no commit 'nothing'"):
         tree_of("nothing", tmp_path)
+
+
+def test_a_bound_is_at_least_what_a_policy_attains_and_is_kept_by_what_decides_it(tree: Tree) -> None:
+    one = cell(offline="fixed-32-4", online=(Part("fixed-512-8", (0.0, 2.0), rate_rps=40.0),), profile="cpu-111m")
+    bound, ours = (in_a_process(Run(one, policy, Tree(ROOT))) for policy in (BOUND, "neaptide"))
+    assert isinstance(bound, Figures)
+    assert isinstance(ours, Figures)
+    assert bound.requests == ours.requests
+    assert (ours.attained or 0.0) <= (bound.attained or 0.0) < 1.0
+    key = Run(one, BOUND, tree).key
+    (tree.root / "neaptide/engine/scheduler/slack.py").write_text("second")
+    assert Run(one, BOUND, Tree(tree.root)).key == key
