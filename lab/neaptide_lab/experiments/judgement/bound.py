@@ -1,10 +1,11 @@
 """What no policy can exceed on a cell, as the figures of a run: most requests in time, most offline work.
 
-Each bound holds by itself. Offline work is bounded beside all of the online requests, in time or not.
+Offline work is bounded beside all of the online requests: where not all can be in time, nothing is said of it.
 """
 
 import sys
 import time
+from dataclasses import replace
 
 import msgspec
 
@@ -24,15 +25,17 @@ def has_bound(cell: Cell) -> bool:
 
 def bound_of(cell: Cell) -> Figures:
     started_s = time.perf_counter()
-    scenario, _ = scenario_of(cell, ANY_POLICY)
+    scenario = replace(scenario_of(cell, ANY_POLICY)[0], with_bounds=True)
     online = fitting_online(scenario)
     window_s = scenario.window_s or (online[0].arrival_s, online[-1].arrival_s)
     devices = Devices(float(cell.replicas), cell.replicas)
-    offline = bound_tokens_per_s(scenario, window_s, devices)["long_run"] if cell.offline else None
+    attained, offline = attainment_bound(scenario, cell.replicas), None
+    if cell.offline and attained == 1.0:
+        offline = bound_tokens_per_s(scenario, window_s, devices)["long_run"]
     nothing = {field.name: None for field in msgspec.structs.fields(Figures)}
     known = {
         "requests": sum(window_s[0] <= request.arrival_s <= window_s[1] for request in online),
-        "attained": attainment_bound(scenario, cell.replicas),
+        "attained": attained,
         "offline_tokens_per_s": offline or 0.0,
         "again_tokens": 0,
         "preempted_online": 0,

@@ -45,7 +45,7 @@ def _figures(one: Figures) -> tuple[str, ...]:
         _percent(one.attained),
         _percent(one.ttft),
         _percent(one.tpot),
-        f"{one.offline_tokens_per_s:,.0f}" + ("" if one.valid else " dry"),
+        _offline(one),
         f"{_ms(one.ttft_p50_s)}/{_ms(one.ttft_p99_s)}",
         _ms(one.tpot_p99_s, 1),
         f"{_ms(one.gap_p99_s)}/{_ms(one.gap_max_s)}",
@@ -53,6 +53,13 @@ def _figures(one: Figures) -> tuple[str, ...]:
         "-" if one.wait_max_s is None else f"{one.wait_max_s:.1f}",
         _percent(one.online_hits),
     )
+
+
+def _offline(one: Figures) -> str:
+    """Nothing for a bound, which has no steps, where it is not known."""
+    if not one.steps and not one.offline_tokens_per_s:
+        return "-"
+    return f"{one.offline_tokens_per_s:,.0f}" + ("" if one.valid else " dry")
 
 
 def summary_table(summaries: Mapping[str, Summary]) -> str:
