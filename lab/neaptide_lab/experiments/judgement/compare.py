@@ -11,6 +11,8 @@ from neaptide_lab.experiments.judgement.worker import Figures
 DRAWS = 10_000
 TAIL = 0.05
 """Each end of the interval that holds 90% of the means of resampled pairs."""
+LEAST_TOKENS_PER_S = 1.0
+"""Less offline work is none."""
 NAMED_POINTS = -2.0
 """A cell that loses more points than this is named."""
 
@@ -22,6 +24,7 @@ class Pair:
     cell: str
     ours: Figures
     other: Figures
+    case: str = ""
 
     @property
     def points(self) -> float | None:
@@ -44,7 +47,7 @@ class Pair:
     @property
     def offline_ratio(self) -> float | None:
         """Offline work over the other's; None where it did next to none."""
-        if self.other.offline_tokens_per_s < 1.0:
+        if self.other.offline_tokens_per_s < LEAST_TOKENS_PER_S:
             return None
         return self.ours.offline_tokens_per_s / self.other.offline_tokens_per_s
 
@@ -93,11 +96,14 @@ class Summary:
 
     @property
     def offline_ratio(self) -> float | None:
-        """Geometric mean of the pairs' ratios."""
-        ratios = [pair.offline_ratio for pair in self.pairs if pair.offline_ratio is not None]
-        if not ratios or min(ratios) <= 0.0:
-            return None if not ratios else 0.0
-        return math.exp(sum(map(math.log, ratios)) / len(ratios))
+        """Geometric mean over the cases of all offline work over all of the other's: where there is next to none of it,
+        a ratio of single cells says nothing. None without offline work."""
+        by_case: dict[str, tuple[float, float]] = {}
+        for pair in self.pairs:
+            ours, other = by_case.get(pair.case, (0.0, 0.0))
+            by_case[pair.case] = (ours + pair.ours.offline_tokens_per_s, other + pair.other.offline_tokens_per_s)
+        ratios = [ours / other for ours, other in by_case.values() if other >= LEAST_TOKENS_PER_S]
+        return math.prod(ratios) ** (1.0 / len(ratios)) if ratios else None
 
     @property
     def longest_points(self) -> float | None:

@@ -59,7 +59,7 @@ class Judged:
         found = ((cell, self.figures.get((cell.name, ours)), other(cell)) for cell in cells)
         return Summary(
             tuple(
-                Pair(cell.name, mine, self.figures[cell.name, title])
+                Pair(cell.name, mine, self.figures[cell.name, title], cell.case)
                 for cell, mine, title in found
                 if mine is not None and title is not None and (cell.name, title) in self.figures
             )

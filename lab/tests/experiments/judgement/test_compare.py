@@ -44,16 +44,23 @@ def test_where_the_other_did_no_offline_work_there_is_no_ratio() -> None:
     assert Pair("a", figures(), figures(offline_tokens_per_s=0.0)).offline_ratio is None
 
 
-def test_a_sum_is_the_mean_of_pairs_the_geometric_mean_of_ratios_and_names_what_lost_most() -> None:
-    better = Pair("better", figures(attained=0.94), figures(offline_tokens_per_s=250.0))
+def test_a_sum_is_the_mean_of_pairs_and_names_what_lost_most() -> None:
+    better = Pair("better", figures(attained=0.94), figures())
     worse = Pair("worse", figures(attained=0.8), figures())
     much_worse = Pair("much worse", figures(attained=0.7), figures())
     one = Summary((better, worse, much_worse))
     assert one.points is not None
     assert one.points.mean == pytest.approx((4.0 - 10.0 - 20.0) / 3)
     assert one.requests == -26
-    assert one.offline_ratio == pytest.approx(4.0 ** (1 / 3))
     assert [pair.cell for pair in one.named] == ["much worse", "worse"]
+
+
+def test_offline_work_is_summed_by_case_and_the_cases_have_equal_weight() -> None:
+    little, much = figures(offline_tokens_per_s=10.0), figures(offline_tokens_per_s=990.0)
+    first = [Pair("a", figures(offline_tokens_per_s=40.0), little, "x"), Pair("b", much, much, "x")]
+    second = [Pair("c", figures(offline_tokens_per_s=2000.0), figures(), "y")]
+    assert Summary(tuple(first)).offline_ratio == pytest.approx(1.03)
+    assert Summary((*first, *second)).offline_ratio == pytest.approx((1.03 * 2.0) ** 0.5)
 
 
 def test_without_online_requests_there_are_no_points() -> None:
