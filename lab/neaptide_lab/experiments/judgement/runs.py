@@ -108,9 +108,11 @@ def tree_of(commit: str, cache: Path) -> Tree:
     Raises:
         ValueError: there is no such commit.
     """
-    found = subprocess.run(
-        ["git", "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"], cwd=ROOT, capture_output=True, text=True
-    )
+    command = ["git", "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"]
+    try:
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    except OSError as error:
+        raise ValueError(f"no commit can be found without git: {error}") from error
     name = found.stdout.strip()
     if found.returncode:
         raise ValueError(f"there is no commit {commit!r} in {ROOT}")
