@@ -192,7 +192,7 @@ class Judge:
         self._token_s = (double - whole - more_pairs * self._pair_s) / _PROBE_TOKENS
 
     def value(self, state: State) -> Value:
-        return Value(-self._late(state), -self._done_s(state))
+        return Value(-self._late(state), -round(self._done_s(state), _DIGITS))
 
     def _seconds(self, *chunks: tuple[int, int]) -> float:
         """Time of a step with these (tokens, context)."""
@@ -239,6 +239,8 @@ class Judge:
         return count * (self._token_s + self._kv_token_s * (context + count / 2))
 
 
+_DIGITS = 6
+"""Decimal places of a time in seconds that count: plans that differ by less are equal."""
 _PROBE_TOKENS, _PROBE_CONTEXT = 1024, 4096
 """A chunk and a context from whose step times the prices of work are taken."""
 
@@ -337,14 +339,16 @@ class Plan(NamedTuple):
 
 
 def best_plan(state: State, num_steps: int, judge: Judge, unit_tokens: int, max_tokens: int) -> Plan:
-    """The best of all sequences of steps, by exhaustive search. Of equal ones the first counts."""
+    """The best of all sequences of steps, by exhaustive search. Of equal ones the one with the most tokens counts."""
     if num_steps == 0 or not (state.streams or state.prompts or state.rows):
         return Plan(judge.value(state), (), state)
-    best: Plan | None = None
+    best, most_tokens = None, 0
     for choice in choices(state, unit_tokens, max_tokens):
         rest = best_plan(state.after(choice, judge.cost_model), num_steps - 1, judge, unit_tokens, max_tokens)
-        if best is None or rest.value > best.value:
-            best = Plan(rest.value, (choice, *rest.steps), rest.end)
+        steps = (choice, *rest.steps)
+        tokens = sum(part.tokens for step in steps for part in step)
+        if best is None or (rest.value, tokens) > (best.value, most_tokens):
+            best, most_tokens = Plan(rest.value, steps, rest.end), tokens
     assert best is not None
     return best
 
