@@ -44,7 +44,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     add("--group", nargs="+", choices=GROUPS, default=[], metavar="G", help=f"only of {', '.join(GROUPS)} (all)")
     add("--cells", nargs="+", default=[], metavar="TEXT", help="only cells with one of these texts in their names")
-    add("--quick", action="store_true", help="a dozen cells, three minutes of one core")
+    add("--quick", action="store_true", help="a dozen cells, a minute of one core")
     add("--list", action="store_true", help="print the cells' names and run nothing")
     add("--before", metavar="COMMIT", help="also run our policy of this commit, and compare with it")
     policies_help = f"policies, such as neaptide neaptide@512 {BEFORE}priority@1024x256 neaptide+plan (neaptide)"
