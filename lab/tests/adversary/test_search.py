@@ -1,0 +1,64 @@
+"""The search depends on its seed alone, and finds what is planted."""
+
+from dataclasses import replace
+
+import pytest
+
+from lab.tests.adversary.cases import CASE
+from neaptide_lab.adversary import search as search_module
+from neaptide_lab.adversary.case import PROFILES, Case
+from neaptide_lab.adversary.promises import Breach
+from neaptide_lab.adversary.search import IMPOSSIBLE, Budget, Search, judged, search
+
+
+def short_answers(promise: str, policy: str, case: Case, siblings: int = 1) -> Breach:
+    """A planted weakness: many chats whose answers have 2 to 4 tokens."""
+    count = sum(group.count for group in case.chats if 2 <= group.output_tokens <= 4)
+    return Breach(count / 50 - 1.0, f"{count} short answers")
+
+
+def tried(seed: int, tries: int) -> Search:
+    return search("cap", "neaptide", seed, Budget(tries=tries))
+
+
+def test_the_same_seed_gives_the_same_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_module, "judged", short_answers)
+    first, again, other = tried(1, 200), tried(1, 200), tried(2, 200)
+    assert first.found == again.found
+    assert first.found != other.found
+
+
+def test_it_finds_a_planted_weakness(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_module, "judged", short_answers)
+    state = tried(1, 1500)
+    assert state.best is not None
+    assert state.best[1].is_broken
+
+
+def test_it_stops_at_the_breach_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_module, "judged", lambda *args: Breach(0.5, "broken"))
+    state = search("failure", "neaptide", 1, Budget(tries=1000), stop_at=0.4)
+    assert state.tries == search_module.BATCH
+
+
+def test_impossible_cases_are_not_changed_further() -> None:
+    state = Search(1, lambda case: True, PROFILES)
+    state.learn(CASE, IMPOSSIBLE)
+    state.learn(CASE, Breach(-0.5, "kept"))
+    state.learn(CASE, Breach(-0.5, "kept"))
+    assert [(case, breach.amount) for _, case, breach in state.found] == [(CASE, -0.5)]
+    assert state.tries == 3
+
+
+def test_only_cases_that_apply_are_tried() -> None:
+    state = Search(1, lambda case: len(case.tenants) > 1)
+    assert all(len(case.tenants) > 1 for _ in range(10) for case in state.next_cases())
+
+
+def test_a_prompt_that_does_not_fit_breaks_nothing() -> None:
+    assert judged("failure", "neaptide", replace(CASE, kv_blocks=20)) == IMPOSSIBLE
+
+
+def test_processes_do_not_change_the_result() -> None:
+    one, two = (search("failure", "fcfs", 3, Budget(tries=4), jobs=jobs, profiles=["cpu-111m"]) for jobs in (1, 2))
+    assert one.found == two.found
