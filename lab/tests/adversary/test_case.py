@@ -53,7 +53,8 @@ def test_a_turn_begins_with_the_turns_before_it_and_conversations_share_the_pref
 
 def test_bursts_keep_the_mean_rate() -> None:
     case = replace(CASE, chats=(Chats(6, 0.2, 100, 10, burst=3),), rows=())
-    assert [r.arrival_s for r in load_of(case, "neaptide").scenario.online] == [0.0] * 3 + pytest.approx([0.6] * 3)
+    arrivals_s = [request.arrival_s for request in load_of(case, "neaptide").scenario.online]
+    assert arrivals_s == pytest.approx([0.0] * 3 + [0.6] * 3)
 
 
 def test_arrivals_after_the_duration_are_left_out() -> None:

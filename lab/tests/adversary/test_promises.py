@@ -124,7 +124,7 @@ def test_a_chat_that_others_pass(began_s: float, is_broken: bool) -> None:
 
 
 def test_a_wait_that_the_reference_has_too_is_no_breach() -> None:
-    assert not breach("wait", always(waiting(40.0))).is_broken
+    assert not breach("wait", always(waiting(25.0))).is_broken
 
 
 def test_a_chat_that_nobody_passed_was_not_passed_over() -> None:
