@@ -104,8 +104,12 @@ class Case:
     seed: int = 0
 
     @property
+    def groups(self) -> "tuple[Chats | Rows, ...]":
+        return (*self.chats, *self.rows)
+
+    @property
     def num_requests(self) -> int:
-        return sum(group.num_requests for group in (*self.chats, *self.rows))
+        return sum(group.num_requests for group in self.groups)
 
     @property
     def tenants(self) -> set[int]:

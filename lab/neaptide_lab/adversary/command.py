@@ -19,8 +19,8 @@ from neaptide.engine.scheduler.policies import find_policy
 from neaptide.estimator.device_profile import load_profile
 from neaptide_lab.adversary.case import PROFILES, Case
 from neaptide_lab.adversary.found import Found, found_files, read_found, write_found
-from neaptide_lab.adversary.promises import PROMISES, Breach
-from neaptide_lab.adversary.search import Budget, judged, search
+from neaptide_lab.adversary.promises import PROMISES
+from neaptide_lab.adversary.search import Budget, Tried, judged, niche_of, search
 from neaptide_lab.adversary.shrink import shrunk
 
 ALL = "all"
@@ -38,26 +38,29 @@ class Result:
     """What a search for one promise gave."""
 
     promise: str
-    tries: int
+    niche: str
+    num_tries: int
     seconds_s: float
-    case: Case | None
-    breach: Breach | None
+    best: Tried | None
+    """The case that was made smaller, or the nearest one if the promise was kept; None if no case could be tried."""
     path: Path | None = None
 
     @property
     def is_broken(self) -> bool:
-        return self.breach is not None and self.breach.is_broken
+        return self.best is not None and self.best.breach.is_broken
 
     def to_json(self) -> dict[str, Any]:
+        best = self.best
         return {
             "promise": self.promise,
-            "tries": self.tries,
+            "niche": self.niche,
+            "tries": self.num_tries,
             "seconds": round(self.seconds_s, 1),
             "broken": self.is_broken,
-            "amount": None if self.breach is None else round(self.breach.amount, 4),
-            "text": None if self.breach is None else self.breach.text,
-            "requests": None if self.case is None else self.case.num_requests,
-            "case": msgspec.to_builtins(self.case) if self.is_broken else None,
+            "amount": None if best is None else round(best.breach.amount, 4),
+            "text": None if best is None else best.breach.text,
+            "requests": None if best is None else best.case.num_requests,
+            "case": msgspec.to_builtins(best.case) if best is not None and self.is_broken else None,
             "file": None if self.path is None else str(self.path),
         }
 
@@ -104,7 +107,7 @@ def run_command(args: argparse.Namespace) -> int:
         print(f"neaptide adversary: {error}", file=sys.stderr)
         return 2
     seconds_s = args.seconds if args.seconds is not None else (math.inf if args.tries is not None else 600.0)
-    results = [_attack(name, args, seconds_s / len(names)) for name in names]
+    results = [result for name in names for result in _attack(name, args, seconds_s / len(names))]
     _show(results)
     line = {"policy": args.policy, "seed": args.seed, "results": [result.to_json() for result in results]}
     print(json.dumps(line, allow_nan=False))
@@ -119,8 +122,8 @@ def _promises(text: str) -> Sequence[str]:
     return names
 
 
-def _attack(name: str, args: argparse.Namespace, seconds_s: float) -> Result:
-    """Searches, makes the best case smaller, and writes it."""
+def _attack(name: str, args: argparse.Namespace, seconds_s: float) -> list[Result]:
+    """Searches, makes the best broken case of each niche smaller, and writes those that are different."""
     begun_s = time.monotonic()
 
     def say(line: str) -> None:
@@ -136,34 +139,50 @@ def _attack(name: str, args: argparse.Namespace, seconds_s: float) -> Result:
         stop_at=CLEAR_BREACH if args.until_clear else math.inf,
         on_progress=say,
     )
-    if state.best is None or not state.best[1].is_broken:
-        case, breach = state.best or (None, None)
-        return Result(name, state.tries, time.monotonic() - begun_s, case, breach)
-    case, breach = state.best
-    siblings = PROMISES[name].siblings
-    least = KEPT_SHARE * breach.amount
-    left_s = seconds_s - (time.monotonic() - begun_s)
-    case = shrunk(case, lambda smaller: judged(name, args.policy, smaller, siblings).amount >= least, seconds_s=left_s)
-    breach = judged(name, args.policy, case, siblings)
-    path = None
-    if args.out is not None:
-        path = args.out / f"{name}-{args.policy}-{args.seed}.json"
-        write_found(Found(promise=name, policy=args.policy, about=breach.text, siblings=siblings, case=case), path)
-    return Result(name, state.tries, time.monotonic() - begun_s, case, breach, path)
+    broken, results = state.broken, dict[str, Result]()
+    for number, one in enumerate(broken):
+        left_s = seconds_s - (time.monotonic() - begun_s)
+        small = _smaller(name, args.policy, one, left_s / (len(broken) - number))
+        niche = niche_of(small.case)
+        say(f"{niche_of(one.case)}: {one.case.num_requests} requests become {small.case.num_requests} ({niche})")
+        if niche not in results:
+            path = _write(name, args, niche, small) if args.out is not None else None
+            results[niche] = Result(name, niche, state.num_tries, time.monotonic() - begun_s, small, path)
+    if results:
+        return list(results.values())
+    return [Result(name, "", state.num_tries, time.monotonic() - begun_s, state.best)]
+
+
+def _smaller(promise: str, policy: str, one: Tried, seconds_s: float) -> Tried:
+    siblings, least = PROMISES[promise].siblings, KEPT_SHARE * one.breach.amount
+
+    def is_broken(case: Case) -> bool:
+        return judged(promise, policy, case, siblings).amount >= least
+
+    case = shrunk(one.case, is_broken, seconds_s=seconds_s)
+    return Tried(case, judged(promise, policy, case, siblings))
+
+
+def _write(promise: str, args: argparse.Namespace, niche: str, one: Tried) -> Path:
+    path: Path = args.out / f"{promise}-{args.policy}-{niche.replace(', ', '-').replace(' ', '-')}-{args.seed}.json"
+    siblings = PROMISES[promise].siblings
+    found = Found(promise=promise, policy=args.policy, about=one.breach.text, siblings=siblings, case=one.case)
+    write_found(found, path)
+    return path
 
 
 def _show(results: Sequence[Result]) -> None:
-    table = Table("promise", "tries", "seconds", "broken by", "requests", "what happened", width=TABLE_WIDTH)
+    table = Table("promise", "kind of case", "tries", "seconds", "broken by", "requests", "first of the siblings")
     for one in results:
-        amount = "" if one.breach is None else f"{one.breach.amount:+.3f}"
-        requests = "" if one.case is None else str(one.case.num_requests)
-        text = "" if one.breach is None else one.breach.text
-        table.add_row(one.promise, str(one.tries), f"{one.seconds_s:.0f}", amount, requests, text)
+        cells = ["", "", ""]
+        if one.best is not None:
+            cells = [f"{one.best.breach.amount:+.3f}", str(one.best.case.num_requests), one.best.breach.text]
+        table.add_row(one.promise, one.niche, str(one.num_tries), f"{one.seconds_s:.0f}", *cells)
     Console(width=TABLE_WIDTH).print(table)
 
 
 def _show_replays(path: Path, policy: str, names: Sequence[str]) -> int:
-    table = Table("case", "promise", "broken by", "requests", "what happened", width=TABLE_WIDTH)
+    table = Table("case", "promise", "broken by", "requests", "first of the siblings")
     lines = []
     for file in found_files(path):
         found = read_found(file)

@@ -5,12 +5,14 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.device_profile import load_profile
 from neaptide_lab.adversary.case import CAPS, MAX_ANSWER_TOKENS, MAX_CONTEXT_TOKENS, Case, Chats, Rows
+
+Scaled = TypeVar("Scaled", Case, Chats, Rows)
 
 MAX_REQUESTS = 200
 MAX_DURATION_S = 60.0
@@ -263,20 +265,22 @@ def _without(case: Case, index: int) -> Case:
     return replace(case, rows=case.rows[:index] + case.rows[index + 1 :])
 
 
-def _changed_group(group: Any, fresh: Any, draw: random.Random) -> Any:
+def _changed_group(group: Scaled, fresh: Scaled, draw: random.Random) -> Scaled:
     """A group with one field scaled, or taken from a fresh one."""
     name = draw.choice([field.name for field in fields(group)])
     value = getattr(group, name)
     if draw.random() < 0.5 and value and not isinstance(value, bool):
         return _scaled(group, draw, (name,))
-    return replace(group, **{name: getattr(fresh, name)})
+    changes: dict[str, Any] = {name: getattr(fresh, name)}
+    return replace(group, **changes)
 
 
-def _scaled(one: Any, draw: random.Random, names: tuple[str, ...]) -> Any:
+def _scaled(one: Scaled, draw: random.Random, names: tuple[str, ...]) -> Scaled:
     name = draw.choice(names)
     value = getattr(one, name)
     scaled = value * _log_uniform(draw, 0.4, 2.5)
-    return replace(one, **{name: max(round(scaled), 1) if isinstance(value, int) else scaled})
+    changes: dict[str, Any] = {name: max(round(scaled), 1) if isinstance(value, int) else scaled}
+    return replace(one, **changes)
 
 
 def _log_uniform(draw: random.Random, low: float, high: float) -> float:

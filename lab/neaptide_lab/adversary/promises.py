@@ -11,11 +11,16 @@ Simulate = Callable[[Case, str, int | None], Outcome]
 """``runs.simulate_case``, perhaps with a memory."""
 
 SPARE_RATIO = 0.8
-"""A chat is safe alone if it needs at most this fraction of each target. One step of any work may make others late."""
+"""A chat is safe alone if it needs at most this fraction of each target, and one more step of a TPOT target makes it no
+later than its TTFT target. Any offline work may make others late."""
+LEAST_CHATS = 20
+"""Chats of a case that can break a promise about their number."""
 MOST_LATE_SHARE = 0.05
-"""Fraction of the safe chats that may be late only because of offline work, one chat at least."""
+"""Fraction of the safe chats that may be late only because of offline work."""
 MOST_BEHIND_SHARE = 0.03
-"""Fraction of the chats by which a constant cap may have more in time, one chat at least."""
+"""Fraction of the chats by which a constant cap may have more in time."""
+LUCKY_CHATS = 2.0
+"""Chats that may always be late beside offline work or without a cap: a small load proves nothing with fewer."""
 MOST_LESS_WORK = 0.05
 """Fraction by which a constant cap may do more offline work with as many chats in time."""
 COUNTED_ROWS = 2
@@ -74,13 +79,14 @@ def chats_late_beside(case: Case, policy: str, simulate: Simulate) -> Breach:
     """Chats that are late beside offline work and safely in time without it."""
     beside, alone = simulate(case, policy, None), simulate(case.alone(), policy, None)
     pairs = list(zip(alone.chats, beside.chats, strict=True))
-    safe = [(one, other) for one, other in pairs if one.ratio <= SPARE_RATIO]
+    most_ttft_ratio = min(SPARE_RATIO, 1.0 - case.tpot_s / case.ttft_s)
+    safe = [pair for pair in pairs if pair[0].ttft_ratio <= most_ttft_ratio and pair[0].tpot_ratio <= SPARE_RATIO]
     lost = sum(not other.is_in_time for _, other in safe)
     gained = sum(other.is_in_time and not one.is_in_time for one, other in pairs)
     net = lost - gained
     text = f"{lost} of {len(safe)} safe chats late beside offline work, {gained} others in time only there"
     hint = sum(min(other.ratio, MOST_RATIO) - one.ratio for one, other in safe) / max(len(safe), 1)
-    return Breach((net - max(MOST_LATE_SHARE * len(safe), 1.0)) / max(len(pairs), 1), text, hint)
+    return Breach((net - max(MOST_LATE_SHARE * len(safe), LUCKY_CHATS)) / max(len(pairs), 1), text, hint)
 
 
 def cap_beats_policy(case: Case, policy: str, simulate: Simulate) -> Breach:
@@ -91,7 +97,7 @@ def cap_beats_policy(case: Case, policy: str, simulate: Simulate) -> Breach:
         f"{capped.attained} of {len(ours.chats)} in time with {case.cap_tokens} tokens a step, {ours.attained} "
         f"without; {capped.offline_tokens:,} and {ours.offline_tokens:,} offline tokens"
     )
-    amount = (ahead - max(MOST_BEHIND_SHARE * count, 1.0)) / count
+    amount = (ahead - max(MOST_BEHIND_SHARE * count, LUCKY_CHATS)) / count
     more_tokens = capped.offline_tokens - ours.offline_tokens - COUNTED_ROWS * ours.largest_row_tokens
     more_work = more_tokens / ours.offline_tokens if ours.offline_tokens else 0.0
     if ahead >= 0:
@@ -171,11 +177,11 @@ def engine_fails(case: Case, policy: str, simulate: Simulate) -> Breach:
 
 
 def _has_chats(case: Case) -> bool:
-    return bool(case.chats)
+    return sum(group.num_requests for group in case.chats) >= LEAST_CHATS
 
 
 def _has_both(case: Case) -> bool:
-    return bool(case.chats and case.rows)
+    return _has_chats(case) and bool(case.rows)
 
 
 PROMISES = {

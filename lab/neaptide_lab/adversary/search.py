@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from neaptide_lab.adversary.case import PROFILES, Case
-from neaptide_lab.adversary.drawing import mutated, random_case
+from neaptide_lab.adversary.drawing import machine_of, mutated, random_case
 from neaptide_lab.adversary.promises import PROMISES, Breach
 from neaptide_lab.adversary.runs import Outcome, TooLong, simulate_case
 
@@ -17,12 +17,14 @@ FRESH_SHARE = 0.3
 """Fraction of the tries that begin anew."""
 FIRST_TRIES = 24
 """Tries before the first change of an earlier one."""
-ELITE = 8
-"""Cases that are changed further."""
+ELITE = 3
+"""Cases of a niche that are changed further."""
 BATCH = 4
 """Tries that are drawn before the first of them is judged, so that the order of draws is the same for any number of
 processes."""
 CACHED_RUNS = 512
+SLOW_STEP_S = 0.05
+"""A machine whose steps of decodes take longer is a slow one."""
 IMPOSSIBLE = Breach(-math.inf, "too long, or does not fit")
 
 Judge = Callable[[Case], Breach]
@@ -63,6 +65,25 @@ class Budget:
     tries: int | None = None
 
 
+@dataclass(slots=True, frozen=True)
+class Tried:
+    """A case and its breach."""
+
+    case: Case
+    breach: Breach
+
+
+def niche_of(case: Case) -> str:
+    """The kind of a case. The search keeps the best cases of every kind, since one weakness may hide another."""
+    kinds = {
+        "slow machine": machine_of(case.profile).step_s > SLOW_STEP_S,
+        "conversations": any(group.turns > 1 for group in case.chats),
+        "wrong costs": (case.scale, case.noise, case.rare_every) != (1.0, 0.0, 0),
+        "little memory": case.kv_blocks is not None,
+    }
+    return ", ".join(name for name, holds in kinds.items() if holds) or "plain"
+
+
 @dataclass(slots=True)
 class Search:
     """The state of a search, which depends only on its seed and the judged breaches."""
@@ -70,17 +91,24 @@ class Search:
     seed: int
     applies: Callable[[Case], bool]
     profiles: Sequence[str] = PROFILES
-    tries: int = 0
-    found: list[tuple[float, Case, Breach]] = field(default_factory=list)
-    """Best cases by score, the best first."""
+    num_tries: int = 0
+    found: dict[str, list[Tried]] = field(default_factory=dict)
+    """Best cases of each niche, the best first."""
     _draw: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
         self._draw = random.Random(self.seed)
 
     @property
-    def best(self) -> tuple[Case, Breach] | None:
-        return self.found[0][1:] if self.found else None
+    def best(self) -> Tried | None:
+        """The best of all niches."""
+        return max((tried[0] for tried in self.found.values()), key=lambda one: one.breach.score, default=None)
+
+    @property
+    def broken(self) -> list[Tried]:
+        """The best case of each niche with a breach, the worst breach first."""
+        best = [tried[0] for tried in self.found.values() if tried[0].breach.is_broken]
+        return sorted(best, key=lambda one: -one.breach.amount)
 
     def next_cases(self) -> list[Case]:
         """The cases to judge next."""
@@ -88,21 +116,24 @@ class Search:
 
     def learn(self, case: Case, breach: Breach) -> None:
         """Takes in a case's breach."""
-        self.tries += 1
-        if breach.amount == -math.inf or any(case == other for _, other, _ in self.found):
+        self.num_tries += 1
+        if breach.amount == -math.inf:
             return
-        self.found.append((breach.score, case, breach))
-        self.found.sort(key=lambda entry: -entry[0])
-        del self.found[ELITE:]
+        best = self.found.setdefault(niche_of(case), [])
+        if any(case == one.case for one in best):
+            return
+        best.append(Tried(case, breach))
+        best.sort(key=lambda one: -one.breach.score)
+        del best[ELITE:]
 
     def _next_case(self) -> Case:
         draw = self._draw
         while True:
-            if self.tries < FIRST_TRIES or not self.found or draw.random() < FRESH_SHARE:
+            if self.num_tries < FIRST_TRIES or not self.found or draw.random() < FRESH_SHARE:
                 case = random_case(draw, self.profiles)
             else:
-                (_, case, _), (_, other, _) = draw.choice(self.found), draw.choice(self.found)
-                case = mutated(case, other, draw, self.profiles)
+                one, other = (draw.choice(draw.choice(list(self.found.values()))) for _ in range(2))
+                case = mutated(one.case, other.case, draw, self.profiles)
             if self.applies(case):
                 return case
 
@@ -142,12 +173,13 @@ def _run(
 ) -> None:
     end_s = time.monotonic() + budget.seconds_s
     best = -math.inf
-    while time.monotonic() < end_s and (budget.tries is None or state.tries < budget.tries):
+    while time.monotonic() < end_s and (budget.tries is None or state.num_tries < budget.tries):
         cases = state.next_cases()
         for case, breach in zip(cases, judge_all(cases), strict=True):
             state.learn(case, breach)
-        if state.best is not None and state.found[0][0] > best:
-            best, breach = state.found[0][0], state.best[1]
-            on_progress(f"try {state.tries}: {breach.amount:+.3f}: {breach.text}")
+        if state.best is not None and state.best.breach.score > best:
+            breach = state.best.breach
+            best = breach.score
+            on_progress(f"try {state.num_tries}: {breach.amount:+.3f}: {breach.text} ({niche_of(state.best.case)})")
             if breach.amount >= stop_at:
                 return

@@ -37,7 +37,7 @@ PLAIN_CASE: tuple[dict[str, Any], ...] = (
 
 def size_of(case: Case) -> tuple[float, ...]:
     """What a smaller case has less of: groups, unusual features, requests, digits, tokens and seconds."""
-    groups = (*case.chats, *case.rows)
+    groups = case.groups
     unusual = sum(any(getattr(case, name) != value for name, value in plain.items()) for plain in PLAIN_CASE)
     unusual += sum(getattr(group, name) != value for group in case.chats for name, value in PLAIN_CHATS.items())
     unusual += sum(getattr(job, name) != value for job in case.rows for name, value in PLAIN_ROWS.items())

@@ -33,11 +33,12 @@ def test_a_broken_promise_is_shrunk_and_written(
     judge_by(monkeypatch, 0.25)
     words = ["adversary", "--promise", "cap", "--tries", "4", "--seed", "7", "--out", str(tmp_path)]
     assert main(words) == 1
-    written = read_found(tmp_path / "cap-neaptide-7.json")
-    assert (written.promise, written.policy, written.siblings, written.known) == ("cap", "neaptide", 3, "")
-    assert len(written.case.chats) + len(written.case.rows) == 1
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     (result,) = line["results"]
+    written = read_found(Path(result["file"]))
+    assert Path(result["file"]) == tmp_path / "cap-neaptide-plain-7.json"
+    assert (written.promise, written.policy, written.siblings, written.known) == ("cap", "neaptide", 3, "")
+    assert len(written.case.chats) + len(written.case.rows) == 1
     assert (line["policy"], line["seed"]) == ("neaptide", 7)
     assert (result["promise"], result["broken"], result["amount"], result["tries"]) == ("cap", True, 0.25, 4)
     assert result["requests"] == written.case.num_requests

@@ -38,7 +38,7 @@ def breach(name: str, simulate: Outcomes) -> Breach:
     return PROMISES[name].measure(CASE, "neaptide", simulate)
 
 
-@pytest.mark.parametrize(("late", "is_broken"), [(0, False), (1, False), (2, True), (10, True)])
+@pytest.mark.parametrize(("late", "is_broken"), [(0, False), (2, False), (3, True), (10, True)])
 def test_late_beside_offline_work(late: int, is_broken: bool) -> None:
     def simulate(case: Case, policy: str, cap: int | None) -> Outcome:
         return with_late(late) if case.rows else OUTCOME
@@ -53,6 +53,14 @@ def test_a_chat_that_was_barely_in_time_alone_may_be_late_beside_offline_work() 
     assert not breach("late", simulate).is_broken
 
 
+def test_a_chat_without_room_for_one_more_step_may_be_late_beside_offline_work() -> None:
+    def simulate(case: Case, policy: str, cap: int | None) -> Outcome:
+        return with_late(10) if case.rows else OUTCOME
+
+    case = replace(CASE, ttft_s=1.0, tpot_s=0.6)
+    assert not PROMISES["late"].measure(case, "neaptide", simulate).is_broken
+
+
 def test_chats_that_are_late_alone_too_are_no_breach() -> None:
     assert not breach("late", always(with_late(15))).is_broken
 
@@ -62,7 +70,8 @@ def test_chats_that_are_late_alone_too_are_no_breach() -> None:
     [
         (OUTCOME, OUTCOME, False),
         (with_late(1), OUTCOME, False),
-        (with_late(2), OUTCOME, True),
+        (with_late(2), OUTCOME, False),
+        (with_late(3), OUTCOME, True),
         (OUTCOME, with_late(5), False),
         (OUTCOME, replace(OUTCOME, offline_tokens=106_000), False),
         (OUTCOME, replace(OUTCOME, offline_tokens=108_000), True),

@@ -8,7 +8,7 @@ from lab.tests.adversary.cases import CASE
 from neaptide_lab.adversary import search as search_module
 from neaptide_lab.adversary.case import PROFILES, Case
 from neaptide_lab.adversary.promises import Breach
-from neaptide_lab.adversary.search import IMPOSSIBLE, Budget, Search, judged, search
+from neaptide_lab.adversary.search import IMPOSSIBLE, Budget, Search, Tried, judged, niche_of, search
 
 
 def short_answers(promise: str, policy: str, case: Case, siblings: int = 1) -> Breach:
@@ -32,13 +32,14 @@ def test_it_finds_a_planted_weakness(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_module, "judged", short_answers)
     state = tried(1, 1500)
     assert state.best is not None
-    assert state.best[1].is_broken
+    assert state.best.breach.is_broken
+    assert state.broken[0] == state.best
 
 
 def test_it_stops_at_the_breach_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_module, "judged", lambda *args: Breach(0.5, "broken"))
     state = search("failure", "neaptide", 1, Budget(tries=1000), stop_at=0.4)
-    assert state.tries == search_module.BATCH
+    assert state.num_tries == search_module.BATCH
 
 
 def test_impossible_cases_are_not_changed_further() -> None:
@@ -46,8 +47,20 @@ def test_impossible_cases_are_not_changed_further() -> None:
     state.learn(CASE, IMPOSSIBLE)
     state.learn(CASE, Breach(-0.5, "kept"))
     state.learn(CASE, Breach(-0.5, "kept"))
-    assert [(case, breach.amount) for _, case, breach in state.found] == [(CASE, -0.5)]
-    assert state.tries == 3
+    assert state.found == {"plain": [Tried(CASE, Breach(-0.5, "kept"))]}
+    assert state.num_tries == 3
+
+
+def test_the_best_cases_of_every_niche_are_kept() -> None:
+    state = Search(1, lambda case: True, PROFILES)
+    talk = replace(CASE, chats=(replace(CASE.chats[0], turns=2),), scale=1.3)
+    for number in range(10):
+        state.learn(replace(CASE, seed=number), Breach(0.5 + number, "a"))
+    state.learn(talk, Breach(0.1, "b"))
+    state.learn(replace(talk, kv_blocks=2000), Breach(-0.1, "c"))
+    assert [one.breach.amount for one in state.found["plain"]] == [9.5, 8.5, 7.5]
+    assert [one.breach.text for one in state.broken] == ["a", "b"]
+    assert niche_of(talk) == "conversations, wrong costs"
 
 
 def test_only_cases_that_apply_are_tried() -> None:
