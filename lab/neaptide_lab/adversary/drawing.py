@@ -23,6 +23,8 @@ MAX_TENANTS = 3
 STREAMS = 16
 """Decodes of a typical step, and their context."""
 STREAM_TOKENS = 1024
+TIGHTEST = 1.1, 2.5
+"""Bounds of the factor from what chats reach to their targets."""
 DIGITS = 2
 """Significant digits of drawn numbers, for people to read."""
 LARGEST_ROUND = 99
@@ -91,6 +93,14 @@ def mutated(case: Case, other: Case, draw: random.Random, profiles: Sequence[str
     for _ in range(draw.choice((1, 1, 2, 3))):
         case = _changed(case, other, draw, profiles)
     return tidy(case)
+
+
+def tightened(case: Case, reached: tuple[float, float], draw: random.Random) -> Case:
+    """The case with targets a little above what is reached, as a fraction of its targets."""
+    ttft_ratio, tpot_ratio = (ratio * draw.uniform(*TIGHTEST) for ratio in reached)
+    return tidy(
+        replace(case, ttft_s=case.ttft_s * ttft_ratio, tpot_s=case.tpot_s * tpot_ratio if tpot_ratio else case.tpot_s)
+    )
 
 
 def tidy(case: Case) -> Case:

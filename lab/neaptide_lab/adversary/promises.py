@@ -38,6 +38,7 @@ REFERENCE = "priority"
 """Serves chats first, in the order of arrival."""
 OUT_SHARE = 0.5
 """Fraction of the duration for which a preempted row may be out while rows of its tenant begin."""
+REACHED_SHARE = 0.9
 MOST_RATIO = 3.0
 """Lateness is not graded beyond this many targets."""
 
@@ -52,6 +53,9 @@ class Breach:
     """The numbers behind the amount, in one line."""
     hint: float = 0.0
     """How near the case comes to a breach, for cases whose amounts are equal."""
+    reached: tuple[float, float] | None = None
+    """TTFT and TPOT over their targets that nearly all chats reach without offline work or with the cap. Targets just
+    above them can be met, and are hard to meet otherwise."""
 
     @property
     def is_broken(self) -> bool:
@@ -77,7 +81,10 @@ class Promise:
 
 def chats_late_beside(case: Case, policy: str, simulate: Simulate) -> Breach:
     """Chats that are late beside offline work and safely in time without it."""
-    beside, alone = simulate(case, policy, None), simulate(case.alone(), policy, None)
+    alone = simulate(case.alone(), policy, None)
+    if not any(chat.ratio <= SPARE_RATIO for chat in alone.chats):
+        return Breach(-1.0, "no chat is safe alone", 0.0, reached_by(alone))
+    beside = simulate(case, policy, None)
     pairs = list(zip(alone.chats, beside.chats, strict=True))
     most_ttft_ratio = min(SPARE_RATIO, 1.0 - case.tpot_s / case.ttft_s)
     safe = [pair for pair in pairs if pair[0].ttft_ratio <= most_ttft_ratio and pair[0].tpot_ratio <= SPARE_RATIO]
@@ -86,7 +93,8 @@ def chats_late_beside(case: Case, policy: str, simulate: Simulate) -> Breach:
     net = lost - gained
     text = f"{lost} of {len(safe)} safe chats late beside offline work, {gained} others in time only there"
     hint = sum(min(other.ratio, MOST_RATIO) - one.ratio for one, other in safe) / max(len(safe), 1)
-    return Breach((net - max(MOST_LATE_SHARE * len(safe), LUCKY_CHATS)) / max(len(pairs), 1), text, hint)
+    amount = (net - max(MOST_LATE_SHARE * len(safe), LUCKY_CHATS)) / len(pairs)
+    return Breach(amount, text, hint, reached_by(alone))
 
 
 def cap_beats_policy(case: Case, policy: str, simulate: Simulate) -> Breach:
@@ -106,7 +114,17 @@ def cap_beats_policy(case: Case, policy: str, simulate: Simulate) -> Breach:
         min(own.ratio, MOST_RATIO) - min(other.ratio, MOST_RATIO)
         for own, other in zip(ours.chats, capped.chats, strict=True)
     )
-    return Breach(amount, text, hint / count + max(min(more_work, 1.0), -1.0))
+    return Breach(amount, text, hint / count + max(min(more_work, 0.1), -0.1), reached_by(capped))
+
+
+def reached_by(outcome: Outcome) -> tuple[float, float] | None:
+    """TTFT and TPOT over their targets that all chats but a tenth reach; None if that many did not end."""
+    if not outcome.chats:
+        return None
+    last = int(REACHED_SHARE * (len(outcome.chats) - 1))
+    ttft_ratio = sorted(chat.ttft_ratio for chat in outcome.chats)[last]
+    tpot_ratio = sorted(chat.tpot_ratio for chat in outcome.chats)[last]
+    return (ttft_ratio, tpot_ratio) if ttft_ratio < math.inf else None
 
 
 def tenant_starves(case: Case, policy: str, simulate: Simulate) -> Breach:

@@ -9,12 +9,14 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from neaptide_lab.adversary.case import PROFILES, Case
-from neaptide_lab.adversary.drawing import machine_of, mutated, random_case
+from neaptide_lab.adversary.drawing import machine_of, mutated, random_case, tightened
 from neaptide_lab.adversary.promises import PROMISES, Breach
 from neaptide_lab.adversary.runs import Outcome, TooLong, simulate_case
 
 FRESH_SHARE = 0.3
 """Fraction of the tries that begin anew."""
+TIGHTENED_SHARE = 0.4
+"""Fraction of the changed cases whose targets become what can just be reached."""
 FIRST_TRIES = 24
 """Tries before the first change of an earlier one."""
 ELITE = 3
@@ -47,7 +49,7 @@ def judged(promise: str, policy: str, case: Case, siblings: int = 1) -> Breach:
         return IMPOSSIBLE
     amount = sum(breach.amount for breach in breaches) / siblings
     hint = sum(breach.hint for breach in breaches) / siblings
-    return Breach(amount, breaches[0].text, hint)
+    return Breach(amount, breaches[0].text, hint, breaches[0].reached)
 
 
 def confirmed(promise: str, policy: str, case: Case) -> Breach:
@@ -134,6 +136,8 @@ class Search:
             else:
                 one, other = (draw.choice(draw.choice(list(self.found.values()))) for _ in range(2))
                 case = mutated(one.case, other.case, draw, self.profiles)
+                if one.breach.reached is not None and draw.random() < TIGHTENED_SHARE:
+                    case = tightened(case, one.breach.reached, draw)
             if self.applies(case):
                 return case
 

@@ -10,7 +10,7 @@ from lab.tests.adversary.cases import CASE
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide_lab.adversary.case import PROFILES, Chats, Rows, WrongCost, from_json, load_of, to_json
-from neaptide_lab.adversary.drawing import MAX_REQUESTS, machine_of, mutated, random_case, tidy
+from neaptide_lab.adversary.drawing import MAX_REQUESTS, machine_of, mutated, random_case, tidy, tightened
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -39,6 +39,13 @@ def test_tidying_twice_changes_nothing() -> None:
     for _ in range(20):
         case = random_case(draw, PROFILES)
         assert tidy(case) == case
+
+
+def test_tightened_targets_are_a_little_above_what_is_reached() -> None:
+    tight = tightened(CASE, (0.2, 0.5), random.Random(1))
+    assert 0.2 < tight.ttft_s < 0.55
+    assert 0.025 < tight.tpot_s < 0.07
+    assert tightened(CASE, (0.2, 0.0), random.Random(1)).tpot_s == CASE.tpot_s
 
 
 def test_a_turn_begins_with_the_turns_before_it_and_conversations_share_the_prefix_alone() -> None:

@@ -1,5 +1,6 @@
 """Each promise on made outcomes, kept and broken."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ import pytest
 
 from lab.tests.adversary.cases import CASE
 from neaptide_lab.adversary.case import Case
-from neaptide_lab.adversary.promises import PROMISES, REFERENCE, Breach, passed_over_s
+from neaptide_lab.adversary.promises import PROMISES, REFERENCE, Breach, passed_over_s, reached_by
 from neaptide_lab.adversary.runs import Chat, Outcome, TenantShare
 
 IN_TIME, BARELY, LATE = Chat(0.0, 0.0, 0.5, 0.5), Chat(0.0, 0.0, 0.95, 0.5), Chat(0.0, 0.0, 1.2, 0.5)
@@ -63,6 +64,13 @@ def test_a_chat_without_room_for_one_more_step_may_be_late_beside_offline_work()
 
 def test_chats_that_are_late_alone_too_are_no_breach() -> None:
     assert not breach("late", always(with_late(15))).is_broken
+
+
+def test_what_chats_reach_leaves_out_the_last_tenth() -> None:
+    assert reached_by(with_late(2)) == (0.5, 0.5)
+    assert reached_by(with_late(3)) == (1.2, 0.5)
+    assert reached_by(with_late(3, Chat(0.0, 0.0, math.inf, math.inf))) is None
+    assert reached_by(replace(OUTCOME, chats=())) is None
 
 
 @pytest.mark.parametrize(
