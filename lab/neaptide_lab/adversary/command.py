@@ -17,7 +17,7 @@ from rich.table import Table
 from neaptide.engine.extensions import ExtensionError
 from neaptide.engine.scheduler.policies import find_policy
 from neaptide.estimator.device_profile import load_profile
-from neaptide_lab.adversary.case import PROFILES, Case
+from neaptide_lab.adversary.case import PROFILES, Case, to_json
 from neaptide_lab.adversary.found import Found, found_files, read_found, write_found
 from neaptide_lab.adversary.promises import PROMISES
 from neaptide_lab.adversary.search import Budget, Tried, judged, niche_of, search
@@ -139,6 +139,8 @@ def _attack(name: str, args: argparse.Namespace, seconds_s: float) -> list[Resul
         stop_at=CLEAR_BREACH if args.until_clear else math.inf,
         on_progress=say,
     )
+    for one in state.failed:
+        say(f"the engine failed: {one.breach.failure}: {to_json(one.case).decode()}")
     broken, results = state.broken, dict[str, Result]()
     for number, one in enumerate(broken):
         left_s = seconds_s - (time.monotonic() - begun_s)

@@ -39,6 +39,7 @@ REFERENCE = "priority"
 OUT_SHARE = 0.5
 """Fraction of the duration for which a preempted row may be out while rows of its tenant begin."""
 REACHED_SHARE = 0.9
+"""Fraction of the chats whose latencies say what can be reached."""
 MOST_RATIO = 3.0
 """Lateness is not graded beyond this many targets."""
 
@@ -56,6 +57,9 @@ class Breach:
     reached: tuple[float, float] | None = None
     """TTFT and TPOT over their targets that nearly all chats reach without offline work or with the cap. Targets just
     above them can be met, and are hard to meet otherwise."""
+
+    failure: str | None = None
+    """Why the engine failed in one of the simulations, if it did. The amount says nothing then."""
 
     @property
     def is_broken(self) -> bool:

@@ -40,16 +40,24 @@ def _simulated(case: Case, policy: str, cap_tokens: int | None) -> Outcome:
 
 def judged(promise: str, policy: str, case: Case, siblings: int = 1) -> Breach:
     """The mean breach of the case and its siblings. A case that cannot be simulated breaks nothing."""
-    found = PROMISES[promise]
+    found, failures = PROMISES[promise], list[str]()
+
+    def simulate(case: Case, policy: str, cap_tokens: int | None) -> Outcome:
+        outcome = _simulated(case, policy, cap_tokens)
+        if outcome.failure is not None:
+            failures.append(outcome.failure)
+        return outcome
+
     if not found.applies(case):
         return IMPOSSIBLE
     try:
-        breaches = [found.measure(case.sibling(number), policy, _simulated) for number in range(siblings)]
+        breaches = [found.measure(case.sibling(number), policy, simulate) for number in range(siblings)]
     except (TooLong, ValueError):
         return IMPOSSIBLE
     amount = sum(breach.amount for breach in breaches) / siblings
     hint = sum(breach.hint for breach in breaches) / siblings
-    return Breach(amount, breaches[0].text, hint, breaches[0].reached)
+    failure = failures[0] if failures else None
+    return Breach(amount, breaches[0].text, hint, breaches[0].reached, failure)
 
 
 def confirmed(promise: str, policy: str, case: Case) -> Breach:
@@ -96,6 +104,8 @@ class Search:
     num_tries: int = 0
     found: dict[str, list[Tried]] = field(default_factory=dict)
     """Best cases of each niche, the best first."""
+    failed: list[Tried] = field(default_factory=list)
+    """Cases in which the engine failed, whatever the promise."""
     _draw: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,6 +129,8 @@ class Search:
     def learn(self, case: Case, breach: Breach) -> None:
         """Takes in a case's breach."""
         self.num_tries += 1
+        if breach.failure is not None:
+            self.failed.append(Tried(case, breach))
         if breach.amount == -math.inf:
             return
         best = self.found.setdefault(niche_of(case), [])

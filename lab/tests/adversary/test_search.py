@@ -63,6 +63,16 @@ def test_the_best_cases_of_every_niche_are_kept() -> None:
     assert niche_of(talk) == "conversations, wrong costs"
 
 
+def test_a_failure_of_the_engine_is_noticed_whatever_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = search_module._simulated(CASE, "neaptide", None)
+    monkeypatch.setattr(search_module, "_simulated", lambda *args: replace(served, failure="KeyError: 5"))
+    breach = judged("pingpong", "neaptide", CASE)
+    assert breach.failure == "KeyError: 5"
+    state = Search(1, lambda case: True, PROFILES)
+    state.learn(CASE, breach)
+    assert state.failed == [Tried(CASE, breach)]
+
+
 def test_only_cases_that_apply_are_tried() -> None:
     state = Search(1, lambda case: len(case.tenants) > 1)
     assert all(len(case.tenants) > 1 for _ in range(10) for case in state.next_cases())
