@@ -24,7 +24,7 @@ from neaptide_lab.adversary.search import Budget, Tried, judged, niche_of, searc
 from neaptide_lab.adversary.shrink import shrunk
 
 ALL = "all"
-SHRINK_SHARE = 0.35
+SHRINK_SHARE = 0.5
 """Fraction of a promise's seconds for making its case smaller."""
 KEPT_SHARE = 0.5
 """Fraction of the first breach that a smaller case must keep."""
@@ -159,7 +159,8 @@ def _smaller(promise: str, policy: str, one: Tried, seconds_s: float) -> Tried:
     siblings, least = PROMISES[promise].siblings, KEPT_SHARE * one.breach.amount
 
     def is_broken(case: Case) -> bool:
-        return judged(promise, policy, case, siblings).amount >= least
+        # The case itself must be broken too; this spares the simulations of the siblings of most others.
+        return all(judged(promise, policy, case, count).amount >= least for count in (1, siblings))
 
     case = shrunk(one.case, is_broken, seconds_s=seconds_s)
     return Tried(case, judged(promise, policy, case, siblings))

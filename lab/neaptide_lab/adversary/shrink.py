@@ -55,7 +55,7 @@ def shrunk(
     most_tries: int = MOST_TRIES,
     seconds_s: float = math.inf,
 ) -> Case:
-    """A smaller case that still breaks the promise: no single step of the shrinker keeps it broken.
+    """A smaller case that still breaks the promise. If the budget sufficed, no step of the shrinker keeps it broken.
 
     Args:
         is_broken: whether a case breaks the promise, clearly enough. It must hold for ``case``.
@@ -64,8 +64,11 @@ def shrunk(
     end_s, tries, seen = time.monotonic() + seconds_s, 0, {case}
     has_changed = True
     while has_changed:
-        has_changed = False
-        for smaller in _smaller(case):
+        has_changed, index = False, 0
+        candidates = list(_smaller(case))
+        while index < len(candidates):
+            smaller = candidates[index]
+            index += 1
             if smaller in seen or not smaller.num_requests or size_of(smaller) >= size_of(case):
                 continue
             if tries >= most_tries or time.monotonic() >= end_s:
@@ -73,13 +76,59 @@ def shrunk(
             tries += 1
             seen.add(smaller)
             if is_broken(smaller):
-                case, has_changed = smaller, True
-                break
+                # What did not work before will hardly work now: go on from here, and begin again only at the end.
+                case, has_changed, index = smaller, True, index - 1
+                candidates = list(_smaller(case))
     return case
 
 
 def _smaller(case: Case) -> Iterator[Case]:
     """Smaller cases, those that take away most first."""
+    yield _rounded_at_once(_plain(case))
+    yield _plain(case)
+    yield _rounded_at_once(case)
+    yield from map(_without_idle_fields, _steps(case))
+
+
+def _plain(case: Case) -> Case:
+    """The case without anything unusual."""
+    for plain in PLAIN_CASE:
+        case = replace(case, **plain)
+    chats = tuple(replace(group, **PLAIN_CHATS) for group in case.chats)
+    rows = tuple(replace(job, **PLAIN_ROWS) for job in case.rows)
+    return _without_idle_fields(replace(case, chats=chats, rows=rows))
+
+
+def _rounded_at_once(case: Case) -> Case:
+    """The case with one digit in all its numbers."""
+    for changes in _roundings(case):
+        case = replace(case, **changes)
+    chats, rows = list(case.chats), list(case.rows)
+    for index in range(len(chats)):
+        for changes in _roundings(chats[index]):
+            chats[index] = replace(chats[index], **changes)
+    for index in range(len(rows)):
+        for changes in _roundings(rows[index]):
+            rows[index] = replace(rows[index], **changes)
+    return replace(case, chats=tuple(chats), rows=tuple(rows))
+
+
+def _without_idle_fields(case: Case) -> Case:
+    """The same load, with the defaults of fields that have no effect."""
+    chats = tuple(
+        replace(
+            group,
+            think_s=group.think_s if group.turns > 1 else 0.0,
+            cancel_after_s=group.cancel_after_s if group.cancelled else 0.0,
+        )
+        for group in case.chats
+    )
+    rows = tuple(replace(job, prefix_rows=job.prefix_rows if job.prefix_tokens else 1) for job in case.rows)
+    return replace(case, chats=chats, rows=rows)
+
+
+def _steps(case: Case) -> Iterator[Case]:
+    """Cases that differ from this one in one thing."""
     for index in range(len(case.chats)):
         yield replace(case, chats=case.chats[:index] + case.chats[index + 1 :])
     for index in range(len(case.rows)):
@@ -95,19 +144,20 @@ def _smaller(case: Case) -> Iterator[Case]:
     for share in (0.5, 0.75):
         yield replace(case, duration_s=max(round_to(share * case.duration_s, 2), LEAST_DURATION_S))
     for index, group in enumerate(case.chats):
-        for rounded in _rounded(group):
-            yield replace(case, chats=(*case.chats[:index], rounded, *case.chats[index + 1 :]))
+        for changes in _roundings(group):
+            yield replace(case, chats=(*case.chats[:index], replace(group, **changes), *case.chats[index + 1 :]))
     for index, job in enumerate(case.rows):
-        for rounded in _rounded(job):
-            yield replace(case, rows=(*case.rows[:index], rounded, *case.rows[index + 1 :]))
-    yield from _rounded(case)
+        for changes in _roundings(job):
+            yield replace(case, rows=(*case.rows[:index], replace(job, **changes), *case.rows[index + 1 :]))
+    for changes in _roundings(case):
+        yield replace(case, **changes)
 
 
 def _smaller_chats(group: Chats) -> Iterator[Chats]:
     for name, value in PLAIN_CHATS.items():
         yield replace(group, **{name: value})
     yield from _fewer(group)
-    for turns in {group.turns // 2, group.turns - 1} - {0}:
+    for turns in sorted({group.turns // 2, group.turns - 1} - {0}):
         yield replace(group, turns=turns)
 
 
@@ -124,13 +174,14 @@ def _fewer(group: Any) -> Iterator[Any]:
             yield replace(group, count=count)
 
 
-def _rounded(one: Any) -> Iterator[Any]:
+def _roundings(one: Any) -> Iterator[dict[str, Any]]:
+    """Each number of this with one digit."""
     for field in fields(one):
         value = getattr(one, field.name)
         if isinstance(value, bool) or not isinstance(value, int | float) or field.name == "cap_tokens":
             continue
         rounded = round_to(value, 1)
-        yield replace(one, **{field.name: int(rounded) if isinstance(value, int) else rounded})
+        yield {field.name: int(rounded) if isinstance(value, int) else rounded}
 
 
 def _numbers(one: Any) -> Iterator[float]:
