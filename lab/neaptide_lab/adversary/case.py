@@ -171,7 +171,10 @@ def profile_of(case: Case) -> DeviceProfile:
 
 
 def load_of(case: Case, policy: str, cap_tokens: int | None = None) -> Load:
-    """The scenario of a case for a policy, and the times of the cancels.
+    """The scenario of a case for a policy, and the times of the cancels. Requests that do not fit into the memory are
+    left out.
+
+    Raises ValueError if no request fits.
 
     Args:
         cap_tokens: most tokens of a step; None takes the default.
@@ -180,13 +183,16 @@ def load_of(case: Case, policy: str, cap_tokens: int | None = None) -> Load:
     online: list[tuple[TraceRequest, float]] = []
     for number, chats in enumerate(case.chats):
         online += _requests(chats, number, case)
-    online.sort(key=lambda pair: pair[0].arrival_s)
+    most_tokens = min(profile.kv_capacity_tokens, MAX_CONTEXT_TOKENS)
+    online = sorted((pair for pair in online if _fits(pair[0], most_tokens)), key=lambda pair: pair[0].arrival_s)
     jobs = sorted(case.rows, key=lambda job: job.submitted_s)
-    offline = [
-        OfflineSet(f"job {number}", list(_lines(job, number, case)), True, share=f"tenant {job.tenant}",
-                   submitted_s=job.submitted_s)
-        for number, job in enumerate(jobs)
-    ]  # fmt: skip
+    offline = []
+    for number, job in enumerate(jobs):
+        lines = [line for line in _lines(job, number, case) if _fits(line, most_tokens)]
+        tenant = f"tenant {job.tenant}"
+        offline.append(OfflineSet(f"job {number}", lines, True, share=tenant, submitted_s=job.submitted_s))
+    if not online and not any(job.requests for job in offline):
+        raise ValueError("no request fits into the memory")
     scenario = Scenario(
         profile=profile,
         online=[request for request, _ in online],
@@ -242,6 +248,10 @@ def _lines(job: Rows, number: int, case: Case) -> Iterator[TraceRequest]:
         output_tokens = _drawn(job.output_tokens, job.spread, draw)
         own = (first_id + GROUP_CONTENTS // 2 + index, prompt_tokens)
         yield TraceRequest(0.0, (*prefix, own), min(output_tokens, MAX_ANSWER_TOKENS))
+
+
+def _fits(request: TraceRequest, most_tokens: int) -> bool:
+    return request.input_tokens + request.output_tokens <= most_tokens
 
 
 def _drawn(mean: int, spread: float, draw: random.Random) -> int:

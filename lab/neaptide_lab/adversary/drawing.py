@@ -17,6 +17,13 @@ Scaled = TypeVar("Scaled", Case, Chats, Rows)
 MAX_REQUESTS = 200
 MAX_DURATION_S = 60.0
 LEAST_DURATION_S = 2.0
+DURATIONS_S = 4.0, 20.0
+"""Of cases without chats, on a fast machine."""
+CHATS = 20, 100
+"""Requests of a group of chats."""
+MOST_DRAWN_ANSWER_TOKENS = 300
+SLOW_STEP_S = 0.05
+"""A machine whose steps of decodes take longer is a slow one."""
 MAX_GROUPS = 3
 MAX_TURNS = 12
 MAX_TENANTS = 3
@@ -72,18 +79,21 @@ def random_case(draw: random.Random, profiles: Sequence[str]) -> Case:
     machine = machine_of(profile)
     tpot_s = _log_uniform(draw, 1.4 * machine.step_s, 6.0 * machine.step_s)
     ttft_s = _log_uniform(draw, 1.5 * tpot_s, 60.0 * tpot_s)
-    duration_s = _log_uniform(draw, 4.0, 30.0) * (1.0 if machine.step_s < 0.03 else 2.0)
     case = Case(
         profile=profile,
         ttft_s=ttft_s,
         tpot_s=tpot_s,
-        duration_s=duration_s,
+        duration_s=_log_uniform(draw, *DURATIONS_S) * (2.0 if machine.step_s > SLOW_STEP_S else 1.0),
         kv_blocks=_memory(draw, machine),
         cap_tokens=draw.choice(CAPS),
         seed=draw.randrange(1000),
         **_error(draw),
     )
     chats = [_chats(draw, case) for _ in range(draw.choice((0, 1, 1, 1, 2, 2)))]
+    if chats:
+        # The arrivals fill the time: what comes after the last chat is offline work alone.
+        lasting_s = max(group.count * group.gap_s + (group.turns - 1) * group.think_s for group in chats)
+        case = replace(case, duration_s=min(max(lasting_s, LEAST_DURATION_S), MAX_DURATION_S))
     rows = [_rows(draw, case) for _ in range(draw.choice((0, 1, 1, 2, 3) if chats else (1, 2, 3)))]
     return tidy(replace(case, chats=tuple(chats), rows=tuple(rows)))
 
@@ -199,14 +209,14 @@ def _chats(draw: random.Random, case: Case) -> Chats:
     machine = machine_of(case.profile)
     most_tokens = max(min(8000, int(4.0 * case.ttft_s / machine.token_s)), 32)
     prompt_tokens = round(_log_uniform(draw, 16, most_tokens))
-    output_tokens = round(_log_uniform(draw, 1, min(500.0, case.duration_s / case.tpot_s)))
+    output_tokens = round(_log_uniform(draw, 1, MOST_DRAWN_ANSWER_TOKENS))
     turns = draw.choice((1, 1, 2, 4, 8))
     request_s = machine.request_s(prompt_tokens, output_tokens)
     gap_s = turns * request_s / _log_uniform(draw, 0.1, 1.5)
     think_s = _log_uniform(draw, 0.2, case.duration_s / turns) if turns > 1 else 0.0
     is_cancelling = draw.random() < 0.2
     return Chats(
-        count=max(min(round(case.duration_s / gap_s), 120 // turns), 1),
+        count=max(round(_log_uniform(draw, *CHATS) / turns), 1),
         gap_s=gap_s,
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,

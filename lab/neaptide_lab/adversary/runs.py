@@ -17,7 +17,7 @@ from neaptide.engine.steps.step import Step
 from neaptide.simulation.measures import OnlineRecord
 from neaptide.simulation.offline_feed import OFFLINE_PREFIX
 from neaptide.simulation.replica import ONLINE_PREFIX, SimulatedReplica, SimulationError
-from neaptide.simulation.simulator import fitting_online, offline_feed
+from neaptide.simulation.simulator import offline_feed
 from neaptide_lab.adversary.case import Case, Load, load_of
 
 MAX_STEPS = 8000
@@ -209,7 +209,7 @@ def simulate_case(case: Case, policy: str, cap_tokens: int | None = None) -> Out
 
     Raises:
         TooLong: it takes more than ``MAX_STEPS`` steps.
-        ValueError: a request does not fit into the memory, or there is nothing to simulate.
+        ValueError: no request fits into the memory.
     """
     load = load_of(case, policy, cap_tokens)
     with TemporaryDirectory(prefix="neaptide-adversary-") as directory:
@@ -220,13 +220,9 @@ class _Simulation:
     def __init__(self, case: Case, load: Load, directory: Path) -> None:
         self._case = case
         self._load = load
-        self._online = fitting_online(load.scenario)
-        if len(self._online) != len(load.scenario.online):
-            raise ValueError("a prompt does not fit into the memory")
+        self._online = load.scenario.online
         self._watch = _Watch(load)
         feed = offline_feed(load.scenario, directory)
-        if feed.num_left_out:
-            raise ValueError("a row does not fit into the memory")
         self._replica = SimulatedReplica(load.scenario, feed, [self._watch])
         self._drained_s = case.duration_s + max(case.duration_s, 10.0 * case.ttft_s)
 

@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from neaptide_lab.adversary.case import PROFILES, Case
-from neaptide_lab.adversary.drawing import machine_of, mutated, random_case, tightened
+from neaptide_lab.adversary.drawing import SLOW_STEP_S, machine_of, mutated, random_case, tightened
 from neaptide_lab.adversary.promises import PROMISES, Breach
 from neaptide_lab.adversary.runs import Outcome, TooLong, simulate_case
 
@@ -25,8 +25,6 @@ BATCH = 4
 """Tries that are drawn before the first of them is judged, so that the order of draws is the same for any number of
 processes."""
 CACHED_RUNS = 512
-SLOW_STEP_S = 0.05
-"""A machine whose steps of decodes take longer is a slow one."""
 IMPOSSIBLE = Breach(-math.inf, "too long, or does not fit")
 
 Judge = Callable[[Case], Breach]

@@ -10,7 +10,15 @@ from lab.tests.adversary.cases import CASE
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide_lab.adversary.case import PROFILES, Chats, Rows, WrongCost, from_json, load_of, to_json
-from neaptide_lab.adversary.drawing import MAX_REQUESTS, machine_of, mutated, random_case, tidy, tightened
+from neaptide_lab.adversary.drawing import (
+    MAX_DURATION_S,
+    MAX_REQUESTS,
+    machine_of,
+    mutated,
+    random_case,
+    tidy,
+    tightened,
+)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -22,16 +30,20 @@ def test_a_case_survives_json(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_drawn_case_is_small_and_fits_into_the_memory(seed: int) -> None:
+def test_a_drawn_case_is_small_however_often_it_is_changed(seed: int) -> None:
     draw = random.Random(seed)
     case = random_case(draw, PROFILES)
     for _ in range(10):
         case = mutated(case, case, draw, PROFILES)
     assert case.num_requests <= MAX_REQUESTS
+    assert case.duration_s <= MAX_DURATION_S
+
+
+def test_requests_that_do_not_fit_into_the_memory_are_left_out() -> None:
+    case = replace(CASE, kv_blocks=100, chats=(Chats(2, 1.0, 700, 10, turns=3),), rows=(Rows(2, 1600, 1),))
     load = load_of(case, "neaptide")
-    rows = [row for job in load.scenario.offline for row in job.requests]
-    longest = max(request.input_tokens for request in (*load.scenario.online, *rows))
-    assert longest < load.scenario.max_tokens
+    assert [request.input_tokens for request in load.scenario.online] == [700, 1410] * 2
+    assert [len(job.requests) for job in load.scenario.offline] == [0]
 
 
 def test_tidying_twice_changes_nothing() -> None:

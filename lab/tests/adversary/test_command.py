@@ -31,8 +31,9 @@ def test_a_broken_promise_is_shrunk_and_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     judge_by(monkeypatch, 0.25)
-    words = ["adversary", "--promise", "cap", "--tries", "4", "--seed", "7", "--out", str(tmp_path)]
-    assert main(words) == 1
+    profile = "a100-40g-llama-3.1-8b"
+    words = ["adversary", "--promise", "cap", "--tries", "4", "--seed", "7", "--profile", profile]
+    assert main([*words, "--out", str(tmp_path)]) == 1
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     (result,) = line["results"]
     written = read_found(Path(result["file"]))

@@ -78,8 +78,8 @@ def test_only_cases_that_apply_are_tried() -> None:
     assert all(len(case.tenants) > 1 for _ in range(10) for case in state.next_cases())
 
 
-def test_a_prompt_that_does_not_fit_breaks_nothing() -> None:
-    assert judged("failure", "neaptide", replace(CASE, kv_blocks=20)) == IMPOSSIBLE
+def test_a_case_without_a_request_that_fits_breaks_nothing() -> None:
+    assert judged("failure", "neaptide", replace(CASE, kv_blocks=20, chats=())) == IMPOSSIBLE
 
 
 def test_processes_do_not_change_the_result() -> None:
