@@ -15,6 +15,8 @@ SPARE_RATIO = 0.8
 later than its TTFT target. Any offline work may make others late."""
 LEAST_CHATS = 20
 """Chats of a case that can break a promise about their number."""
+LEAST_SAFE = 10
+"""Chats that must be safe alone."""
 MOST_LATE_SHARE = 0.05
 """Fraction of the safe chats that may be late only because of offline work."""
 MOST_BEHIND_SHARE = 0.03
@@ -86,17 +88,18 @@ class Promise:
 def chats_late_beside(case: Case, policy: str, simulate: Simulate) -> Breach:
     """Chats that are late beside offline work and safely in time without it."""
     alone = simulate(case.alone(), policy, None)
-    if not any(chat.ratio <= SPARE_RATIO for chat in alone.chats):
-        return Breach(-1.0, "no chat is safe alone", 0.0, reached_by(alone))
+    most_ttft_ratio = min(SPARE_RATIO, 1.0 - case.tpot_s / case.ttft_s)
+    is_safe = [chat.ttft_ratio <= most_ttft_ratio and chat.tpot_ratio <= SPARE_RATIO for chat in alone.chats]
+    if sum(is_safe) < LEAST_SAFE:
+        return Breach(-1.0, f"only {sum(is_safe)} chats are safe alone", sum(is_safe), reached_by(alone))
     beside = simulate(case, policy, None)
     pairs = list(zip(alone.chats, beside.chats, strict=True))
-    most_ttft_ratio = min(SPARE_RATIO, 1.0 - case.tpot_s / case.ttft_s)
-    safe = [pair for pair in pairs if pair[0].ttft_ratio <= most_ttft_ratio and pair[0].tpot_ratio <= SPARE_RATIO]
+    safe = [pair for pair, is_one in zip(pairs, is_safe, strict=True) if is_one]
     lost = sum(not other.is_in_time for _, other in safe)
     gained = sum(other.is_in_time and not one.is_in_time for one, other in pairs)
     net = lost - gained
     text = f"{lost} of {len(safe)} safe chats late beside offline work, {gained} others in time only there"
-    hint = sum(min(other.ratio, MOST_RATIO) - one.ratio for one, other in safe) / max(len(safe), 1)
+    hint = sum(min(other.ratio, MOST_RATIO) - one.ratio for one, other in safe) / len(safe)
     amount = (net - max(MOST_LATE_SHARE * len(safe), LUCKY_CHATS)) / len(pairs)
     return Breach(amount, text, hint, reached_by(alone))
 

@@ -62,6 +62,13 @@ def test_a_chat_without_room_for_one_more_step_may_be_late_beside_offline_work()
     assert not PROMISES["late"].measure(case, "neaptide", simulate).is_broken
 
 
+def test_few_safe_chats_prove_nothing() -> None:
+    def simulate(case: Case, policy: str, cap: int | None) -> Outcome:
+        return with_late(20) if case.rows else with_late(11)
+
+    assert breach("late", simulate).amount == -1.0
+
+
 def test_chats_that_are_late_alone_too_are_no_breach() -> None:
     assert not breach("late", always(with_late(15))).is_broken
 
