@@ -22,6 +22,8 @@ MAX_CONTEXT_TOKENS = 32_768
 """Most tokens of a request, prompt and answer; also what makes the request table of a simulation cheap."""
 CAPS = (512, 1024, 1536)
 """Step tokens of rivals; 2,048 is the default."""
+SEATS = (256, 64, 16)
+"""The default, and servers of less."""
 GROUP_CONTENTS = 1 << 24
 """Content ids of one group of requests."""
 
@@ -92,6 +94,8 @@ class Case:
     rows: tuple[Rows, ...] = ()
     kv_blocks: int | None = None
     """Blocks of KV memory; None takes the profile's."""
+    seats: int = SEATS[0]
+    """Most requests that run at a time."""
     cap_tokens: int = CAPS[0]
     """Step tokens of the rival that has a constant cap."""
     scale: float = 1.0
@@ -203,6 +207,7 @@ def load_of(case: Case, policy: str, cap_tokens: int | None = None) -> Load:
         seed=case.seed,
         keep_order=True,
         refill=False,
+        max_num_seqs=case.seats,
         max_model_len=MAX_CONTEXT_TOKENS,
         max_output_tokens=MAX_ANSWER_TOKENS,
         truth=WrongCost(RooflineModel.from_profile(profile), case),

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.device_profile import load_profile
-from neaptide_lab.adversary.case import CAPS, MAX_ANSWER_TOKENS, MAX_CONTEXT_TOKENS, Case, Chats, Rows
+from neaptide_lab.adversary.case import CAPS, MAX_ANSWER_TOKENS, MAX_CONTEXT_TOKENS, SEATS, Case, Chats, Rows
 
 Scaled = TypeVar("Scaled", Case, Chats, Rows)
 
@@ -85,6 +85,7 @@ def random_case(draw: random.Random, profiles: Sequence[str]) -> Case:
         tpot_s=tpot_s,
         duration_s=_log_uniform(draw, *DURATIONS_S) * (2.0 if machine.step_s > SLOW_STEP_S else 1.0),
         kv_blocks=_memory(draw, machine),
+        seats=draw.choice((SEATS[0], *SEATS)),
         cap_tokens=draw.choice(CAPS),
         seed=draw.randrange(1000),
         **_error(draw),
@@ -250,7 +251,7 @@ def _rows(draw: random.Random, case: Case) -> Rows:
 def _changed(case: Case, other: Case, draw: random.Random, profiles: Sequence[str]) -> Case:
     kind = draw.randrange(10)
     if kind == 0:
-        return replace(case, cap_tokens=draw.choice(CAPS), seed=draw.randrange(1000))
+        return replace(case, cap_tokens=draw.choice(CAPS), seats=draw.choice(SEATS), seed=draw.randrange(1000))
     if kind == 1:
         return replace(case, kv_blocks=_memory(draw, machine_of(case.profile)), **(_error(draw) or _NO_ERROR))
     if kind == 2:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
-from neaptide_lab.adversary.case import PROFILES, Case
+from neaptide_lab.adversary.case import PROFILES, SEATS, Case
 from neaptide_lab.adversary.drawing import SLOW_STEP_S, machine_of, mutated, random_case, tightened
 from neaptide_lab.adversary.promises import PROMISES, Breach
 from neaptide_lab.adversary.runs import Outcome, TooLong, simulate_case
@@ -87,7 +87,7 @@ def niche_of(case: Case) -> str:
         "slow machine": machine_of(case.profile).step_s > SLOW_STEP_S,
         "conversations": any(group.turns > 1 for group in case.chats),
         "wrong costs": (case.scale, case.noise, case.rare_every) != (1.0, 0.0, 0),
-        "little memory": case.kv_blocks is not None,
+        "little memory": case.kv_blocks is not None or case.seats < SEATS[0],
     }
     return ", ".join(name for name, holds in kinds.items() if holds) or "plain"
 

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
-from neaptide_lab.adversary.case import Case, Chats, Rows
+from neaptide_lab.adversary.case import SEATS, Case, Chats, Rows
 from neaptide_lab.adversary.drawing import LEAST_DURATION_S, round_to
 
 MOST_TRIES = 300
+CHOSEN = ("cap_tokens", "seats")
+"""Numbers that are chosen from a few."""
 PLAIN_CHATS: dict[str, Any] = {
     "start_s": 0.0,
     "burst": 1,
@@ -31,6 +33,7 @@ PLAIN_CASE: tuple[dict[str, Any], ...] = (
     {"noise": 0.0},
     {"rare_every": 0, "rare_factor": 1.0},
     {"kv_blocks": None},
+    {"seats": SEATS[0]},
     {"seed": 0},
 )
 
@@ -178,14 +181,14 @@ def _roundings(one: Any) -> Iterator[dict[str, Any]]:
     """Each number of this with one digit."""
     for field in fields(one):
         value = getattr(one, field.name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or field.name == "cap_tokens":
+        if isinstance(value, bool) or not isinstance(value, int | float) or field.name in CHOSEN:
             continue
         rounded = round_to(value, 1)
         yield {field.name: int(rounded) if isinstance(value, int) else rounded}
 
 
 def _numbers(one: Any) -> Iterator[float]:
-    values = (getattr(one, field.name) for field in fields(one) if field.name != "cap_tokens")
+    values = (getattr(one, field.name) for field in fields(one) if field.name not in CHOSEN)
     return (value for value in values if isinstance(value, int | float) and not isinstance(value, bool))
 
 

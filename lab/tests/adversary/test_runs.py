@@ -48,7 +48,7 @@ def test_chats_that_cannot_be_served_are_late() -> None:
 
 
 def test_the_service_of_tenants_is_counted_while_both_have_work() -> None:
-    case = replace(CASE, chats=(), rows=(Rows(40, 1000, 20), Rows(20, 2000, 20, tenant=1)), duration_s=20.0)
+    case = replace(CASE, chats=(), rows=(Rows(40, 1000, 20), Rows(20, 2000, 20, tenant=1)), duration_s=20.0, seats=4)
     shares = simulate_case(case, "neaptide").tenants
     assert set(shares) == {"tenant 0", "tenant 1"}
     assert all(20_000 < share.delivered_tokens < 41_000 for share in shares.values())
