@@ -106,13 +106,18 @@ def chats_late_beside(case: Case, policy: str, simulate: Simulate) -> Breach:
 
 def cap_beats_policy(case: Case, policy: str, simulate: Simulate) -> Breach:
     """A constant cap on step tokens has more chats in time, or does more offline work with as many."""
-    ours, capped = simulate(case, policy, None), simulate(case, policy, case.cap_tokens)
-    count, ahead = max(len(ours.chats), 1), capped.attained - ours.attained
+    ours = simulate(case, policy, None)
+    count = max(len(ours.chats), 1)
+    allowed = max(MOST_BEHIND_SHARE * count, LUCKY_CHATS)
+    if not case.rows and len(ours.chats) - ours.attained <= allowed:
+        return Breach(-allowed / count, "nearly all in time, and no offline work", 0.0, reached_by(ours))
+    capped = simulate(case, policy, case.cap_tokens)
+    ahead = capped.attained - ours.attained
     text = (
         f"{capped.attained} of {len(ours.chats)} in time with {case.cap_tokens} tokens a step, {ours.attained} "
         f"without; {capped.offline_tokens:,} and {ours.offline_tokens:,} offline tokens"
     )
-    amount = (ahead - max(MOST_BEHIND_SHARE * count, LUCKY_CHATS)) / count
+    amount = (ahead - allowed) / count
     more_tokens = capped.offline_tokens - ours.offline_tokens - COUNTED_ROWS * ours.largest_row_tokens
     more_work = more_tokens / ours.offline_tokens if ours.offline_tokens else 0.0
     if ahead >= 0:

@@ -73,6 +73,14 @@ def test_chats_that_are_late_alone_too_are_no_breach() -> None:
     assert not breach("late", always(with_late(15))).is_broken
 
 
+def test_a_cap_is_not_tried_where_it_has_nothing_to_gain() -> None:
+    def simulate(case: Case, policy: str, cap: int | None) -> Outcome:
+        assert cap is None
+        return with_late(2)
+
+    assert not PROMISES["cap"].measure(CASE.alone(), "neaptide", simulate).is_broken
+
+
 def test_what_chats_reach_leaves_out_the_last_tenth() -> None:
     assert reached_by(with_late(2)) == (0.5, 0.5)
     assert reached_by(with_late(3)) == (1.2, 0.5)
