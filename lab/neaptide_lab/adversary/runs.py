@@ -22,6 +22,8 @@ from neaptide_lab.adversary.case import Case, Load, load_of
 
 MAX_STEPS = 8000
 """A longer simulation is given up: it is too expensive for a search."""
+WAITED_TTFTS, SLOWEST_TPOTS = 10.0, 2.0
+"""Targets that a last chat may take to end before it counts as late without an end."""
 INTEGRITY_STEPS = 500
 """Steps between two checks of the engine's state."""
 QUANTUM_TOKENS = 8192
@@ -224,7 +226,9 @@ class _Simulation:
         self._watch = _Watch(load)
         feed = offline_feed(load.scenario, directory)
         self._replica = SimulatedReplica(load.scenario, feed, [self._watch])
-        self._drained_s = case.duration_s + max(case.duration_s, 10.0 * case.ttft_s)
+        longest_tokens = max((request.output_tokens for request in self._online), default=0)
+        slowest_s = WAITED_TTFTS * case.ttft_s + SLOWEST_TPOTS * case.tpot_s * longest_tokens
+        self._drained_s = case.duration_s + max(case.duration_s, slowest_s)
 
     def run(self) -> Outcome:
         failure = None

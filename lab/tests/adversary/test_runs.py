@@ -47,6 +47,11 @@ def test_chats_that_cannot_be_served_are_late() -> None:
     assert max(chat.ratio for chat in outcome.chats) == math.inf
 
 
+def test_a_last_chat_has_the_time_that_its_targets_allow() -> None:
+    case = replace(CASE, tpot_s=0.1, duration_s=2.0, chats=(Chats(5, 0.4, 90, 100),), rows=(Rows(16, 4000, 20),))
+    assert max(chat.ratio for chat in simulate_case(case, "priority").chats) < math.inf
+
+
 def test_the_service_of_tenants_is_counted_while_both_have_work() -> None:
     case = replace(CASE, chats=(), rows=(Rows(40, 1000, 20), Rows(20, 2000, 20, tenant=1)), duration_s=20.0, seats=4)
     shares = simulate_case(case, "neaptide").tenants
