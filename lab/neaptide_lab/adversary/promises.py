@@ -98,7 +98,10 @@ def chats_late_beside(case: Case, policy: str, simulate: Simulate) -> Breach:
     lost = sum(not other.is_in_time for _, other in safe)
     gained = sum(other.is_in_time and not one.is_in_time for one, other in pairs)
     net = lost - gained
-    text = f"{lost} of {len(safe)} safe chats late beside offline work, {gained} others in time only there"
+    text = (
+        f"{lost} of {len(safe)} safe chats late beside offline work, {gained} others in time only there; prefix hits "
+        f"{alone.hit_share:.0%} alone, {beside.hit_share:.0%} beside"
+    )
     hint = sum(min(other.ratio, MOST_RATIO) - one.ratio for one, other in safe) / len(safe)
     amount = (net - max(MOST_LATE_SHARE * len(safe), LUCKY_CHATS)) / len(pairs)
     return Breach(amount, text, hint, reached_by(alone))

@@ -80,6 +80,8 @@ class Outcome:
     computed_tokens: int
     again_tokens: int
     """Part of ``computed_tokens`` that was computed before."""
+    hit_share: float
+    """Fraction of the chats' prompt tokens that were found in the prefix cache."""
     longest_out_s: float
     """Longest time for which a preempted row was out while rows of its tenant began for the first time."""
     num_steps: int
@@ -296,7 +298,8 @@ class _Simulation:
             for index in range(len(self._online))
             if index not in cancelled
         )
-        steps = measures.steps((-math.inf, case.duration_s))
+        steps, all_steps = (measures.steps((-math.inf, end_s)) for end_s in (case.duration_s, math.inf))
+        cached, admitted = (all_steps[f"online_{name}_tokens"].sum() for name in ("cached", "admitted"))
         return Outcome(
             chats=chats,
             offline_tokens=int(steps["prompt_tokens"].sum() + steps["output_tokens"].sum()),
@@ -304,7 +307,8 @@ class _Simulation:
             largest_row_tokens=watch.largest_row_tokens,
             preemptions=max(watch.preemptions.values(), default=0),
             computed_tokens=watch.computed_tokens,
-            again_tokens=int(measures.steps((-math.inf, math.inf))["again_tokens"].sum()),
+            again_tokens=int(all_steps["again_tokens"].sum()),
+            hit_share=float(cached / admitted) if admitted else 0.0,
             longest_out_s=watch.longest_out_s,
             num_steps=measures.num_steps,
             failure=failure,

@@ -20,6 +20,7 @@ OUTCOME = Outcome(
     preemptions=0,
     computed_tokens=100_000,
     again_tokens=0,
+    hit_share=0.0,
     longest_out_s=0.0,
     num_steps=100,
     failure=None,

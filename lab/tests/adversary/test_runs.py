@@ -52,6 +52,12 @@ def test_a_last_chat_has_the_time_that_its_targets_allow() -> None:
     assert max(chat.ratio for chat in simulate_case(case, "priority").chats) < math.inf
 
 
+def test_prefix_hits_of_conversations_are_counted() -> None:
+    case = replace(CASE, chats=(Chats(4, 0.3, 500, 10, turns=2, think_s=2.0),), rows=())
+    # A second turn has 1,010 tokens and finds 31 whole blocks of the first turn, which had 500.
+    assert simulate_case(case, "neaptide").hit_share == pytest.approx(4 * 496 / (4 * (500 + 1010)))
+
+
 def test_the_service_of_tenants_is_counted_while_both_have_work() -> None:
     case = replace(CASE, chats=(), rows=(Rows(40, 1000, 20), Rows(20, 2000, 20, tenant=1)), duration_s=20.0, seats=4)
     shares = simulate_case(case, "neaptide").tenants
