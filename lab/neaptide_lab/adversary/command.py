@@ -20,7 +20,7 @@ from neaptide.estimator.device_profile import load_profile
 from neaptide_lab.adversary.case import PROFILES, Case, to_json
 from neaptide_lab.adversary.found import Found, found_files, read_found, write_found
 from neaptide_lab.adversary.promises import PROMISES
-from neaptide_lab.adversary.search import Budget, Tried, judged, niche_of, search
+from neaptide_lab.adversary.search import KINDS, Budget, Tried, judged, niche_of, search
 from neaptide_lab.adversary.shrink import shrunk
 
 ALL = "all"
@@ -83,6 +83,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (1)")
     profile_help = f"a profile of machines; may be repeated ({', '.join(PROFILES)})"
     parser.add_argument("--profile", action="append", metavar="NAME", help=profile_help)
+    kind_help = f"try only this kind of cases: {', '.join(KINDS)}; the case that is made smaller may lose it"
+    parser.add_argument("--kind", choices=KINDS, default="", metavar="KIND", help=kind_help)
     parser.add_argument("--until-clear", action="store_true", help="end each search at the first clear breach")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write the found cases into this directory")
     replay_help = "replay a found case, or all in a directory, under --policy; no search"
@@ -135,6 +137,7 @@ def _attack(name: str, args: argparse.Namespace, seconds_s: float) -> list[Resul
         args.seed,
         Budget((1.0 - SHRINK_SHARE) * seconds_s, args.tries),
         profiles=args.profile or PROFILES,
+        kind=args.kind,
         jobs=args.jobs,
         stop_at=CLEAR_BREACH if args.until_clear else math.inf,
         on_progress=say,

@@ -81,8 +81,11 @@ class Tried:
     breach: Breach
 
 
+KINDS = ("slow machine", "conversations", "wrong costs", "little memory")
+
+
 def niche_of(case: Case) -> str:
-    """The kind of a case. The search keeps the best cases of every kind, since one weakness may hide another."""
+    """The kinds of a case. The search keeps the best cases of every niche, since one weakness may hide another."""
     kinds = {
         "slow machine": machine_of(case.profile).step_s > SLOW_STEP_S,
         "conversations": any(group.turns > 1 for group in case.chats),
@@ -159,6 +162,7 @@ def search(
     budget: Budget,
     *,
     profiles: Sequence[str] = PROFILES,
+    kind: str = "",
     jobs: int = 1,
     stop_at: float = math.inf,
     on_progress: OnProgress = lambda line: None,
@@ -166,9 +170,11 @@ def search(
     """Searches until the budget is spent, or a breach has at least the amount ``stop_at``.
 
     Args:
+        kind: one of ``KINDS`` that all cases must have; any if empty.
         jobs: processes that simulate.
     """
-    state = Search(seed, PROMISES[promise].applies, profiles)
+    applies = PROMISES[promise].applies
+    state = Search(seed, lambda case: applies(case) and kind in niche_of(case), profiles)
     judge = functools.partial(confirmed, promise, policy)
     if jobs == 1:
         _run(state, lambda cases: map(judge, cases), budget, stop_at, on_progress)

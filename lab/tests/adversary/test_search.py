@@ -78,6 +78,19 @@ def test_only_cases_that_apply_are_tried() -> None:
     assert all(len(case.tenants) > 1 for _ in range(10) for case in state.next_cases())
 
 
+def test_a_kind_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried_cases: list[Case] = []
+
+    def judge(promise: str, policy: str, case: Case, siblings: int = 1) -> Breach:
+        tried_cases.append(case)
+        return Breach(-1.0, "kept")
+
+    monkeypatch.setattr(search_module, "judged", judge)
+    search("late", "neaptide", 1, Budget(tries=40), kind="conversations")
+    assert len(tried_cases) == 40
+    assert all(max(group.turns for group in case.chats) > 1 for case in tried_cases)
+
+
 def test_a_case_without_a_request_that_fits_breaks_nothing() -> None:
     assert judged("failure", "neaptide", replace(CASE, kv_blocks=20, chats=())) == IMPOSSIBLE
 
