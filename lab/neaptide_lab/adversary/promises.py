@@ -40,6 +40,8 @@ REFERENCE = "priority"
 """Serves chats first, in the order of arrival."""
 OUT_SHARE = 0.5
 """Fraction of the duration for which a preempted row may be out while rows of its tenant begin."""
+LOST_HITS_WEIGHT = 4.0
+"""Weight in a hint of the prefix hits that chats lose: evictions come before late chats."""
 REACHED_SHARE = 0.9
 """Fraction of the chats whose latencies say what can be reached."""
 MOST_RATIO = 3.0
@@ -103,6 +105,7 @@ def chats_late_beside(case: Case, policy: str, simulate: Simulate) -> Breach:
         f"{alone.hit_share:.0%} alone, {beside.hit_share:.0%} beside"
     )
     hint = sum(min(other.ratio, MOST_RATIO) - one.ratio for one, other in safe) / len(safe)
+    hint += LOST_HITS_WEIGHT * (alone.hit_share - beside.hit_share)
     amount = (net - max(MOST_LATE_SHARE * len(safe), LUCKY_CHATS)) / len(pairs)
     return Breach(amount, text, hint, reached_by(alone))
 
