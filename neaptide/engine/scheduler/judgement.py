@@ -38,6 +38,8 @@ LEAST_IDLE = 0.33
 """Least part of the time that prompts are taken to leave: near capacity a busy period has no end."""
 MAX_STEP_S = 5.0
 """Longest step: whoever cancels a request waits for its end."""
+NEXT_TO_NOTHING = 0.03
+"""Part of what a step brings for which none beside streams is made longer: shorter steps are smoother."""
 EQUAL = 1e-3
 """Step lengths whose late requests differ by less are equal; the longest one is taken."""
 ERRORS: FloatArray = np.array([[-0.7], [-0.2], [0.2], [0.7]])
@@ -272,7 +274,10 @@ class Judgement:
         values = (work_s - self._config.late_price_s * (num_late - num_late[0])) / np.maximum(lengths_s, 1e-9)
         # An empty step brings nothing, and offline work must go on.
         first = 0 if draft.num_parts or len(values) == 1 else 1
-        best = len(values) - 1 - int(values[first:][::-1].round(9).argmax())
+        if self.has_streams:
+            best = first + int((values[first:] >= (1.0 - NEXT_TO_NOTHING) * values[first:].max()).argmax())
+        else:
+            best = len(values) - 1 - int(values[first:][::-1].round(9).argmax())
         found = zip(lengths_s.tolist(), num_late.tolist(), values.tolist(), strict=True)
         candidates = [Candidate("offline", *each) for each in found]
         draft.candidates += candidates
