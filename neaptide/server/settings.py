@@ -185,8 +185,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     late_price_s: Annotated[
         float,
         Option(
-            "Seconds of offline work that one online request in time is worth: more protects chats, less brings batches "
-            "further.",
+            "Seconds of offline work that one online request in time is worth: a higher price protects chats, a lower "
+            "one brings batches further.",
             "SECONDS",
             low=0,
             page="scheduling",
