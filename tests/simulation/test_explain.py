@@ -1,7 +1,5 @@
 """What a step says of itself, and what bounded the steps of a run."""
 
-from dataclasses import replace
-
 import pytest
 
 from neaptide.engine.observer import EngineObserver
@@ -62,25 +60,11 @@ def test_what_ended_the_offline_work_of_steps_is_told(fields: dict[str, object],
     assert limit in ended_by(constant(online((0.0, 8, 40), (2.0, 8, 2)), [offline(*((0, 8, 60),) * 12)], **fields))
 
 
-@pytest.mark.parametrize(
-    ("offline_at_s", "ttft_slo_s", "bound"),
-    [(0.0, 10.0, "streams"), (0.2, 10.0, "gap"), (0.0, 0.01, "next arrival")],
-)
-def test_time_is_told_by_its_least_bound(offline_at_s: float, ttft_slo_s: float, bound: str) -> None:
-    """A step takes 4 ms and 0.2 ms more with every decode; twenty rows do not fit into a pace of 6 ms. A stream alone
-    for 0.2 s has banked more than a gap may take."""
+def test_time_is_told_where_rows_do_not_fit_into_it() -> None:
+    """A step takes 4 ms and 0.2 ms more with every decode; twenty rows do not fit into a pace of 6 ms."""
     rows = offline(*((0, 8, 60),) * 20)
-    rows = replace(rows, requests=[replace(request, arrival_s=offline_at_s) for request in rows.requests])
-    scenario = constant(
-        online((0.0, 8, 150), (0.4, 8, 2)),
-        [rows],
-        profile=ROOMY,
-        truth=None,
-        cost_model=None,
-        ttft_slo_s=ttft_slo_s,
-        tpot_slo_s=0.006,
-    )
-    assert f"time ({bound})" in ended_by(scenario)
+    lax = {"profile": ROOMY, "truth": None, "cost_model": None, "ttft_slo_s": 10.0, "tpot_slo_s": 0.006}
+    assert "time" in ended_by(constant(online((0.0, 8, 150), (0.4, 8, 2)), [rows], **lax))
 
 
 def test_with_room_for_all_nothing_more_waits() -> None:
@@ -88,16 +72,28 @@ def test_with_room_for_all_nothing_more_waits() -> None:
     assert ended_by(scenario) == {"nothing more waits"}
 
 
-def test_a_step_says_which_bound_was_the_least() -> None:
-    explainer = Explainer(3)
-    simulate(
-        constant(online((0.0, 8, 40), (2.0, 8, 2)), [offline(*((0, 8, 60),) * 3)], refill=False), observers=[explainer]
-    )
+def explained(step: int, scenario: Scenario) -> list[str]:
+    explainer = Explainer(step)
+    simulate(scenario, observers=[explainer])
     assert explainer.text is not None
-    lines = explainer.text.splitlines()
-    assert lines[1].startswith("  time bounds: gap ")
-    assert lines[1].endswith("; limit = smallest x 1.00")
-    assert lines[2] == "  offline work ended by: nothing more waits"
+    return explainer.text.splitlines()
+
+
+def test_a_step_says_which_lengths_were_compared_for_offline_work_and_which_was_chosen() -> None:
+    rows = [offline(*((0, 8, 60),) * 3)]
+    lines = explained(3, constant(online((0.0, 8, 40), (2.0, 8, 2)), rows, refill=False))
+    assert lines[1] == "  step lengths compared for offline work:"
+    candidates = [line for line in lines if " requests late" in line]
+    assert len(candidates) > 1
+    assert all(" ms: " in line and "s of offline work a second" in line for line in candidates)
+    assert [line.endswith("<- chosen: most for its time") for line in candidates].count(True) == 1
+    assert lines[2 + len(candidates)] == "  offline work ended by: nothing more waits"
+
+
+def test_a_step_says_which_lengths_were_compared_for_prompts() -> None:
+    lines = explained(1, constant(online((0.0, 8, 4)), [], refill=False))
+    assert lines[1] == "  step lengths compared for online prompts:"
+    assert lines[2].endswith("<- chosen: fewest late, then longest")
 
 
 def test_a_step_says_what_it_kept_from_others_for_a_giant() -> None:

@@ -307,7 +307,8 @@ class Judgement:
         token_s = (lengths_s[-1] - online_s) / most
         # Between two counts times are nearly a line.
         least_s = lengths_s[1]
-        compared_s = np.linspace(least_s, max(most_s, least_s), NUM_LENGTHS)
+        # A length beyond that of the fullest step brings nothing.
+        compared_s = np.linspace(least_s, max(min(most_s, lengths_s[-1]), least_s), NUM_LENGTHS)
         compared = np.interp(compared_s, lengths_s, tokens)
         return np.concatenate(((0.0,), compared)), np.concatenate(((online_s,), compared_s)), token_s
 

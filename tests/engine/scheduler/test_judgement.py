@@ -334,6 +334,12 @@ def test_beside_streams_a_step_with_offline_work_is_never_longer_than_the_target
     assert length_s <= max(target, launch + 1) * TOKEN_S
 
 
+@pytest.mark.parametrize("target_s", [5.0, 3600.0])
+def test_offline_work_alone_fills_a_step_however_long_the_targets_are(target_s: float) -> None:
+    harness = engine(Launches(20.0), ttft_slo_s=target_s, tpot_slo_s=target_s, max_num_batched_tokens=64)
+    assert offline_tokens(harness) == 64
+
+
 @pytest.mark.parametrize("price", [0.0, 1.5, 1e9])
 def test_an_empty_step_has_a_token_at_least_whatever_late_requests_cost(price: float) -> None:
     harness = engine(Launches(1000.0), ttft_slo_s=TOKEN_S, tpot_slo_s=TOKEN_S, late_price_s=price)

@@ -264,7 +264,7 @@ def test_a_prompt_that_is_late_anyhow_ends_no_step() -> None:
 
 
 def test_neither_does_offline_work() -> None:
-    fields = {"delivery_latency_s": 0.0, "tpot_slo_s": 50.0, "left_out": ("arrivals",)}
+    fields = {"delivery_latency_s": 0.0, "tpot_slo_s": 50.0, "left_out": ("arrivals",), "late_price_s": 1000.0}
     harness = Harness(cost_model=PerToken(), **fields)
     harness.core.handle(online("a", [7] * 16, max_tokens=1, ttft_slo_s=20 * TOKEN_S))
     harness.core.handle(flex("f", [8] * 100, max_tokens=1))

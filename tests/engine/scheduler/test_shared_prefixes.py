@@ -31,14 +31,17 @@ def cached_tokens(harness: Harness) -> dict[str, int]:
 def test_rows_of_a_prefix_follow_one_another_and_read_it_in_the_step_that_computes_it(tmp_path: Path) -> None:
     harness = Harness(max_num_batched_tokens=40)
     harness.core.handle(batch(tmp_path, "job", [[*A, 9], [*B, 9], [*A, 8], [*B, 8]], max_tokens=1))
-    assert harness.run() == [{"job:2": 33, "job:0": 1}, {"job:3": 33, "job:1": 1}]
+    assert harness.run() == [
+        {"job:2": 33, "job:0": 1, "job:3": 6},
+        {"job:3": 27, "job:1": 1},
+    ]
     assert cached_tokens(harness) == {"job:0": 32, "job:1": 32, "job:2": 0, "job:3": 0}
 
 
 def test_a_row_waits_for_the_prefix_that_another_is_computing(tmp_path: Path) -> None:
     """Beside the chat only single tokens are cheap enough. The row that goes on with the document takes one a step; one
     that began with another would compute the rest of the document by itself."""
-    harness = Harness(cost_model=DearPrompts(0.01), max_num_batched_tokens=20)
+    harness = Harness(cost_model=DearPrompts(0.01), max_num_batched_tokens=20, late_price_s=1000.0)
     harness.core.handle(batch(tmp_path, "job", [[*A, *A, 9], [*A, *A, 8]], max_tokens=1))
     harness.step()
     harness.core.handle(online("chat", [20, 21], max_tokens=8))
