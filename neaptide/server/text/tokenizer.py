@@ -9,7 +9,7 @@ again, with the markers reverted and special tokens switched off.
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +141,16 @@ class Tokenizer:
     def added_id(self, text: str) -> int | None:
         """The token that was added for exactly this text, special or not. Such text always becomes this token."""
         return self._added_ids.get(text)
+
+    @property
+    def added_texts(self) -> Collection[str]:
+        """Texts of all added tokens."""
+        return self._added_ids.keys()
+
+    def special_ids_in(self, texts: Iterable[str]) -> set[int]:
+        """Special tokens that are parts of the texts."""
+        whole = "\0".join(texts)
+        return {number for text, number in self._added_ids.items() if number in self._special_ids and text in whole}
 
     def token_string(self, token_id: int) -> str:
         """The vocabulary's own spelling; empty for ids that only pad the embedding table."""
