@@ -11,6 +11,7 @@ Inside reasoning only the end of reasoning counts: what looks like a call there 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from neaptide.server.http.errors import InvalidRequestError
@@ -124,6 +125,15 @@ class Marks:
         found = None if self._pattern is None else self._pattern.search(text, position)
         return None if found is not None and not is_last and text[found.start() :] in self._beginnings else found
 
+    def at(self, text: str, position: int) -> str:
+        """The mark at ``position``; empty if there is none."""
+        found = None if self._pattern is None else self._pattern.match(text, position)
+        return "" if found is None else found.group()
+
+    def may_begin(self, text: str) -> bool:
+        """Whether the text is the beginning of a mark."""
+        return text in self._beginnings
+
     def undecided(self, text: str, position: int, *, is_last: bool) -> int:
         """Length of the longest end of the text that begins a mark."""
         if is_last:
@@ -132,6 +142,12 @@ class Marks:
             if text[-length:] in self._beginnings:
                 return length
         return 0
+
+
+@lru_cache(256)
+def _marks_of(*marks: str) -> Marks:
+    """The same object for the same marks, which every request to a model has."""
+    return Marks(marks)
 
 
 @dataclass(slots=True)
@@ -179,15 +195,16 @@ class OutputParser:
         self._reasoning, self._tools, self._offer, self._max_calls = reasoning, tools, offer, max_calls
         sections = () if tools is None else tools.sections
         self._sections = {section.begin: section for section in sections if not section.at_start}
-        self._first_sections = [section for section in sections if section.at_start]
+        self._first_sections = {section.begin: section for section in sections if section.at_start}
         self._section_marks = {
-            section.begin: Marks(section.ends if section.is_kept else (*section.ends, section.begin))
+            section.begin: _marks_of(*section.ends, *(() if section.is_kept else (section.begin,)))
             for section in sections
         }
         self._begins = () if reasoning is None else reasoning.begins
         silent = (*(() if reasoning is None else reasoning.silent), *(() if tools is None else tools.silent))
-        self._content_marks = Marks((*self._begins, *self._sections, *silent))
-        self._reasoning_marks = Marks(() if reasoning is None else (*reasoning.ends, *reasoning.begins))
+        self._content_marks = _marks_of(*self._begins, *self._sections, *silent)
+        self._first_marks = _marks_of(*self._first_sections, *self._begins, *self._sections, *silent)
+        self._reasoning_marks = _marks_of(*(() if reasoning is None else (*reasoning.ends, *reasoning.begins)))
         self._tail = ""
         """Text that may begin a mark."""
         self._is_last = False
@@ -271,15 +288,14 @@ class OutputParser:
 
     def _outside(self, text: str, position: int) -> int:
         if self._is_blank and self._first_sections:
-            rest = text[position:].lstrip()
-            section = next((one for one in self._first_sections if rest.startswith(one.begin)), None)
-            if section is not None:
-                start = len(text) - len(rest)
-                self._show(text[position:start])
-                return self._open(section, start)
-            if rest and not self._is_last and any(one.begin.startswith(rest) for one in self._first_sections):
+            start = len(text) - len(text[position:].lstrip())
+            if not self._is_last and self._first_marks.may_begin(text[start:]):
                 self._tail = text[position:]
                 return len(text)
+            mark = self._first_marks.at(text, start)
+            if mark in self._first_sections:
+                self._show(text[position:start])
+                return self._open(self._first_sections[mark], start)
         found = self._content_marks.first(text, position, is_last=self._is_last)
         if found is None:
             keep = self._content_marks.undecided(text, position, is_last=self._is_last)

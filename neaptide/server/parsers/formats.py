@@ -50,10 +50,13 @@ def _either(first: Parse, second: Parse) -> Parse:
     """Parser that reads text in one of two ways."""
 
     def parse(text: str, offer: Offer, is_cut: bool) -> list[FoundCall]:
-        try:
-            return first(text, offer, False)
-        except ValueError:
-            return second(text, offer, is_cut)
+        for cut in (False, True) if is_cut else (False,):
+            for one in (first, second):
+                try:
+                    return one(text, offer, cut)
+                except ValueError:
+                    continue
+        raise NoCallError("neither")
 
     return parse
 
@@ -64,9 +67,9 @@ def _lacks(begin: str, end: str) -> Callable[[str], bool]:
 
 
 def _in_qwen_value(body: str) -> bool:
-    return body.rfind("<parameter=") > body.rfind("</parameter>") or (
-        not body.lstrip().startswith("<function=") and is_open_json(body)
-    )
+    if body.lstrip().startswith("<function="):
+        return body.rfind("<function=") > body.rfind("</function>")
+    return is_open_json(body)
 
 
 _in_tool_call = _by_first(_json, function=("<function=", _qwen_tags))
@@ -212,7 +215,7 @@ def _dsml(name: str, wrapper: str, space: str = "") -> ToolFormat:
                 says_types=True,
             )
         ),
-        is_open=_lacks(f"<{mark}parameter", f"</{mark}parameter>"),
+        is_open=_lacks(f"<{mark}invoke", f"</{mark}invoke>"),
         inner_marks=("｜DSML｜",),
     )
 
@@ -245,7 +248,7 @@ KIMI_K3 = ToolFormat(
             says_types=True,
         )
     ),
-    is_open=_lacks("<|open|>argument", "<|close|>argument"),
+    is_open=_lacks("<|open|>call", "<|close|>call"),
     silent=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
 )
 GPT_OSS = ToolFormat(
@@ -313,14 +316,14 @@ MINIMAX_M2 = ToolFormat(
             parameter_end="</parameter>",
         )
     ),
-    is_open=_lacks("<parameter", "</parameter>"),
+    is_open=_lacks("<invoke", "</invoke>"),
     needs_types=True,
 )
 DOTS = ToolFormat(
     "dots",
     (Section("<dots_function_call>", ("</dots_function_call>",)),),
     _by_first(MINIMAX_M2.parse, object=("{", _json)),
-    is_open=_lacks("<parameter", "</parameter>"),
+    is_open=_lacks("<invoke", "</invoke>"),
     needs_types=True,
 )
 MINICPM5 = ToolFormat(
@@ -348,7 +351,7 @@ STEP3 = ToolFormat(
             between=r"<｜tool_call_begin｜>|<｜tool_call_end｜>|function|<｜tool_sep｜>",
         )
     ),
-    is_open=_lacks("<steptml:parameter", "</steptml:parameter>"),
+    is_open=_lacks("<steptml:invoke", "</steptml:invoke>"),
     inner_marks=("<｜tool_call_begin｜>", "<｜tool_call_end｜>", "<｜tool_sep｜>"),
     needs_types=True,
 )

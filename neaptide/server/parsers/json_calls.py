@@ -225,7 +225,7 @@ def _arguments(raw: str, is_cut: bool = False) -> str:
 def _beginning(raw: str) -> str:
     """The beginning of arguments that were cut off."""
     if not raw.startswith('"'):
-        return raw
+        return raw if raw.startswith("{") else ""
     whole = re.match(r'"(?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|[^u]))*', raw)
     found = json.loads(whole.group() + '"', strict=False) if whole else ""
     return found if isinstance(found, str) else ""

@@ -41,8 +41,9 @@ class _Reader:
         end = re.escape(tags.parameter_end)
         # A value may spell the tag that ends it: the one that counts is followed by another tag.
         self._value_end = re.compile(rf"{end}(?=\s*(?:{tags.parameter}|{tags.call_end}|\Z))")
-        others = [tags.parameter] if tags.call_end == r"\Z" else [tags.parameter, tags.call_end]
-        self._missing_end = re.compile(rf"\s*(?={'|'.join(others)})")
+        # Models also leave the tag out.
+        self._next = re.compile(rf"\s*\n\s*(?={tags.parameter})")
+        self._last = None if tags.call_end == r"\Z" else re.compile(rf"\s*(?={tags.call_end})")
 
     def parse(self, text: str, offer: Offer, is_cut: bool) -> list[FoundCall]:
         calls: list[FoundCall] = []
@@ -71,7 +72,7 @@ class _Reader:
             if parameter is None:
                 break
             key, start = parameter["key"].strip(), parameter.end()
-            end = self._value_end.search(text, start) or (None if is_cut else self._missing_end.search(text, start))
+            end = self._end_of_value(text, start, is_cut)
             if end is None:
                 if not is_cut:
                     raise NoCallError("a value does not end")
@@ -84,6 +85,14 @@ class _Reader:
         if position < len(text) and not is_cut:
             raise NoCallError("text between parameters")
         return (cut_object(values) if is_cut else as_json(values)), len(text)
+
+    def _end_of_value(self, text: str, start: int, is_cut: bool) -> re.Match[str] | None:
+        found, other = self._value_end.search(text, start), self._next.search(text, start)
+        if other is not None and (found is None or other.start() < found.start()):
+            return other
+        if found is None and self._last is not None and not is_cut:
+            return self._last.search(text, start)
+        return found
 
     def _value(self, parameter: re.Match[str], written: str, name: str, offer: Offer) -> Any:
         text = written if self._tags.is_verbatim else _without_line_ends(written)
