@@ -10,7 +10,7 @@ from neaptide.data import skills, structured_skills
 from neaptide.data.skills import is_held_out
 from neaptide.launch.serve import embedded_model_path
 from neaptide.server.openai.tool_calls import ToolCallParser
-from neaptide.server.text.chat_template import ChatTemplate
+from neaptide.server.text.chat_template import ChatTemplate, TemplateInput
 from tools.tiny_data import BOS, CHAT_TEMPLATE, END, Chats, Packer, build_tokenizer
 
 ROUNDS = 20
@@ -22,9 +22,7 @@ def tokenizer() -> Tokenizer:
 
 
 def rendered(messages: list[dict[str, object]], tools: list[dict[str, object]] | None) -> str:
-    return ChatTemplate(CHAT_TEMPLATE, {}).render(
-        messages, tools=tools, add_generation_prompt=True, variables={}, max_chars=10_000
-    )
+    return ChatTemplate(CHAT_TEMPLATE, {}).render(TemplateInput(messages=messages, tools=tools))
 
 
 def test_the_template_offers_functions_as_they_were_trained() -> None:
