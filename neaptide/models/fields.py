@@ -1,6 +1,9 @@
 """Reads single entries of a ``config.json``, for all families."""
 
 import json
+import math
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,34 @@ RawConfig = dict[str, Any]
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
+MAX_CONFIG_BYTES = 64 << 20
+MAX_TOKENIZER_BYTES = 512 << 20
+
+
+def read_text(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> str:
+    """Text of a file of a model directory. A pipe or device is not read: it might never end.
+
+    Raises:
+        OSError: there is no such file, or it cannot be read.
+        UnsupportedModelError: it is no regular file, too large or not UTF-8.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise UnsupportedModelError(f"{path.name} is not a regular file")
+        if status.st_size > max_bytes:
+            raise UnsupportedModelError(f"{path.name} has {status.st_size} bytes; the limit is {max_bytes}")
+        try:
+            return file.read().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UnsupportedModelError(f"{path.name} cannot be read: {error}") from error
+
+
 def read_json(path: Path) -> RawConfig:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
+    except UnsupportedModelError:
+        raise
     except FileNotFoundError:
         missing = f"{path.name} is missing in {path.parent}"
         raise UnsupportedModelError(f"{missing}: this is not a model directory in Hugging Face layout") from None
@@ -46,7 +74,7 @@ def number(raw: RawConfig, key: str, default: float | None = None) -> float:
     value = raw.get(key)
     if value is None:
         value = default
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
         raise UnsupportedModelError(f"config.json: {key} must be a positive number, not {value!r}")
     return float(value)
 

@@ -124,7 +124,7 @@ class ServingContext:
     """``CLOCK_MONOTONIC``: the engine's clock, so that its stamps and ours can be compared."""
     wall_clock: Callable[[], float] = time.time
     keep_alive_s: float = 10.0
-    """Longest silence on an event stream."""
+    """Longest silence on an event stream before a comment; 0 sends none."""
     flex_wait_s: float = 600.0
     """Longest wait for the first token of a flex request that is not streamed; after that it gets 429."""
     admission: Admission = field(default_factory=lambda: Admission(max_online=4096, max_offline=4096))

@@ -352,6 +352,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float,
         Option("After a stop signal, time for replies that have begun to finish.", "SECONDS", low=0),
     ] = 30.0
+    stream_keep_alive_s: Annotated[
+        float,
+        Option("Longest silence on an event stream before a comment keeps it alive; 0 sends none.", "SECONDS", low=0),
+    ] = 10.0
     log_level: Annotated[str, Option("Lowest level that is logged.", choices=("debug", "info", "warning", "error"))] = (
         "info"
     )

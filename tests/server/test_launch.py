@@ -71,7 +71,7 @@ def test_a_model_directory_that_cannot_be_used_is_told_in_one_line(
 def test_a_model_without_a_chat_template_is_served(model: Path, template: object) -> None:
     use_template(model, template)
     context, _ = model_context(Settings(model=str(model)), model / "data")
-    assert context.tokenizer.template is None
+    assert context.tokenizer.facts == {}
 
 
 def test_what_an_operator_is_told_has_no_control_characters(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from neaptide.launch.serve import embedded_model_path
 from neaptide.server.parsers.calls import Offer
 from neaptide.server.parsers.core import OutputParser
 from neaptide.server.parsers.formats import HERMES
-from neaptide.server.text.chat_template import ChatTemplate
+from neaptide.server.text.chat_template import ChatTemplate, TemplateInput
 from tools.tiny_data import BOS, CHAT_TEMPLATE, END, Chats, Packer, build_tokenizer
 
 ROUNDS = 20
@@ -24,9 +24,7 @@ def tokenizer() -> Tokenizer:
 
 
 def rendered(messages: list[dict[str, object]], tools: list[dict[str, object]] | None) -> str:
-    return ChatTemplate(CHAT_TEMPLATE, {}).render(
-        messages, tools=tools, add_generation_prompt=True, variables={}, max_chars=10_000
-    )
+    return ChatTemplate(CHAT_TEMPLATE, {}).render(TemplateInput(messages=messages, tools=tools))
 
 
 def test_the_template_offers_functions_as_they_were_trained() -> None:

@@ -49,7 +49,6 @@ _UNSUPPORTED = (
     "logits_processors",
     "use_beam_search",
     "prompt_embeds",
-    "chat_template",
     "documents",
     "bad_words",
     "allowed_token_ids",

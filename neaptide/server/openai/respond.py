@@ -79,6 +79,9 @@ class ChoiceAssembler:
         skip = form.skip_special_tokens
         self._decoder = IncrementalDecoder(tokenizer, skip_special_tokens=skip, shown_ids=shown_ids)
         self._scanner = StopScanner(form.stop, include_stop=form.include_stop)
+        self._held_tokens: list[ScoredToken] = []
+        """Scored tokens whose text may still become part of a stop string."""
+        self._num_shown_chars = 0
         self._parts: list[str] = []
         self._thoughts: list[str] = []
         self.num_reasoning_tokens = 0
@@ -144,7 +147,7 @@ class ChoiceAssembler:
             return
         prompt = self._form.echoed[self.index // self._form.n]
         delta.text = prompt.text
-        self._num_chars = len(prompt.text)
+        self._num_chars = self._num_shown_chars = len(prompt.text)
         if self._form.wants_logprobs:
             delta.tokens = self._prompt_tokens(prompt, output.prompt_logprobs or [])
 
@@ -166,17 +169,29 @@ class ChoiceAssembler:
         scores = output.logprobs or []
         for position, token_id in enumerate(output.new_token_ids):
             if self._form.wants_logprobs and position < len(scores):
-                delta.tokens.append(ScoredToken(token_id, self._num_chars, scores[position]))
+                self._held_tokens.append(ScoredToken(token_id, self._num_chars, scores[position]))
             delta.num_tokens += 1
             self.token_ids.append(token_id)
             piece = self._decoder.push(token_id)
             self._num_chars += len(piece)
             # The first min_tokens tokens cannot stop the output, as in the engine.
             can_stop = self.num_tokens + delta.num_tokens > self._form.min_tokens
-            self._show(delta, self._scanner.push(piece) if can_stop else piece)
+            shown = self._scanner.push(piece) if can_stop else piece
+            self._show_tokens(delta, len(shown))
+            self._show(delta, shown)
             if self.stop_hit:
                 self.finish_reason, self.stop_reason = "stop", self._scanner.matched
                 return
+
+    def _show_tokens(self, delta: Delta, num_chars: int) -> None:
+        """Releases scored tokens with the text that is shown: those of a stop string are dropped with it."""
+        self._num_shown_chars += num_chars
+        held = self._held_tokens
+        count = len(held)
+        if self._form.stop:
+            count = next((at for at, token in enumerate(held) if token.offset >= self._num_shown_chars), count)
+        delta.tokens += held[:count]
+        del held[:count]
 
     def _show(self, delta: Delta, text: str) -> None:
         """Adds text of the output: as it is, or as what the parser finds in it."""
@@ -218,6 +233,7 @@ class ChoiceAssembler:
             self.finish_reason, self.stop_reason = "stop", self._scanner.matched
             return
         self._show_rest(delta, self._scanner.release())
+        delta.tokens += self._held_tokens
         scores = output.logprobs or []
         if output.stop_token_id is not None and len(scores) > len(output.new_token_ids) and not self._form.is_chat:
             # A client that scores a prompt counts one token after it, whichever it is. A chat shows only its text.

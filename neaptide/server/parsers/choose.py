@@ -98,9 +98,7 @@ _REASONING_SIGNS = (
 )
 
 
-def choose_parsers(
-    tool_name: str, reasoning_name: str, template: str | None, tokens: Collection[str], *, has_tools: bool = True
-) -> OutputParsers:
+def choose_parsers(tool_name: str, reasoning_name: str, template: str | None, tokens: Collection[str]) -> OutputParsers:
     """The parsers of a model.
 
     Args:

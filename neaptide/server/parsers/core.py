@@ -123,16 +123,18 @@ class Marks:
         """The first mark from ``position`` on. At the end of the text a longer one may be meant, unless it is the last
         piece."""
         found = None if self._pattern is None else self._pattern.search(text, position)
-        return None if found is not None and not is_last and text[found.start() :] in self._beginnings else found
+        if found is None or is_last or len(text) - found.start() > self._longest:
+            return found
+        return None if text[found.start() :] in self._beginnings else found
 
     def at(self, text: str, position: int) -> str:
         """The mark at ``position``; empty if there is none."""
         found = None if self._pattern is None else self._pattern.match(text, position)
         return "" if found is None else found.group()
 
-    def may_begin(self, text: str) -> bool:
-        """Whether the text is the beginning of a mark."""
-        return text in self._beginnings
+    def may_begin(self, text: str, position: int) -> bool:
+        """Whether the text from ``position`` on is the beginning of a mark."""
+        return len(text) - position <= self._longest and text[position:] in self._beginnings
 
     def undecided(self, text: str, position: int, *, is_last: bool) -> int:
         """Length of the longest end of the text that begins a mark."""
@@ -142,6 +144,14 @@ class Marks:
             if text[-length:] in self._beginnings:
                 return length
         return 0
+
+
+_BLANK = re.compile(r"\s*")
+
+
+def _after_blank(text: str, position: int) -> int:
+    found = _BLANK.match(text, position)
+    return position if found is None else found.end()
 
 
 @lru_cache(256)
@@ -288,8 +298,8 @@ class OutputParser:
 
     def _outside(self, text: str, position: int) -> int:
         if self._is_blank and self._first_sections:
-            start = len(text) - len(text[position:].lstrip())
-            if not self._is_last and self._first_marks.may_begin(text[start:]):
+            start = _after_blank(text, position)
+            if not self._is_last and self._first_marks.may_begin(text, start):
                 self._tail = text[position:]
                 return len(text)
             mark = self._first_marks.at(text, start)

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from neaptide.server.context import ServingContext
-from neaptide.server.http.errors import InvalidRequestError, UnavailableError, UnsupportedParameterError
+from neaptide.server.http.errors import InvalidRequestError, UnavailableError, UnsupportedParameterError, printable
 from neaptide.server.http.jsonbody import parse_json
 from neaptide.server.openai.schemas import ChatBody, GenerationBody, Tool, ToolChoiceObject
 from neaptide.server.structured.checker import TOO_LONG, CheckerBusyError, NoGrammarsError
@@ -193,14 +193,27 @@ def _schema(schema: Any) -> Part:
     return schema_part(schema)
 
 
+_FORMAT_FIELDS = {"text": (), "json_object": ("schema",), "json_schema": ("json_schema",)}
+"""Fields of ``response_format`` beside its type."""
+
+
 def _response_format(body: GenerationBody) -> list[_Wish]:
     wanted = body.response_format
-    if wanted is None or wanted.type == "text":
+    if wanted is None:
+        return []
+    if wanted.type not in _FORMAT_FIELDS:
+        raise InvalidRequestError("Unknown type.", param="response_format.type", code="invalid_value")
+    given = {"json_schema": wanted.json_schema, "schema": wanted.schema_, **(wanted.model_extra or {})}
+    for name, value in given.items():
+        if value is not None and name not in _FORMAT_FIELDS[wanted.type]:
+            raise UnsupportedParameterError(
+                f"Not a field of the type '{wanted.type}'.", param=f"response_format.{printable(name)}"
+            )
+    if wanted.type == "text":
         return []
     if wanted.type == "json_object":
-        return [_Wish("response_format", _schema, _ANY_OBJECT)]
-    if wanted.type != "json_schema":
-        raise InvalidRequestError("Unknown type.", param="response_format.type", code="invalid_value")
+        place = "response_format" if wanted.schema_ is None else "response_format.schema"
+        return [_Wish(place, _schema, _ANY_OBJECT if wanted.schema_ is None else wanted.schema_)]
     place = "response_format.json_schema"
     if wanted.json_schema is None:
         raise InvalidRequestError(

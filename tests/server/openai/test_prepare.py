@@ -203,7 +203,7 @@ def test_tools_reach_the_template_as_they_were_sent(tokenizer: Tokenizer, monkey
         prepare(CHAT, {"messages": messages, "tools": [tool], "tool_choice": choice}, make_context(tokenizer))
         assert seen[-1][1] == expected
     first, second, third = seen[-1][0]
-    assert first == {"role": "system", "content": "sys"}
+    assert first == {"role": "developer", "content": "sys"}
     assert second["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
     assert third == {"role": "tool", "content": "a\nb", "tool_call_id": "c1"}
 

@@ -185,7 +185,7 @@ async def test_malformed_calls_stay_content(server: Server, stream: bool) -> Non
     if stream:
         events = [json.loads(line[6:]) for line in reply.text.split("\n\n") if line.startswith("data: {")]
         choices = [event["choices"][0] for event in events]
-        assert "".join(choice["delta"].get("content", "") for choice in choices) == text
+        assert "".join(choice["delta"].get("content") or "" for choice in choices) == text
         assert choices[-1]["finish_reason"] == "stop"
     else:
         assert reply.json()["choices"][0]["message"] == {"role": "assistant", "content": text, "refusal": None}
