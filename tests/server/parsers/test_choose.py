@@ -1,5 +1,6 @@
 """Which parsers a model gets: by name, by its template and tokens, or of the user's own."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,12 @@ def test_code_of_ones_own_is_named_by_module_and_class() -> None:
         check_names(f"{__name__}:chosen", AUTO)
     with pytest.raises(ExtensionError, match="cannot be loaded"):
         check_names("no_such_module:Format", AUTO)
+
+
+def test_the_page_names_every_parser_and_says_which_are_not_yet() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "tools-and-reasoning.md").read_text()
+    missing = page.partition("**Not yet parsed.** Tool calls: ")[2].partition("Such a model")[0]
+    missing_tools, _, missing_reasoning = missing.partition("Reasoning: ")
+    for parsers, listed in ((TOOL_PARSERS, missing_tools), (REASONING_PARSERS, missing_reasoning)):
+        assert set(re.findall(r"`([\w-]+)`", listed)) == {name for name, form in parsers.items() if form is None}
+        assert set(parsers) <= set(re.findall(r"`([\w-]+)`", page))
