@@ -170,7 +170,7 @@ class ServingContext:
     def call_format(self) -> CallFormat:
         """The format of calls that a grammar forces."""
         tools = self.parsers.tools
-        return call_formats.HERMES if tools is None else tools.grammar or call_formats.PLAIN
+        return call_formats.PLAIN if tools is None or tools.grammar is None else tools.grammar
 
     @property
     def system_fingerprint(self) -> str | None:

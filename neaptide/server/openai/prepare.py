@@ -144,6 +144,7 @@ def prepare(endpoint: str, body: object, context: ServingContext, default_tier: 
             parallel_tool_calls=chat.parallel_tool_calls,
             constraint=constraint,
             is_reasoning=thinking is Thinking.BEGUN,
+            shows_reasoning=chat.include_reasoning,
         )
         return _finish(endpoint, chat, context, default_tier, asked_chat)
     if endpoint == COMPLETIONS:
@@ -203,6 +204,7 @@ class _Asked:
     parallel_tool_calls: bool = True
     constraint: Constraint | None = None
     is_reasoning: bool = False
+    shows_reasoning: bool = True
 
 
 def _thinking(chat: ChatBody, prompt: list[int], context: ServingContext) -> Thinking:
@@ -269,6 +271,7 @@ def _finish(
         is_forced=asked.constraint is not None and asked.constraint.forces_calls,
         parameter_types=_parameter_types(asked.tools, context),
         is_reasoning=asked.is_reasoning,
+        shows_reasoning=asked.shows_reasoning,
     )
     return Prepared(
         form=form,

@@ -51,6 +51,7 @@ class ReplyForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     """JSON types of the tools' parameters, where the model's format needs them."""
     is_reasoning: bool = False
     """Whether the output begins inside reasoning, which the prompt has opened."""
+    shows_reasoning: bool = True
     asked: Asked | None = None
     """What a reply of the Responses API repeats of the request."""
 

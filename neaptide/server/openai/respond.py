@@ -218,7 +218,7 @@ class ChoiceAssembler:
 
     def _take(self, delta: Delta, pieces: Pieces) -> None:
         delta.text += pieces.content
-        delta.reasoning += pieces.reasoning
+        delta.reasoning += pieces.reasoning if self._form.shows_reasoning else ""
         delta.calls += pieces.calls
 
     def _end(self, output: RequestOutput, delta: Delta) -> None:

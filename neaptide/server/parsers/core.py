@@ -21,6 +21,8 @@ from neaptide.server.structured.call_formats import CallFormat
 MAX_CALL_CHARS = 1 << 18
 """Longest text of a call or of a list of calls; a longer one is content."""
 MAX_CALLS = 128
+_LOOK_CHARS = 96
+"""Beginning of a section that shows whether it looks like calls."""
 _MAX_TRIES = 8
 """Ends that are tried for one call: text inside a call may spell the mark that ends it."""
 
@@ -36,6 +38,9 @@ class Section:
     """Whether ``begin`` counts only as the first text of the content."""
     is_kept: bool = False
     """Whether ``begin`` belongs to the calls' own text."""
+    looks: str = ""
+    """Expression that calls begin with, where ``begin`` alone may begin content too. Such content is then not held
+    back."""
 
 
 Parse = Callable[[str, Offer, bool], list[FoundCall]]
@@ -329,6 +334,12 @@ class OutputParser:
         return start if section.is_kept else start + len(section.begin)
 
     def _inside(self, text: str, position: int, body: _Body) -> int:
+        if body.section.looks and body.chars < _LOOK_CHARS:
+            end = min(len(text), position + _LOOK_CHARS - body.chars)
+            body.add(text[position:end])
+            if body.chars == _LOOK_CHARS and re.match(body.section.looks, "".join(body.pieces)) is None:
+                self._reject(body)
+            return end
         found = body.marks.first(text, position, is_last=self._is_last)
         if found is None:
             keep = body.marks.undecided(text, position, is_last=self._is_last)

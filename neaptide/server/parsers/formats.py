@@ -15,6 +15,8 @@ from neaptide.server.parsers.tagged_calls import Tags, tagged_calls
 from neaptide.server.structured import call_formats
 
 _NAME = r"(?P<name>[\w.-]+)"
+_OBJECT = r'\{\s*"(?:name|tool_name|function|arguments|parameters|args|id|tool_call_id|call_id|type|index)"\s*:'
+_LIST = rf"\[\s*(?:\]|{_OBJECT}|[A-Za-z_][\w.-]*\s*\()"
 _json = json_calls()
 _python = python_calls()
 _qwen_tags = tagged_calls(
@@ -137,8 +139,8 @@ LLAMA3 = ToolFormat(
     "llama3_json",
     (
         Section("<|python_tag|>"),
-        Section("{", at_start=True, is_kept=True),
-        Section("[", at_start=True, is_kept=True),
+        Section("{", at_start=True, is_kept=True, looks=_OBJECT),
+        Section("[", at_start=True, is_kept=True, looks=_LIST),
         Section("<function=", ("</function>",), at_start=True, is_kept=True),
     ),
     _llama,
@@ -146,15 +148,15 @@ LLAMA3 = ToolFormat(
 )
 PYTHONIC = ToolFormat(
     "pythonic",
-    (Section("<|python_tag|>"), Section("[", at_start=True, is_kept=True)),
+    (Section("<|python_tag|>"), Section("[", at_start=True, is_kept=True, looks=_LIST)),
     _either(_python, _json),
 )
 LLAMA4 = ToolFormat(
     "llama4_pythonic",
     (
         Section("<|python_start|>", ("<|python_end|>",)),
-        Section("[", at_start=True, is_kept=True),
-        Section("{", at_start=True, is_kept=True),
+        Section("[", at_start=True, is_kept=True, looks=_LIST),
+        Section("{", at_start=True, is_kept=True, looks=_OBJECT),
     ),
     _by_first(_python, object=("{", _json)),
     is_open=is_open_json,
@@ -281,7 +283,7 @@ PHI4_MINI = ToolFormat(
     (
         Section("functools[", at_start=True, is_kept=True),
         Section("<|tool_call|>", ("<|/tool_call|>",)),
-        Section("[", at_start=True, is_kept=True),
+        Section("[", at_start=True, is_kept=True, looks=_LIST),
     ),
     lambda text, offer, is_cut: _json(text.lstrip().removeprefix("functools"), offer, is_cut),
     is_open=is_open_json,
@@ -300,7 +302,7 @@ XLAM = ToolFormat(
         Section("[TOOL_CALLS]"),
         Section("<tool_call>", ("</tool_call>",)),
         Section("```json\n", at_start=True, is_kept=True),
-        Section("[", at_start=True, is_kept=True),
+        Section("[", at_start=True, is_kept=True, looks=_LIST),
     ),
     _json,
     is_open=is_open_json,
@@ -411,7 +413,9 @@ INKLING = ToolFormat(
     _json,
     is_open=is_open_json,
 )
-PLAIN = ToolFormat("plain JSON", (Section("{", at_start=True, is_kept=True),), _json, grammar=call_formats.PLAIN)
+PLAIN = ToolFormat(
+    "plain JSON", (Section("{", at_start=True, is_kept=True, looks=_OBJECT),), _json, grammar=call_formats.PLAIN
+)
 """How forced calls are written where a family's own format has no grammar."""
 
 

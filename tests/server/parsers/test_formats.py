@@ -160,6 +160,16 @@ def test_a_tool_that_is_not_offered_is_not_called(name: str) -> None:
             assert text == output.text
 
 
+@pytest.mark.parametrize("name", ["llama3_json", "pythonic", "xlam", "phi4_mini_json"])
+@pytest.mark.parametrize("text", ['{"city": "Köln", ', "[1, 2, ", '["name", ', "[a] "])
+def test_an_answer_that_only_begins_like_a_call_is_streamed(name: str, text: str) -> None:
+    """JSON that is no call is not held back to its end."""
+    parser = OutputParser(None, PARSED[name], OFFER)
+    shown = parser.push(text + "x" * 1000).content
+    assert len(shown) > 900
+    assert shown + parser.finish().content == text + "x" * 1000
+
+
 # ---- reasoning -------------------------------------------------------------------------------------------
 
 

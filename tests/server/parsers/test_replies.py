@@ -92,6 +92,14 @@ async def test_reasoning_stands_apart_whole_and_streamed(server: Server) -> None
     assert streamed["finish_reason"] == reply.choices[0].finish_reason == "stop"
 
 
+async def test_reasoning_can_be_left_out(server: Server) -> None:
+    says(server, THOUGHT + "Four.", reasoning_parser="qwen3")
+    body = {"messages": USER, "include_reasoning": False}
+    reply = (await server.http.post("/v1/chat/completions", json=body)).json()
+    assert reply["choices"][0]["message"] == {"role": "assistant", "content": "Four.", "refusal": None}
+    assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] > 10
+
+
 async def test_reasoning_tokens_are_counted(server: Server) -> None:
     says(server, THOUGHT + "Four.", reasoning_parser="qwen3")
     reply = await server.openai.chat.completions.create(model=MODEL_ID, messages=USER)
