@@ -4,6 +4,7 @@ The output is untrusted: the parsers read each character a bounded number of tim
 """
 
 import json
+import re
 import secrets
 import string
 from collections.abc import Callable, Mapping
@@ -26,6 +27,15 @@ _TYPES: Mapping[type, str] = {
     dict: "object",
     type(None): "null",
 }
+
+
+_BLANK = re.compile(r"\s*")
+
+
+def after_blank(text: str, position: int) -> int:
+    """The first place from ``position`` on that is no white space."""
+    found = _BLANK.match(text, position)
+    return position if found is None else found.end()
 
 
 class NoCallError(ValueError):

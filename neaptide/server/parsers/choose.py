@@ -1,11 +1,12 @@
 """Chooses a model's parsers: by name, as code of the user's own, or from the template and the names of tokens."""
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from neaptide.engine import extensions
 from neaptide.engine.extensions import ExtensionError
-from neaptide.server.parsers import formats
+from neaptide.server.parsers import formats, reasoning_formats
 from neaptide.server.parsers.core import ReasoningFormat, ToolFormat
 from neaptide.server.parsers.names import REASONING_PARSERS, TOOL_PARSERS
 
@@ -98,6 +99,10 @@ _REASONING_SIGNS = (
 )
 
 
+_SUFFIXED = ("hy_v3", "hy_v4")
+_SUFFIX = re.compile(r"<tool_calls(:\w+)>")
+
+
 def choose_parsers(tool_name: str, reasoning_name: str, template: str | None, tokens: Collection[str]) -> OutputParsers:
     """The parsers of a model.
 
@@ -125,9 +130,18 @@ def choose_parsers(tool_name: str, reasoning_name: str, template: str | None, to
         _recognized(_REASONING_SIGNS, template, tokens) or NONE if reasoning_name == AUTO else reasoning_name
     )
     reasoning = _format(reasoning_found, REASONING_PARSERS, REASONING_GROUP, REASONING_KIND, ReasoningFormat)
+    if suffix := _suffix(tokens):
+        tools = formats.hunyuan(suffix) if found in _SUFFIXED else tools
+        reasoning = reasoning_formats.hunyuan(suffix) if reasoning_found in _SUFFIXED else reasoning
     if reasoning is None and reasoning_found != NONE:
         warnings.append(f"the reasoning format {reasoning_found} is not yet parsed: reasoning stays in the text")
     return OutputParsers(tools, reasoning, found, reasoning_found, "; ".join(warnings))
+
+
+def _suffix(tokens: Collection[str]) -> str:
+    """What ends the names of Hunyuan's tags in this checkpoint, with its colon."""
+    found = (_SUFFIX.fullmatch(token) for token in tokens)
+    return next((match[1] for match in found if match is not None), "")
 
 
 def check_names(tool_name: str, reasoning_name: str) -> None:
@@ -142,6 +156,8 @@ def check_names(tool_name: str, reasoning_name: str) -> None:
 
 def _recognized(signs: tuple[_Sign, ...], template: str | None, tokens: Collection[str]) -> str | None:
     source = template or ""
+    if _suffix(tokens):
+        return _SUFFIXED[0]
     for name, marks, also in signs:
         if any(mark in source or mark in tokens for mark in marks) and also in source:
             return name

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from neaptide.server.http.errors import InvalidRequestError
-from neaptide.server.parsers.calls import FoundCall, NewId, Offer, ParsedToolCall, call_id
+from neaptide.server.parsers.calls import FoundCall, NewId, Offer, ParsedToolCall, after_blank, call_id
 from neaptide.server.structured.call_formats import CallFormat
 
 MAX_CALL_CHARS = 1 << 18
@@ -149,14 +149,6 @@ class Marks:
             if text[-length:] in self._beginnings:
                 return length
         return 0
-
-
-_BLANK = re.compile(r"\s*")
-
-
-def _after_blank(text: str, position: int) -> int:
-    found = _BLANK.match(text, position)
-    return position if found is None else found.end()
 
 
 @lru_cache(256)
@@ -303,7 +295,7 @@ class OutputParser:
 
     def _outside(self, text: str, position: int) -> int:
         if self._is_blank and self._first_sections:
-            start = _after_blank(text, position)
+            start = after_blank(text, position)
             if not self._is_last and self._first_marks.may_begin(text, start):
                 self._tail = text[position:]
                 return len(text)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from neaptide.server.parsers.calls import FoundCall, NoCallError, Offer, short_id
 from neaptide.server.parsers.core import Parse, Section, ToolFormat
+from neaptide.server.parsers.element_calls import MARK, element_calls
 from neaptide.server.parsers.json_calls import headed_calls, is_open_json, json_calls, named_by_key
 from neaptide.server.parsers.python_calls import Notation, object_calls, python_calls
 from neaptide.server.parsers.tagged_calls import Tags, tagged_calls
@@ -112,23 +113,50 @@ GLM = ToolFormat(
     grammar=call_formats.HERMES,
     needs_types=True,
 )
-HUNYUAN_V3 = ToolFormat(
-    "hy_v3",
-    (Section("<tool_calls>", ("</tool_calls>",)),),
-    tagged_calls(
-        Tags(
-            call=r"<tool_call>\s*(?P<name>[^\s<]+)\s*<tool_sep>",
-            call_end=r"</tool_call>",
-            parameter=r"<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>",
-            parameter_end="</arg_value>",
-            is_verbatim=True,
-        )
+
+
+def hunyuan(suffix: str = "") -> ToolFormat:
+    """Hunyuan V3's and V4's format. ``suffix`` ends the names of its tags, in checkpoints that have one."""
+    value = Tags(
+        call=rf"<tool_call{suffix}>\s*(?P<name>[^\s<]+)\s*(?:<tool_sep{suffix}>)?",
+        call_end=rf"</tool_call{suffix}>",
+        parameter=rf"<arg_key{suffix}>(?P<key>[^<]*)</arg_key{suffix}>\s*<arg_value{suffix}>",
+        parameter_end=f"</arg_value{suffix}>",
+        is_verbatim=True,
+    )
+    tags = ("tool_call", "arg_key", "arg_value")
+    inner = [f"<{slash}{tag}{suffix}>" for tag in tags for slash in ("", "/")]
+    return ToolFormat(
+        "hy_v3",
+        (Section(f"<tool_calls{suffix}>", (f"</tool_calls{suffix}>",)),),
+        tagged_calls(value),
+        is_open=_lacks(f"<tool_call{suffix}>", f"</tool_call{suffix}>"),
+        inner_marks=(*inner, f"<tool_sep{suffix}>"),
+        needs_types=True,
+    )
+
+
+HUNYUAN_V3 = hunyuan()
+K2_HORIZON = ToolFormat(
+    "k2_horizon",
+    (Section("<ifm|tool_call>", ("</ifm|tool_call>",)),),
+    _by_first(
+        tagged_calls(
+            Tags(
+                call=r"(?P<name>[^\s<]+)",
+                parameter=r"<ifm\|arg_key>(?P<key>[^<]*)</ifm\|arg_key>\s*"
+                r"(?:<ifm\|arg_type>[^<]*</ifm\|arg_type>\s*)?<ifm\|arg_value>",
+                parameter_end="</ifm|arg_value>",
+                is_verbatim=True,
+            )
+        ),
+        json=("{", _json),
     ),
-    is_open=_lacks("<arg_value>", "</arg_value>"),
-    inner_marks=("<tool_call>", "</tool_call>", "<tool_sep>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    is_open=_lacks("<ifm|arg_value>", "</ifm|arg_value>"),
+    inner_marks=("<ifm|arg_key>", "<ifm|arg_type>", "<ifm|arg_value>", "</ifm|arg_key>", "</ifm|arg_type>"),
+    silent=("<ifm|tool_calls>", "</ifm|tool_calls>"),
     needs_types=True,
 )
-
 _llama = _by_first(
     python_calls(suffix=".call"),
     object=("{", _json),
@@ -319,6 +347,12 @@ MINIMAX_M2 = ToolFormat(
         )
     ),
     is_open=_lacks("<invoke", "</invoke>"),
+    needs_types=True,
+)
+MINIMAX_M3 = ToolFormat(
+    "minimax_m3",
+    (Section(f"{MARK}<tool_call>", (f"{MARK}</tool_call>",)),),
+    element_calls,
     needs_types=True,
 )
 DOTS = ToolFormat(

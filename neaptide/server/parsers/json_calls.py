@@ -11,7 +11,7 @@ from functools import partial
 
 from neaptide.server.http.errors import InvalidRequestError
 from neaptide.server.http.jsonbody import parse_object
-from neaptide.server.parsers.calls import FoundCall, NoCallError, Offer, as_json
+from neaptide.server.parsers.calls import FoundCall, NoCallError, Offer, after_blank, as_json
 from neaptide.server.parsers.core import Parse
 
 _NAMES = ("name", "tool_name", "function")
@@ -19,7 +19,6 @@ _ARGUMENTS = ("arguments", "parameters", "args")
 _IDS = ("id", "tool_call_id", "call_id")
 _OTHERS = ("type", "index")
 _KEYS = frozenset((*_NAMES, *_ARGUMENTS, *_IDS, *_OTHERS))
-_BLANK = re.compile(r"\s*")
 _BETWEEN = re.compile(r"\s*[;,]?\s*")
 _FENCE = re.compile(r"\s*```(?:json)?\s*\n(.*?)\s*(?:```\s*)?\Z", re.DOTALL)
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
@@ -71,7 +70,7 @@ def headed_calls(head: str, tail: str = "") -> Parse:
 
     def parse(text: str, offer: Offer, is_cut: bool) -> list[FoundCall]:
         calls: list[FoundCall] = []
-        position = _BLANK.match(text).end()  # type: ignore[union-attr]
+        position = after_blank(text, 0)
         while position < len(text):
             found = head_pattern.match(text, position)
             if found is None:
@@ -105,13 +104,13 @@ def named_by_key(members: Members, is_cut: bool) -> FoundCall:
 
 def _objects(text: str, is_cut: bool) -> tuple[list[Members], Members | None]:
     """The complete objects, and the one in which the output was cut."""
-    position = _skip(text, 0)
+    position = after_blank(text, 0)
     is_list = text[position : position + 1] == "["
-    position = _skip(text, position + is_list)
+    position = after_blank(text, position + is_list)
     objects: list[Members] = []
     while position < len(text):
         if is_list and text[position] == "]":
-            position, is_list = _skip(text, position + 1), False
+            position, is_list = after_blank(text, position + 1), False
             if position < len(text):
                 raise NoCallError("text after the list")
             break
@@ -129,22 +128,22 @@ def _members(text: str, position: int, is_cut: bool) -> tuple[dict[str, str], in
     """The members of the object at a position, and its end; None if the text ends inside it."""
     if text[position : position + 1] != "{":
         raise NoCallError("no object")
-    position = _skip(text, position + 1)
+    position = after_blank(text, position + 1)
     members: dict[str, str] = {}
     while position < len(text) and text[position] != "}":
         if members:
-            position = _skip(text, _after(text, position, ","))
+            position = after_blank(text, _after(text, position, ","))
         key, position = _key(text, position, is_cut)
         if position >= len(text):
             break
         if key in members:
             raise NoCallError("a key twice")
-        position = _skip(text, _after(text, position, ":"))
+        position = after_blank(text, _after(text, position, ":"))
         end = _end_of_value(text, position)
         if end is None and not is_cut:
             raise NoCallError("no value")
         members[key] = text[position:end]
-        position = len(text) if end is None else _skip(text, end)
+        position = len(text) if end is None else after_blank(text, end)
     if position < len(text):
         return members, position + 1
     if not is_cut:
@@ -161,17 +160,13 @@ def _key(text: str, position: int, is_cut: bool) -> tuple[str, int]:
         raise NoCallError("no key") from None
     if not isinstance(key, str):
         raise NoCallError("a key that is no text")
-    return key, _skip(text, end)
+    return key, after_blank(text, end)
 
 
 def _after(text: str, position: int, mark: str) -> int:
     if text[position : position + 1] != mark:
         raise NoCallError(f"no {mark}")
     return position + 1
-
-
-def _skip(text: str, position: int) -> int:
-    return _BLANK.match(text, position).end()  # type: ignore[union-attr]
 
 
 def _end_of_value(text: str, position: int) -> int | None:

@@ -3,13 +3,12 @@
 import re
 from typing import Any, NamedTuple
 
-from neaptide.server.parsers.calls import FoundCall, NoCallError, Offer, as_json, cut_object
+from neaptide.server.parsers.calls import FoundCall, NoCallError, Offer, after_blank, as_json, cut_object
 from neaptide.server.parsers.core import Parse
 
 _MAX_DEPTH = 48
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _NUMBER = re.compile(r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-_BLANK = re.compile(r"\s*")
 _WORDS: dict[str, Any] = {
     **{"True": True, "False": False, "None": None},
     **{"true": True, "false": False, "null": None},
@@ -105,8 +104,7 @@ class _Reader:
         return self.position >= len(self.text)
 
     def _skip(self) -> None:
-        found = _BLANK.match(self.text, self.position)
-        self.position = self.position if found is None else found.end()
+        self.position = after_blank(self.text, self.position)
 
     def take(self, mark: str) -> bool:
         """Whether the mark comes next; it is then passed over."""

@@ -6,6 +6,13 @@ THINK = ReasoningFormat("qwen3", ("<think>",), ("</think>",))
 """The model or its template opens reasoning."""
 THINK_IMPLIED = ReasoningFormat("deepseek_r1", ("<think>",), ("</think>",), is_implied=True)
 """The model always thinks first, and may leave out the mark that opens it."""
+
+
+def hunyuan(suffix: str) -> ReasoningFormat:
+    """Marks of Hunyuan V3 and V4, in checkpoints whose tags have a suffix."""
+    return ReasoningFormat("hy_v3", (f"<think{suffix}>",), (f"</think{suffix}>",))
+
+
 SEED = ReasoningFormat("seed_oss", ("<seed:think>",), ("</seed:think>",))
 MISTRAL = ReasoningFormat("mistral", ("[THINK]", "<think>"), ("[/THINK]", "</think>"))
 GRANITE = ReasoningFormat(

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from neaptide.server.parsers.calls import FoundCall, NoCallError, Offer, as_json, cut_object, json_value
+from neaptide.server.parsers.calls import FoundCall, NoCallError, Offer, after_blank, as_json, cut_object, json_value
 from neaptide.server.parsers.core import Parse
 
 
@@ -67,7 +67,7 @@ class _Reader:
     def _arguments(self, text: str, position: int, name: str, offer: Offer, is_cut: bool) -> tuple[str, int]:
         values: dict[str, Any] = {}
         while True:
-            position = len(text) - len(text[position:].lstrip())
+            position = after_blank(text, position)
             parameter = self._parameter.match(text, position)
             if parameter is None:
                 break

@@ -3,6 +3,7 @@
 Every output calls ``weather`` with ``WEATHER``, unless it is listed with other calls.
 """
 
+import re
 from typing import Any, NamedTuple
 
 WEATHER: dict[str, Any] = {"city": "Köln", "days": 2, "fine": True}
@@ -216,6 +217,9 @@ _ACTION = (
     f'    {{"tool_call_id": "1", "tool_name": "add", "parameters": {_A}}}\n]<|END_ACTION|>'
 )
 
+_M3_WEATHER = '@<invoke name="weather">\n@<city>Köln@</city>\n@<days>2@</days>\n@<fine>true@</fine>\n@</invoke>'
+_M3 = "@<tool_call>\n{}\n@</tool_call>"
+
 OUTPUTS: dict[str, list[Output]] = {
     "apertus": [Output(f'Hm.<|tools_prefix|>[{{"weather": {_W}}}, {{"add": {_A}}}]<|tools_suffix|>', _BOTH, "Hm.")],
     "cohere_command3": [Output(_ACTION, _BOTH)],
@@ -247,6 +251,7 @@ OUTPUTS: dict[str, list[Output]] = {
     "hermes": _HERMES,
     "hunyuan_a13b": _listed("<tool_calls>", "</tool_calls>"),
     "hy_v3": _glm("<tool_call>", "</tool_call>", "<tool_sep>\n", ("<tool_calls>\n", "\n</tool_calls>")),
+    "hy_v4": _glm("<tool_call>", "</tool_call>", "\n", ("<tool_calls>\n", "\n</tool_calls>")),
     "inkling": [
         Output(
             f'<|content_invoke_tool_json|>{{"name": "weather", "args": {_W}}}<|end_message|>'
@@ -256,6 +261,13 @@ OUTPUTS: dict[str, list[Output]] = {
     ],
     "internlm": [Output(f"Hm.<|action_start|><|plugin|>\n{_LLAMA_JSON}<|action_end|>\n", content="Hm.")],
     "jamba": _listed("<tool_calls>", "</tool_calls>"),
+    "k2_horizon": [
+        *[
+            one._replace(text=re.sub(r"<(/?)(tool_call|arg_key|arg_value)>", r"<\1ifm|\2>", one.text))
+            for one in _glm("<tool_call>", "</tool_call>")
+        ],
+        Output(f"<ifm|tool_calls><ifm|tool_call>{_ONE}</ifm|tool_call></ifm|tool_calls>"),
+    ],
     "kimi_k2": _KIMI,
     "kimi_k3": [
         Output(
@@ -282,6 +294,19 @@ OUTPUTS: dict[str, list[Output]] = {
         )
     ],
     "minimax_m2": _invokes("<minimax:tool_call>", "</minimax:tool_call>"),
+    "minimax_m3": [
+        Output(_M3.format(_M3_WEATHER)),
+        Output(
+            "Hm. "
+            + _M3.format(
+                f'{_M3_WEATHER}\n@<invoke name="add">@<a>1@</a>@<b>@<item>2@</item>@<item>@<c>null@</c>@</item>@</b>@</invoke>'
+            ),
+            _BOTH,
+            "Hm. ",
+        ),
+        Output(_M3.format('@<invoke name="now">@</invoke>'), _NOW),
+        Output(_M3.format('@<invoke name="add">@<a>1@</a>@<b>@</b>@</invoke>'), (("add", {"a": 1, "b": []}),)),
+    ],
     "mistral": _MISTRAL,
     "olmo3": [
         Output(f"<function_calls>\n{_PY}\n</function_calls>"),
@@ -317,3 +342,4 @@ OUTPUTS: dict[str, list[Output]] = {
     ],
 }
 """Outputs by the name of the parser."""
+OUTPUTS["minimax_m3"] = [one._replace(text=one.text.replace("@", "]<]minimax[>[")) for one in OUTPUTS["minimax_m3"]]

@@ -60,6 +60,14 @@ def test_a_name_wins() -> None:
     assert choose_parsers(NONE, NONE, QWEN3, ())[:2] == (None, None)
 
 
+def test_hunyuans_tags_may_have_a_suffix() -> None:
+    tokens = ("<tool_calls:6124>", "<tool_call:6124>", "<think:6124>")
+    found = choose_parsers(AUTO, AUTO, "{{ tools }}", tokens)
+    assert found.tools is not None
+    assert found.reasoning is not None
+    assert (found.tools.sections[0].begin, found.reasoning.begins) == ("<tool_calls:6124>", ("<think:6124>",))
+
+
 def test_an_unknown_name_is_refused_with_the_list() -> None:
     with pytest.raises(ExtensionError, match=r"no tool call parser 'hermse'; there are: .*hermes, .*module:Name"):
         check_names("hermse", AUTO)
@@ -76,7 +84,7 @@ def test_a_format_that_is_not_yet_parsed_is_one_warning(caplog: pytest.LogCaptur
         assert choose_parsers(name, AUTO, None, ()).warning == (
             f"the tool call format {name} is not yet parsed: calls of auto stay text"
         )
-    assert "minimax_m3" in choose_parsers(AUTO, AUTO, "]<]minimax[>[<tool_call>", ()).warning
+    assert "muse_glimmer" in choose_parsers(AUTO, AUTO, "<atem:function_calls>", ()).warning
     assert "no known format" in choose_parsers(AUTO, AUTO, "{{ tools }} CALL:", ()).warning
     assert not choose_parsers(AUTO, AUTO, QWEN3, ()).warning
     model_context(Settings(tool_call_parser=missing[0], enable_auto_tool_choice=True), tmp_path)
