@@ -218,6 +218,7 @@ _ACTION = (
 )
 
 _M3_WEATHER = '@<invoke name="weather">\n@<city>Köln@</city>\n@<days>2@</days>\n@<fine>true@</fine>\n@</invoke>'
+_M3_ADD = '@<invoke name="add">@<a>1@</a>@<b>@<item>2@</item>@<item>@<c>null@</c>@</item>@</b>@</invoke>'
 _M3 = "@<tool_call>\n{}\n@</tool_call>"
 
 OUTPUTS: dict[str, list[Output]] = {
@@ -297,10 +298,7 @@ OUTPUTS: dict[str, list[Output]] = {
     "minimax_m3": [
         Output(_M3.format(_M3_WEATHER)),
         Output(
-            "Hm. "
-            + _M3.format(
-                f'{_M3_WEATHER}\n@<invoke name="add">@<a>1@</a>@<b>@<item>2@</item>@<item>@<c>null@</c>@</item>@</b>@</invoke>'
-            ),
+            "Hm. " + _M3.format(f"{_M3_WEATHER}\n{_M3_ADD}"),
             _BOTH,
             "Hm. ",
         ),
