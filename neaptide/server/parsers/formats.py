@@ -11,12 +11,13 @@ from neaptide.server.parsers.calls import FoundCall, NoCallError, Offer, short_i
 from neaptide.server.parsers.core import Parse, Section, ToolFormat
 from neaptide.server.parsers.element_calls import MARK, element_calls
 from neaptide.server.parsers.json_calls import headed_calls, is_open_json, json_calls, named_by_key
-from neaptide.server.parsers.python_calls import Notation, object_calls, python_calls
+from neaptide.server.parsers.python_calls import Notation, dict_calls, object_calls, python_calls
 from neaptide.server.parsers.tagged_calls import Tags, tagged_calls
 from neaptide.server.structured import call_formats
 
 _NAME = r"(?P<name>[\w.-]+)"
-_OBJECT = r'\{\s*"(?:name|tool_name|function|arguments|parameters|args|id|tool_call_id|call_id|type|index)"\s*:'
+_KEYS = "name|tool_name|function|arguments|parameters|args|id|tool_call_id|call_id|type|index|tool_calls"
+_OBJECT = rf'\{{\s*"(?:{_KEYS})"\s*:'
 _LIST = rf"\[\s*(?:\]|{_OBJECT}|[A-Za-z_][\w.-]*\s*\()"
 _json = json_calls()
 _python = python_calls()
@@ -75,7 +76,7 @@ def _in_qwen_value(body: str) -> bool:
     return is_open_json(body)
 
 
-_in_tool_call = _by_first(_json, function=("<function=", _qwen_tags))
+_in_tool_call = _by_first(_either(_json, dict_calls), function=("<function=", _qwen_tags))
 
 HERMES = ToolFormat(
     "hermes",
@@ -90,9 +91,10 @@ QWEN_XML = ToolFormat(
     "qwen3_coder",
     (
         Section("<tool_call>", ("</tool_call>",)),
-        Section("<function=", ("</function>",), at_start=True, is_kept=True),
+        # Some outputs lack the first tag.
+        Section("<function=", ("</function>\n</tool_call>", "</function>"), is_kept=True),
     ),
-    lambda text, offer, is_cut: _in_tool_call(text, offer, is_cut),
+    _in_tool_call,
     is_open=_in_qwen_value,
     grammar=call_formats.HERMES,
     needs_types=True,
@@ -218,7 +220,10 @@ MISTRAL = ToolFormat(
 )
 DEEPSEEK = ToolFormat(
     "deepseek_v3",
-    (Section("<｜tool▁calls▁begin｜>", ("<｜tool▁calls▁end｜>",)),),
+    (
+        Section("<｜tool▁calls▁begin｜>", ("<｜tool▁calls▁end｜>",)),
+        Section("<｜tool▁call▁begin｜>", ("<｜tool▁call▁end｜>",), is_kept=True),
+    ),
     headed_calls(
         r"\s*<｜tool▁call▁begin｜>\s*(?:function\s*<｜tool▁sep｜>)?\s*"
         r"(?P<name>[\w.-]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```(?:json)?\s*)?",
@@ -255,7 +260,11 @@ DEEPSEEK_V4 = _dsml("deepseek_v4", "tool_calls")
 DEEPSEEK_V41 = _dsml("deepseek_v41", "calls", " ")
 KIMI = ToolFormat(
     "kimi_k2",
-    (Section("<|tool_calls_section_begin|>", ("<|tool_calls_section_end|>",)),),
+    (
+        Section("<|tool_calls_section_begin|>", ("<|tool_calls_section_end|>",)),
+        Section("<|tool_call_section_begin|>", ("<|tool_call_section_end|>",)),
+        Section("<|tool_call_begin|>", ("<|tool_call_end|>",), is_kept=True),
+    ),
     headed_calls(
         r"\s*<\|tool_call_begin\|>\s*(?P<id>(?:functions\.)?(?P<name>[\w.-]+?)(?::\d+)?)\s*"
         r"<\|tool_call_argument_begin\|>\s*",
@@ -294,7 +303,7 @@ GPT_OSS = ToolFormat(
 )
 COHERE = ToolFormat(
     "cohere_command3",
-    (Section("<|START_ACTION|>", ("<|END_ACTION|>",)),),
+    (Section("<|START_ACTION|>", ("<|END_ACTION|>",)), Section("Action:", at_start=True)),
     _json,
     is_open=is_open_json,
     silent=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
@@ -331,6 +340,7 @@ XLAM = ToolFormat(
         Section("<tool_call>", ("</tool_call>",)),
         Section("```json\n", at_start=True, is_kept=True),
         Section("[", at_start=True, is_kept=True, looks=_LIST),
+        Section("{", at_start=True, is_kept=True, looks=_OBJECT),
     ),
     _json,
     is_open=is_open_json,

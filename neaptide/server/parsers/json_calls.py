@@ -47,6 +47,9 @@ def json_calls(*, keeps_ids: bool = False, read: Read | None = None) -> Parse:
     def parse(text: str, offer: Offer, is_cut: bool) -> list[FoundCall]:
         fence = _FENCE.match(text)
         objects, last = _objects(text if fence is None else fence.group(1), is_cut)
+        wrapper = objects[0] if objects else last or {}
+        if wrapper.keys() == {"tool_calls"} and len(objects) <= 1:
+            return parse(wrapper["tool_calls"], offer, is_cut)
         calls = [read_one(members, False) for members in objects]
         if last is not None:
             try:

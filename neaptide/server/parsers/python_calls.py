@@ -59,6 +59,26 @@ def python_calls(suffix: str = "") -> Parse:
     return parse
 
 
+def dict_calls(text: str, offer: Offer, is_cut: bool) -> list[FoundCall]:
+    """The calls in dictionaries of Python's notation, as ``{'name': 'f', 'arguments': {'a': 1}}``.
+
+    Raises:
+        NoCallError: the text is something else.
+    """
+    reader = _Reader(text, Notation())
+    calls: list[FoundCall] = []
+    while not reader.is_at_end():
+        value = reader.value(0)
+        if not isinstance(value, dict) or not value.keys() <= {"name", "arguments", "parameters", "type", "id"}:
+            raise NoCallError("no call")
+        name, arguments = value.get("name"), value.get("arguments", value.get("parameters", {}))
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            raise NoCallError("no call")
+        calls.append(FoundCall(name, as_json(arguments)))
+        reader.take(",")
+    return calls
+
+
 def object_calls(notation: Notation) -> Parse:
     """Parser of ``call:f{a:1,b:<mark>x<mark>}``, one or several."""
 

@@ -111,6 +111,9 @@ _HERMES = [
     Output(f"<tool_call>\n```json\n{_ONE}\n```\n</tool_call>"),
     Output('<tool_call>{"name": "now"}</tool_call>', _NOW),
     Output(
+        "<tool_call>{'name': 'weather', 'arguments': {'city': 'Köln', 'days': 2, 'fine': True}}</tool_call>",
+    ),
+    Output(
         '<tool_call>{"name": "weather", "arguments": {"city": "</tool_call><tool_call>"}}</tool_call>',
         (("weather", {"city": "</tool_call><tool_call>"}),),
     ),
@@ -161,15 +164,18 @@ _DEEPSEEK = [
         ("", form.format("now", "{}"), _NOW),
     )
 ]
+_DEEPSEEK.append(Output(_V3.format("weather", _W)))
 _KIMI_CALL = "<|tool_call_begin|>functions.{}:{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
 _KIMI = [
+    Output(_KIMI_CALL.format("weather", 3, _W), ids=("functions.weather:3",)),
+    Output(f"<|tool_call_section_begin|>{_KIMI_CALL.format('now', 0, '{}')}<|tool_call_section_end|>", _NOW),
     Output(
         f"Well.<|tool_calls_section_begin|>{_KIMI_CALL.format('weather', 0, _W)}"
         f"{_KIMI_CALL.format('add', 1, _A)}<|tool_calls_section_end|>",
         _BOTH,
         "Well.",
         ("functions.weather:0", "functions.add:1"),
-    )
+    ),
 ]
 _HARMONY_CALL = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}"
 _HARMONY = [
@@ -223,7 +229,10 @@ _M3 = "@<tool_call>\n{}\n@</tool_call>"
 
 OUTPUTS: dict[str, list[Output]] = {
     "apertus": [Output(f'Hm.<|tools_prefix|>[{{"weather": {_W}}}, {{"add": {_A}}}]<|tools_suffix|>', _BOTH, "Hm.")],
-    "cohere_command3": [Output(_ACTION, _BOTH)],
+    "cohere_command3": [
+        Output(_ACTION, _BOTH),
+        Output(f'Action:```json\n[{{"tool_name": "weather", "parameters": {_W}}}]\n```'),
+    ],
     "cohere_command4": [Output(_ACTION, _BOTH)],
     "deepseek_v3": _DEEPSEEK,
     "deepseek_v31": _DEEPSEEK,
@@ -326,7 +335,11 @@ OUTPUTS: dict[str, list[Output]] = {
     ],
     "poolside_v1": _glm("<tool_call>", "</tool_call>"),
     "pythonic": _PYTHONIC,
-    "qwen3_coder": [*_XML, Output("<function=now>\n</function>", _NOW)],
+    "qwen3_coder": [
+        *_XML,
+        Output("<function=now>\n</function>", _NOW),
+        Output("So.\n<function=now>\n</function>\n</tool_call>", _NOW, "So.\n"),
+    ],
     "qwen3_json": _HERMES,
     "qwen3_xml": _XML,
     "seed_oss": _xml("<seed:tool_call>", "</seed:tool_call>"),
@@ -337,6 +350,7 @@ OUTPUTS: dict[str, list[Output]] = {
         *_listed("[TOOL_CALLS]", ""),
         *_listed("<tool_call>", "</tool_call>"),
         *_listed("```json\n", "\n```"),
+        Output(f'{{"tool_calls": [{_ONE}, {_TWO}]}}', _BOTH),
     ],
 }
 """Outputs by the name of the parser."""
