@@ -19,7 +19,7 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
     Raises:
         UnsupportedModelError: the model's configuration cannot be read.
     """
-    model = load_model_config(Path(config.executor.model_path))
+    model = load_model_config(Path(config.executor.model_path)).ending(config.executor.eos_token_ids)
     step_time = ConstantCostModel(config.executor.sim_step_s)
     executor = SimExecutor(config.cache.num_blocks or NUM_BLOCKS, step_time, clock, model.vocab_size)
     # In tests it stands for a CPU: one step after the other.
