@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from neaptide.models.config import RopeConfig, UnsupportedModelError
+from neaptide.models.config import UnsupportedModelError
 
 RawConfig = dict[str, Any]
 """The content of a ``config.json``."""
@@ -89,32 +89,8 @@ def token_ids(value: object) -> tuple[int, ...]:
 
 
 def dtype(raw: RawConfig) -> str:
-    name = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    """The weights' type; ``checkpoint`` fills it in where the file has none."""
+    name = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
     if name not in _DTYPES:
         raise UnsupportedModelError(f"dtype {name!r} is not supported: only {', '.join(_DTYPES)}")
-    return str(name)
-
-
-def rope(raw: RawConfig) -> RopeConfig:
-    """The rotary embedding, in both spellings: ``rope_theta`` + ``rope_scaling``, or ``rope_parameters`` (transformers
-    5)."""
-    fields: RawConfig = entries(raw, "rope_scaling") | entries(raw, "rope_parameters")
-    rope_type = fields.get("rope_type", fields.get("type", "default"))
-    if rope_type not in ("default", "linear", "llama3"):
-        raise UnsupportedModelError(f"rope type {rope_type!r} is not supported: only default, linear, llama3")
-    partial = fields.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise UnsupportedModelError(f"partial_rotary_factor {partial} is not supported: only 1.0")
-    theta = number(fields, "rope_theta", number(raw, "rope_theta", 10_000.0))
-    if rope_type == "default":
-        return RopeConfig("default", theta)
-    if rope_type == "linear":
-        return RopeConfig("linear", theta, factor=number(fields, "factor"))
-    return RopeConfig(
-        "llama3",
-        theta,
-        factor=number(fields, "factor"),
-        low_freq_factor=number(fields, "low_freq_factor"),
-        high_freq_factor=number(fields, "high_freq_factor"),
-        original_max_position_embeddings=positive_int(fields, "original_max_position_embeddings"),
-    )
+    return name

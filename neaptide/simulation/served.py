@@ -22,7 +22,7 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
         ValueError: its script cannot be read.
     """
     directory = Path(config.executor.model_path)
-    model = load_model_config(directory)
+    model = load_model_config(directory).ending(config.executor.eos_token_ids)
     step_time = ConstantCostModel(config.executor.sim_step_s)
     num_blocks = config.cache.num_blocks or NUM_BLOCKS
     executor: SimExecutor

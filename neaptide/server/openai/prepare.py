@@ -358,7 +358,7 @@ def _token_limit(prompt_tokens: int, asked: int | None, n: int, context: Serving
     remaining = context.max_model_len - prompt_tokens
     allowance = _OUTPUT_CONTEXTS * context.max_model_len
     if asked is None:
-        return max(1, min(remaining, allowance // n))
+        return max(1, min(remaining, allowance // n, context.generation_defaults.max_tokens or remaining))
     limit = min(asked, remaining)
     if n * limit > allowance:
         raise InvalidRequestError(f"n times max_tokens is above {allowance}.", param="n", code="invalid_value")

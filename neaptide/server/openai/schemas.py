@@ -118,10 +118,10 @@ class GenerationBody(Body):
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, le=_INT31)
-    min_p: float = Field(default=0.0, ge=0, le=1)
+    min_p: float | None = Field(default=None, ge=0, le=1)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(default=1.0, ge=LEAST_REPETITION_PENALTY, le=100)
+    repetition_penalty: float | None = Field(default=None, ge=LEAST_REPETITION_PENALTY, le=100)
     logit_bias: Annotated[dict[str, Bias], Field(max_length=1024), at_most(1024)] = Field(default_factory=dict)
     min_tokens: int = Field(default=0, ge=0, le=_INT31)
     ignore_eos: bool = False

@@ -116,8 +116,8 @@ class ControlTokens:
         """
         if self._pattern is None or not (disguise.is_used or self._is_normalized):
             return None
-        own = self._places(text)
-        if not self._is_normalized and own == self._places(disguise.reveal(text)):
+        own = self.places(text)
+        if not self._is_normalized and own == self.places(disguise.reveal(text)):
             return None
         if self._aliased is None:
             self._aliased = _Aliased(self._fast, self._tokens)
@@ -133,7 +133,7 @@ class ControlTokens:
             ids = aliased.encode(disguise.reveal(marked, behind=aliased.break_text))
         return aliased.real(ids)
 
-    def _places(self, text: str) -> list[tuple[int, int, str]]:
+    def places(self, text: str) -> list[tuple[int, int, str]]:
         """Begin, end and name of each control token in a text."""
         if not self._is_normalized:
             return [(*match.span(), match.group()) for match in self._pattern.finditer(text)] if self._pattern else []

@@ -1,7 +1,7 @@
 """Tokenizer of one model: text to token ids and back. Thread-safe; call it off the event loop."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,34 @@ class Tokenizer:
             )
         return name
 
+    def end_of_turn(self) -> int | None:
+        """The control token that the template writes behind a model's turn; None if it writes none there."""
+        if DEFAULT not in self.facts:
+            return None
+        template, said = self._templates[DEFAULT], "\u2042"
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": said}]
+        try:
+            text = template.render(TemplateInput(messages=turns, add_generation_prompt=False))
+            opened = template.render(TemplateInput(messages=turns[:1]))
+            asked = template.render(TemplateInput(messages=turns[:1], add_generation_prompt=False))
+        except InvalidRequestError:
+            return None
+        behind = text.rpartition(said)[2]
+        opening = {name for _, _, name in self._control.places(opened.removeprefix(asked))}
+        for start, _, name in self._control.places(behind)[:1]:
+            if not behind[:start].strip() and name not in opening:
+                return self._added_ids[name]
+        return None
+
+    def token_id(self, text: str) -> int | None:
+        """The token of exactly this text."""
+        return self._fast.token_to_id(text)
+
+    @property
+    def named_tokens(self) -> Mapping[str, str]:
+        """Special tokens that the configuration names, such as ``eos_token``."""
+        return self._files.named
+
     # ---- decoding ----
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
@@ -138,9 +166,9 @@ class Tokenizer:
         return self._added_ids.get(text)
 
     @property
-    def added_texts(self) -> Collection[str]:
-        """Texts of all added tokens."""
-        return self._added_ids.keys()
+    def added_tokens(self) -> Mapping[str, int]:
+        """The tokens that the files add to the vocabulary, special or not."""
+        return self._added_ids
 
     def special_ids_in(self, texts: Iterable[str]) -> set[int]:
         """Special tokens that are parts of the texts."""

@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
-from neaptide.models.fields import MAX_TOKENIZER_BYTES, read_text
+from neaptide.models.fields import MAX_TOKENIZER_BYTES, read_json, read_text
 from neaptide.models.tokens import read_tokenizer_config, token_content
 from neaptide.server.text.chat_template import DEFAULT
 
@@ -77,13 +77,19 @@ class TokenizerFiles:
         if isinstance(listed, dict):
             for _, token in sorted(listed.items(), key=lambda item: int(item[0])):
                 yield AddedToken(token["content"], **{flag: token[flag] for flag in _FLAGS if flag in token})
-        for text in self.named.values():
+        special = [*self.named.values(), *self._extra()]
+        legacy = self.directory / "added_tokens.json"
+        if not listed and legacy.exists():
+            for text, _ in sorted(read_json(legacy).items(), key=lambda item: int(item[1])):
+                yield AddedToken(text, special=text in special, normalized=text not in special)
+        for text in special:
             yield AddedToken(text, special=True, normalized=False)
+
+    def _extra(self) -> list[str]:
+        """Special tokens without a name of their own."""
         more = self.config.get("extra_special_tokens") or self.config.get("additional_special_tokens") or []
-        values = more.values() if isinstance(more, dict) else more
-        for value in values:
-            if (content := token_content(value)) is not None:
-                yield AddedToken(content, special=True, normalized=False)
+        contents = map(token_content, more.values() if isinstance(more, dict) else more)
+        return [content for content in contents if content is not None]
 
     def templates(self) -> dict[str, str]:
         """The sources of the chat templates, by name. Files come before the configuration.
@@ -101,11 +107,8 @@ class TokenizerFiles:
             return found
         source = self.config.get("chat_template")
         if isinstance(source, list):
-            source = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
-        if isinstance(source, str):
-            source = {DEFAULT: source}
-        if source is None:
-            return {}
-        if not isinstance(source, dict) or not all(isinstance(text, str) for pair in source.items() for text in pair):
+            pairs = [(entry.get("name"), entry.get("template")) for entry in source if isinstance(entry, dict)]
+            return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
+        if source is not None and not isinstance(source, str):
             raise ValueError(f"the chat template of {CONFIG} is neither a text nor a list of named ones")
-        return source
+        return {} if source is None else {DEFAULT: source}

@@ -336,14 +336,18 @@ def begin_finalizing(conn: sa.Connection, batch_id: str, now: int) -> bool:
 
 
 def close_lines(conn: sa.Connection, batch_id: str, state: LineState, error: str) -> int:
-    """Ends every pending line with an error. Later results are refused, and leases are void."""
+    """Ends every pending line with an error. Later results are refused, and leases are void.
+
+    Lines that never ran because their batch was cancelled or expired count as neither completed nor failed.
+    """
     withdraw_chunks(conn, batch_id)
     t = batch_lines.c
     update = batch_lines.update().where(t.batch_id == batch_id, t.state == LineState.PENDING)
     closed = conn.execute(update.values(state=state, error=error)).rowcount
     if closed:
         file_rows.name_results(conn, batch_id)
-    _add_counts(conn, batch_id, {"num_failed": closed})
+    if state is LineState.FAILED:
+        _add_counts(conn, batch_id, {"num_failed": closed})
     return closed
 
 

@@ -121,8 +121,10 @@ def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
 
 def _continued(body: ResponsesBody) -> str | None:
     """The field of the last message that the answer goes on with: of an item that was sent back unfinished."""
+    if isinstance(body.input, str):
+        return None
     last = body.input[-1]
-    if isinstance(last, str) or last.status not in ("in_progress", "incomplete"):
+    if last.status not in ("in_progress", "incomplete"):
         return None
     if last.type == "message" and last.role == "assistant":
         return "content"
