@@ -312,6 +312,7 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
     from neaptide.server.engine_client.fingerprint import model_fingerprint
     from neaptide.server.engine_client.interpreter import Interpreter, InterpreterError
     from neaptide.server.observe.start_report import start_report
+    from neaptide.server.parsers.choose import check_names
     from neaptide.server.text.ends import Ends
     from neaptide.server.text.tokenizer import Tokenizer
 
@@ -328,6 +329,7 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
         tokenizer = Tokenizer(model_path)
         defaults = GenerationDefaults.load(model_path)
         fingerprint = model_fingerprint(model_path)
+        check_names(settings.tool_call_parser, settings.reasoning_parser)
     except (UnsupportedModelError, OSError, ValueError) as error:
         raise LaunchError(one_line(str(error))) from error
     max_model_len = min(settings.max_model_len or model.served_context_tokens, model.max_position_embeddings)
@@ -356,9 +358,13 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
         follows_grammars=kind is not None and kind.follows_grammars,
         max_masked_ends=None if kind is None else kind.max_masked_ends,
         engine_python=settings.engine_python,
+        tool_call_parser=settings.tool_call_parser,
+        reasoning_parser=settings.reasoning_parser,
     )
     for line in start_report(context, model, ends, settings):
         logger.info("%s", line)
+    if context.parsers.warning:
+        logger.warning("%s", context.parsers.warning)
     return context, config
 
 

@@ -19,7 +19,9 @@ from neaptide.server.http.errors import OverloadedError, server_stops
 from neaptide.server.http.fair_queue import FairQueue
 from neaptide.server.http.refusals import Refusals
 from neaptide.server.openai.schemas import LEAST_REPETITION_PENALTY
-from neaptide.server.structured.call_formats import CallFormat, format_of
+from neaptide.server.parsers.choose import AUTO, OutputParsers, choose_parsers
+from neaptide.server.structured import call_formats
+from neaptide.server.structured.call_formats import CallFormat
 from neaptide.server.structured.checker import GrammarChecker
 from neaptide.server.text.tokenizer import Tokenizer
 
@@ -152,9 +154,12 @@ class ServingContext:
     """Most stop tokens, the model's own included, that the executor can mask for ``min_tokens``; None: any number."""
     engine_python: str | None = None
     """The engine's own interpreter, if it has one. Grammars are checked there, by the version that enforces them."""
+    tool_call_parser: str = AUTO
+    reasoning_parser: str = AUTO
+    """Names of the parsers; see ``parsers.choose``."""
     grammars: GrammarChecker = field(init=False)
-    call_format: CallFormat = field(init=False)
-    """The model's format of function calls."""
+    parsers: OutputParsers = field(init=False)
+    """How the model writes tool calls and reasoning."""
     draining: bool = False
     """Set at shutdown: new work is refused, running streams may end."""
 
@@ -166,7 +171,18 @@ class ServingContext:
             interpreter=Interpreter(self.engine_python),
         )
         template = self.tokenizer.template
-        self.call_format = format_of(None if template is None else template.source)
+        self.parsers = choose_parsers(
+            self.tool_call_parser,
+            self.reasoning_parser,
+            None if template is None else template.source,
+            self.tokenizer.added_tokens,
+        )
+
+    @property
+    def call_format(self) -> CallFormat:
+        """The format of calls that a grammar forces."""
+        tools = self.parsers.tools
+        return call_formats.PLAIN if tools is None or tools.grammar is None else tools.grammar
 
     @property
     def system_fingerprint(self) -> str | None:

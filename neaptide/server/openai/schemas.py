@@ -243,6 +243,7 @@ class ChatBody(GenerationBody, Conversation):
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     tool_choice: Literal["none", "auto", "required"] | ToolChoiceObject | None = None
     parallel_tool_calls: bool = True
+    include_reasoning: bool = True
     documents: Unsupported = None
     functions: Unsupported = None
     function_call: Unsupported = None

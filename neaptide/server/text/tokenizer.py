@@ -1,7 +1,7 @@
 """Tokenizer of one model: text to token ids and back. Thread-safe; call it off the event loop."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -167,8 +167,13 @@ class Tokenizer:
 
     @property
     def added_tokens(self) -> Mapping[str, int]:
-        """The tokens that the files add to the vocabulary, special or not."""
+        """Ids of the tokens that the files add to the vocabulary, special or not, by their text."""
         return self._added_ids
+
+    def special_ids_in(self, texts: Iterable[str]) -> set[int]:
+        """Special tokens that are parts of the texts."""
+        whole = "\0".join(texts)
+        return {number for text, number in self._added_ids.items() if number in self._special_ids and text in whole}
 
     def token_string(self, token_id: int) -> str:
         """The vocabulary's own spelling; empty for ids that only pad the embedding table."""

@@ -66,15 +66,19 @@ async def test_events_of_text_and_a_call(server: Server) -> None:
     assert added[1].item.arguments == ""
 
 
-async def test_a_call_that_was_cut_is_text_of_an_incomplete_response(server: Server) -> None:
-    num_tokens = len(server.context.tokenizer.encode(CALL))
-    events = await _events(server, CALL, tools=[TOOL], max_output_tokens=num_tokens - 2)
-    assert _kinds(events) == [*BEGIN, *MESSAGE, "incomplete"]
+async def test_a_call_that_was_cut_is_an_incomplete_item(server: Server) -> None:
+    num_tokens = len(server.context.tokenizer.encode(CALL[: CALL.index("2")]))
+    events = await _events(server, CALL, tools=[TOOL], max_output_tokens=num_tokens)
+    assert _kinds(events) == [*BEGIN, *CALLED, "incomplete"]
     response = events[-1].response
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     (item,) = response.output
-    assert (item.type, item.status) == ("message", "incomplete")
-    assert item.content[0].text.startswith('<tool_call>\n{"name": "add"')
+    assert (item.type, item.name, item.arguments.rstrip(), item.status) == (
+        "function_call",
+        "add",
+        '{"a":',
+        "incomplete",
+    )
 
 
 async def test_a_failure_on_the_way_is_raised_by_the_client(server: Server) -> None:
