@@ -216,6 +216,7 @@ async def _serve(
             await shadow.stop()
         await service.stop()
         context.grammars.close()
+        context.tokenizer.close()
         await supervisor.stop()
     return 0
 
@@ -326,7 +327,7 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
         kind = EXECUTORS.get(settings.executor)
         knows_families = kind is not None and kind.knows_families
         model: ModelFacts = load_model_facts(model_path) if knows_families else load_model_config(model_path)
-        tokenizer = Tokenizer(model_path)
+        tokenizer = Tokenizer(model_path, isolates_templates=not is_embedded)
         defaults = GenerationDefaults.load(model_path)
         fingerprint = model_fingerprint(model_path)
         check_names(settings.tool_call_parser, settings.reasoning_parser)
@@ -361,10 +362,10 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
         tool_call_parser=settings.tool_call_parser,
         reasoning_parser=settings.reasoning_parser,
     )
-    if context.parsers.warning:
-        logger.warning("%s", context.parsers.warning)
     for line in start_report(context, model, ends, settings):
         logger.info("%s", line)
+    if context.parsers.warning:
+        logger.warning("%s", context.parsers.warning)
     return context, config
 
 

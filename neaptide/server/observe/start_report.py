@@ -39,7 +39,8 @@ def _reach(context: ServingContext, model: ModelFacts) -> str:
 
 
 def _parsers(context: ServingContext) -> str:
-    return f"tool calls: {context.parsers.tool_name}, reasoning: {context.parsers.reasoning_name}"
+    found = context.parsers
+    return f"tool calls: {found.tool_name}; reasoning: {found.reasoning_name}"
 
 
 def _off(context: ServingContext, ends: Ends) -> list[str]:

@@ -18,6 +18,7 @@ from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from neaptide.server.http.errors import ContextLengthError, InvalidRequestError
+from neaptide.server.text.plain_templates import is_plain
 
 Message = Mapping[str, Any]
 
@@ -225,6 +226,11 @@ class TemplateFacts:
     def names(self) -> frozenset[str]:
         """Variables that the template reads."""
         return frozenset(node.name for node in self._tree.find_all(jinja2.nodes.Name) if node.ctx == "load")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether rendering is known to take time and memory in proportion to the input."""
+        return is_plain(self._tree, len(self.source))
 
     @property
     def shows_tools(self) -> bool:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from neaptide.server.http.errors import InvalidRequestError, UnsupportedParameterError
-from neaptide.server.text.chat_template import DEFAULT, TOOL_USE, ChatTemplate, Message, TemplateFacts, TemplateInput
+from neaptide.server.text.chat_template import DEFAULT, TOOL_USE, Message, TemplateFacts, TemplateInput
 from neaptide.server.text.control_tokens import ControlTokens, run
 from neaptide.server.text.piece_cache import PieceCache
+from neaptide.server.text.rendering import ChildRenderer, OwnRenderer, Renderer
 from neaptide.server.text.tokenizer_files import TokenizerFiles
 
 _RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template"})
@@ -26,8 +27,13 @@ def _byte_of_char() -> dict[str, int]:
 class Tokenizer:
     """Reads ``tokenizer.json``, ``tokenizer_config.json`` and the chat template of a model directory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, isolates_templates: bool = False) -> None:
         """Loads the tokenizer.
+
+        Args:
+            directory: of the model.
+            isolates_templates: render templates that are not plain in a process that can be killed; ``close`` ends
+                it.
 
         Raises:
             ValueError: a file is missing or unusable; the message names it and a remedy.
@@ -49,10 +55,15 @@ class Tokenizer:
         self._token_texts: dict[int, str] = {}
         sources = files.templates()
         self.facts = {name: TemplateFacts(source) for name, source in sources.items()}
-        self._templates = {name: ChatTemplate(source, files.named) for name, source in sources.items()}
+        is_isolated = isolates_templates and not all(facts.is_plain for facts in self.facts.values())
+        self._renderer: Renderer = (ChildRenderer if is_isolated else OwnRenderer)(sources, files.named)
         literals = "\0".join(facts.literals for facts in self.facts.values())
         self._control = ControlTokens(self._fast, spec, literals, named)
         self.vocab_size = self._fast.get_vocab_size(with_added_tokens=True)
+
+    def close(self) -> None:
+        """Ends the process that renders templates, if there is one."""
+        self._renderer.close()
 
     # ---- encoding ----
 
@@ -97,7 +108,7 @@ class Tokenizer:
             variables=control.hide(variables, disguise),
             max_chars=max_chars,
         )
-        text = self._templates[name].render(given)
+        text = self._renderer.render(name, given)
         ids = control.encode(text, disguise)
         return self.encode(disguise.reveal(text), add_special_tokens=False) if ids is None else ids
 
@@ -125,12 +136,12 @@ class Tokenizer:
         """The control token that the template writes behind a model's turn; None if it writes none there."""
         if DEFAULT not in self.facts:
             return None
-        template, said = self._templates[DEFAULT], "\u2042"
+        said = "\u2042"
         turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": said}]
         try:
-            text = template.render(TemplateInput(messages=turns, add_generation_prompt=False))
-            opened = template.render(TemplateInput(messages=turns[:1]))
-            asked = template.render(TemplateInput(messages=turns[:1], add_generation_prompt=False))
+            text = self._renderer.render(DEFAULT, TemplateInput(messages=turns, add_generation_prompt=False))
+            opened = self._renderer.render(DEFAULT, TemplateInput(messages=turns[:1]))
+            asked = self._renderer.render(DEFAULT, TemplateInput(messages=turns[:1], add_generation_prompt=False))
         except InvalidRequestError:
             return None
         behind = text.rpartition(said)[2]
@@ -167,7 +178,7 @@ class Tokenizer:
 
     @property
     def added_tokens(self) -> Mapping[str, int]:
-        """The tokens that the files add to the vocabulary, special or not."""
+        """Ids of the tokens that the files add to the vocabulary, special or not, by their text."""
         return self._added_ids
 
     def special_ids_in(self, texts: Iterable[str]) -> set[int]:

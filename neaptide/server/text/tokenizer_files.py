@@ -17,6 +17,7 @@ from neaptide.models.tokens import read_tokenizer_config, token_content
 from neaptide.server.text.chat_template import DEFAULT
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
+MAX_TEMPLATE_CHARS = 1 << 20
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -95,8 +96,14 @@ class TokenizerFiles:
         """The sources of the chat templates, by name. Files come before the configuration.
 
         Raises:
-            ValueError: an entry is no text.
+            ValueError: an entry is no text, or they are too long.
         """
+        found = self._templates()
+        if sum(map(len, found.values())) > MAX_TEMPLATE_CHARS:
+            raise ValueError(f"the chat templates have more than {MAX_TEMPLATE_CHARS} characters")
+        return found
+
+    def _templates(self) -> dict[str, str]:
         found: dict[str, str] = {}
         file = self.directory / "chat_template.jinja"
         if file.exists():
