@@ -37,7 +37,7 @@ _ASKS_NOTHING: Mapping[str, Any] = {
 """Values of chat fields that do not change the output, in addition to null and false."""
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = frozenset({_LOGPROBS, "reasoning.encrypted_content"})
-"""Accepted values of ``include``. The output has no reasoning of its own, so nothing is missing."""
+"""Accepted values of ``include``. Reasoning comes as text, so its encrypted form adds nothing."""
 _TEXT_TYPES = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 """Types of parts that are text."""
 _SAME = (
