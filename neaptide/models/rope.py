@@ -142,9 +142,10 @@ def _yarn_attention_factor(fields: RawConfig, factor: float) -> float:
 
 def _factors(fields: RawConfig, name: str, rotary_dim: int) -> tuple[float, ...]:
     values = fields.get(name)
-    is_list = isinstance(values, list) and len(values) == rotary_dim // 2
-    if not is_list or not all(
-        isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf for value in values
-    ):
+    if not isinstance(values, list) or len(values) != rotary_dim // 2 or not all(map(_is_factor, values)):
         raise UnsupportedModelError(f"config.json: {name} must be {rotary_dim // 2} positive numbers")
     return tuple(map(float, values))
+
+
+def _is_factor(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

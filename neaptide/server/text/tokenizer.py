@@ -148,12 +148,13 @@ class Tokenizer:
         opening = {name for _, _, name in self._control.places(opened.removeprefix(asked))}
         for start, _, name in self._control.places(behind)[:1]:
             if not behind[:start].strip() and name not in opening:
-                return self._added_ids[name]
+                return int(self._added_ids[name])
         return None
 
     def token_id(self, text: str) -> int | None:
         """The token of exactly this text."""
-        return self._fast.token_to_id(text)
+        found: int | None = self._fast.token_to_id(text)
+        return found
 
     @property
     def named_tokens(self) -> Mapping[str, str]:

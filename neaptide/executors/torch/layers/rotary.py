@@ -23,10 +23,11 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int, context_tokens: int) 
     is_stretched = context_tokens > rope.original_max_position_embeddings
     if rope.rope_type == "longrope":
         factors = torch.tensor(rope.long_factors if is_stretched else rope.short_factors, dtype=torch.float32)
-        return 1.0 / (factors * rope.theta**exponent)
+        return torch.reciprocal(factors * rope.theta**exponent)
     if rope.rope_type == "dynamic" and is_stretched:
         longest = rope.factor * rope.factor - (rope.factor - 1)
-        return 1.0 / ((rope.theta * longest ** (rotary_dim / max(rotary_dim - 2, 1))) ** exponent)
+        theta = rope.theta * longest ** (rotary_dim / max(rotary_dim - 2, 1))
+        return torch.reciprocal(theta**exponent)
     inv_freq = 1.0 / (rope.theta**exponent)
     if rope.rope_type == "linear":
         return inv_freq / rope.factor

@@ -101,8 +101,9 @@ class RotaryRows(NamedTuple):
 
     def fill(self, tensor: Tensor) -> None:
         storage, heads = (x.view(-1, self.head_dim, *x.shape[1:]) for x in (self.storage, tensor))
-        pairs = storage[:, : self.rotary_dim].unflatten(1, (self.rotary_dim // 2, 2)).transpose(1, 2)
-        pairs.copy_(heads[:, : self.rotary_dim].unflatten(1, (2, self.rotary_dim // 2)))
+        num_heads, half, *rest = (len(heads), self.rotary_dim // 2, *heads.shape[2:])
+        pairs = storage[:, : self.rotary_dim].view(num_heads, half, 2, *rest).transpose(1, 2)
+        pairs.copy_(heads[:, : self.rotary_dim].reshape(num_heads, 2, half, *rest))
         storage[:, self.rotary_dim :].copy_(heads[:, self.rotary_dim :])
 
 
@@ -117,7 +118,7 @@ class Stacked(NamedTuple):
         return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
     def fill(self, tensor: Tensor) -> None:
-        for part, rows in zip(self.parts, tensor.split([part.shape[0] for part in self.parts]), strict=True):
+        for part, rows in zip(self.parts, torch.split(tensor, [part.shape[0] for part in self.parts]), strict=True):
             part.fill(rows)
 
 

@@ -1,5 +1,6 @@
 """Llama and families that differ only in biases, over a flat batch of tokens and a paged KV cache."""
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -60,7 +61,7 @@ class DecoderLayer:
             f"{prefix}.input_layernorm.weight": Rows.of(self.input_norm.weight),
             f"{prefix}.post_attention_layernorm.weight": Rows.of(self.mlp_norm.weight),
         }
-        named = [
+        named: list[tuple[tuple[str, ...], Linear, Callable[[Tensor], list[Destination]]]] = [
             (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), self.qkv, self.heads_of),
             (("self_attn.o_proj",), self.out, lambda rows: [Rows.of(rows)]),
             (("mlp.gate_proj", "mlp.up_proj"), self.gate_up, halves_of),
@@ -75,7 +76,7 @@ class DecoderLayer:
     def heads_of(self, rows: Tensor) -> list[Destination]:
         """Destinations of queries, keys and values in ``rows`` of all heads."""
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        query, key, value = rows.split([q_size, kv_size, kv_size])
+        query, key, value = torch.split(rows, [q_size, kv_size, kv_size])
         return [self.rotary_rows(query), self.rotary_rows(key), Rows.of(value)]
 
     def rotary_rows(self, rows: Tensor) -> RotaryRows:
