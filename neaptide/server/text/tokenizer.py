@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from neaptide.server.http.errors import InvalidRequestError, UnsupportedParameterError
+from neaptide.server.http.errors import ApiError, InvalidRequestError, UnsupportedParameterError
 from neaptide.server.text.chat_template import DEFAULT, TOOL_USE, Message, TemplateFacts, TemplateInput
 from neaptide.server.text.control_tokens import ControlTokens, run
 from neaptide.server.text.piece_cache import PieceCache
@@ -142,10 +142,13 @@ class Tokenizer:
             text = self._renderer.render(DEFAULT, TemplateInput(messages=turns, add_generation_prompt=False))
             opened = self._renderer.render(DEFAULT, TemplateInput(messages=turns[:1]))
             asked = self._renderer.render(DEFAULT, TemplateInput(messages=turns[:1], add_generation_prompt=False))
-        except InvalidRequestError:
+        except ApiError:
+            return None
+        if said not in text:
             return None
         behind = text.rpartition(said)[2]
         opening = {name for _, _, name in self._control.places(opened.removeprefix(asked))}
+        opening.add(self._files.named.get("bos_token", ""))
         for start, _, name in self._control.places(behind)[:1]:
             if not behind[:start].strip() and name not in opening:
                 return int(self._added_ids[name])

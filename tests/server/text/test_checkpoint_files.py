@@ -51,7 +51,8 @@ def write_fine_tune(directory: Path, template: str, files: dict[str, Any]) -> Pa
         (ENDING, {}, (END,)),
         (ENDING, {"config.json": {"eos_token_id": 0}}, (PAD, END)),
         (TEMPLATE, {}, ()),
-        (TEMPLATE + "<|user|>", {}, ()),
+        (TEMPLATE + "<|bos|>", {}, ()),
+        ("<|end|>{{ messages[0].content }}", {}, ()),
     ],
 )
 def test_ends_are_the_union_of_all_files(
