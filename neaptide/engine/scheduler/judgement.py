@@ -119,8 +119,8 @@ class Judgement:
         self._decay = 2.0 * idle / (traffic.spread * mean_s) if mean_s else 0.0
         can_wait_s = max(drain * traffic.tightest_ttft_s - most * token_s, 0.0)
         self._busy = rho / idle * math.exp(-self._decay * can_wait_s) if "slack-reserve" not in self._left_out else 0.0
-        # A request that arrives in the middle of a step waits for its end, for the steps that are planned behind it, and
-        # for those that came before it.
+        # A request that arrives in the middle of a step waits for its end, for the steps planned behind it, and for
+        # those that came before it.
         spare_s = ttft_slo_s - config.delivery_latency_s - self.alone_s - own_s
         error_s = whole.margin_s / whole.seconds * (own_s + self.alone_s)
         waits_s = np.sort((spare_s + ERRORS * error_s).ravel()) / ((1.0 + rho) * (1 + config.overlap_depth))
