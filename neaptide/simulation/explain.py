@@ -72,7 +72,8 @@ def _limit_lines(draft: Draft) -> list[str]:
         found = [candidate for candidate in draft.candidates if candidate.kind == kind]
         if found:
             lines.append(f"  step lengths compared for {what}:")
-            lines += [_candidate_text(candidate, candidate in draft.chosen) for candidate in found]
+            chosen = {id(candidate) for candidate in draft.chosen}
+            lines += [_candidate_text(candidate, id(candidate) in chosen) for candidate in found]
     if draft.offline_ended_by is not None:
         lines.append(f"  offline work ended by: {draft.offline_ended_by}")
     if draft.kept_blocks:

@@ -104,7 +104,8 @@ class Judgement:
         tokens, ttft_slo_s = traffic.prompts()
         if not len(tokens):
             # Nothing is known: one request may come, and half of its target is for its prompt.
-            self._set_waits(np.array([UNKNOWN_WAIT * config.ttft_slo_s / (1 + config.overlap_depth)]), 1.0 / WINDOW_S)
+            wait_s = UNKNOWN_WAIT * max(config.ttft_slo_s - config.delivery_latency_s, 0.0) / (1 + config.overlap_depth)
+            self._set_waits(np.array([wait_s]), 1.0 / WINDOW_S)
             self._busy = self._load = self._decay = 0.0
             return
         rate, most = traffic.rate(now_s), traffic.longest_tokens

@@ -78,6 +78,14 @@ def test_before_any_request_has_come_one_is_expected_that_needs_half_of_its_targ
     assert found.late_arrivals(np.array([1.0, 5.0])).tolist() == [0.0, 4.0 / 20.0]
 
 
+def test_it_has_time_for_delivery_too() -> None:
+    assert judged(engine(ttft_slo_s=2.0, delivery_latency_s=0.5)).wait_s == 0.75
+
+
+def test_who_comes_waits_for_the_steps_in_flight_too() -> None:
+    assert judged(engine(ttft_slo_s=2.0, overlap_depth=1)).wait_s == 0.5
+
+
 def test_a_request_can_wait_for_what_its_own_prompt_and_those_before_it_leave() -> None:
     harness = engine()
     policy(harness).traffic.observe_arrival(request_of("a", 16, ttft_slo_s=64 * TOKEN_S))
