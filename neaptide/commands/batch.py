@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from neaptide.loadgen.client.batches import TERMINAL, errors_of
+from neaptide.loadgen.client.proxies import blocking_mounts_for
 from neaptide.server.client_variables import client_api_key, sendable
 
 POLL_S = 1.0
@@ -74,7 +75,12 @@ def open_client(args: argparse.Namespace) -> httpx.Client:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     # OpenAI clients need /v1 in the URL; ours accepts it.
     base_url = args.base_url.rstrip("/").removesuffix("/v1")
-    return httpx.Client(base_url=base_url, headers=headers, timeout=httpx.Timeout(30.0, read=600.0))
+    return httpx.Client(
+        base_url=base_url,
+        headers=headers,
+        timeout=httpx.Timeout(30.0, read=600.0),
+        mounts=blocking_mounts_for(base_url),
+    )
 
 
 def _key(args: argparse.Namespace) -> str | None:

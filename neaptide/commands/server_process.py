@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 
 from neaptide.engine.process.beside import beside
+from neaptide.loadgen.client.proxies import mounts_for
 
 
 class ServerDiedError(Exception):
@@ -63,7 +64,7 @@ class ServerProcess:
         with self._log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log, env=os.environ)
         deadline_s = asyncio.get_running_loop().time() + self._start_timeout_s
-        async with httpx.AsyncClient(base_url=self.base_url) as http:
+        async with httpx.AsyncClient(base_url=self.base_url, mounts=mounts_for(self.base_url)) as http:
             while self._process.returncode is None and asyncio.get_running_loop().time() < deadline_s:
                 with contextlib.suppress(httpx.HTTPError):
                     if (await http.get("/ready")).status_code == 200:

@@ -84,6 +84,10 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """On a CPU: ``w8a8`` computes linear layers with 8-bit weights and activations where that is faster."""
     batch_invariant: bool = False
     """Makes a request's output bit for bit independent of other requests and of how its prompt is cut."""
+    max_model_len: int = 0
+    """Most tokens of a request, which some position embeddings depend on; 0 for the model's own default."""
+    eos_token_ids: tuple[int, ...] | None = None
+    """Tokens that end an output, from all files of the model; None for those of its configuration."""
     sim_step_s: float = 0.005
     """Step time of the ``sim`` executor."""
     arguments: dict[str, str] = {}

@@ -302,7 +302,7 @@ class EngineReady(_Message):
     planned_order: str = ""
     """Name of the order that its policy follows (``engine.offline.planning.pooled``); empty if none."""
     token_s: float = 0.0
-    """Predicted seconds to compute one more token of a full step, at the start."""
+    """Predicted seconds that one more token's matrix products add to a full step, at the start."""
     kv_token_s: float = 0.0
     """Predicted seconds to read the KV of one more token, at the start."""
     tile_tokens: int = 1

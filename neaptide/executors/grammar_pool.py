@@ -29,6 +29,7 @@ class MatcherPool:
     """
 
     def __init__(self, grammars: Grammars, num_threads: int, niceness: int = 0) -> None:
+        self._num_words = grammars.num_words
         self._companion = LLMatcher(grammars.tokenizer, "no grammar", log_level=0)
         """A matcher that rejects everything immediately."""
         self._threads: list[str] = []
@@ -63,13 +64,14 @@ class MatcherPool:
             self.executor.consume_token_par([*pairs, (self._companion, 0)])
 
     def mask(self, matchers: Sequence[LLMatcher], num_words: int) -> tuple[Bits, float]:
-        """The masks [matchers, words] and the processor time they took, which is at most the elapsed time."""
-        bits = np.zeros((len(matchers) + 1, num_words), np.int32)
+        """The first words of the masks [matchers, num_words], and the processor time they took, which is at most the
+        elapsed time."""
+        bits = np.zeros((len(matchers) + 1, self._num_words), np.int32)
         rows = [(matcher, index) for index, matcher in enumerate([*matchers, self._companion])]
         cpu_s, start_s = self._cpu_s(), time.perf_counter()
         self.executor.unsafe_compute_mask_ptr(rows, bits.ctypes.data, bits.shape[1] * 4, len(bits))
         took_s = time.perf_counter() - start_s
-        return bits[: len(matchers)], min(self._cpu_s() - cpu_s, took_s) if self._threads else took_s
+        return bits[: len(matchers), :num_words], min(self._cpu_s() - cpu_s, took_s) if self._threads else took_s
 
     def _cpu_s(self) -> float:
         """Processor time used by the pool's threads, in seconds."""

@@ -36,7 +36,7 @@ def calibrate_model(
     """
     wait_as_in_an_engine()
     path = embedded_model_path() if model == EMBEDDED_MODEL else resolve_model(model)
-    clock, positions = MonotonicClock(), load_model_facts(path).max_position_embeddings
+    clock, positions = MonotonicClock(), load_model_facts(path).served_context_tokens
     config = EngineConfig(
         executor=ExecutorConfig(
             kind=executor,

@@ -63,7 +63,12 @@ class LaunchError(Exception):
 
 
 def engine_config(
-    settings: Settings, model_path: Path, fingerprint: str, max_model_len: int, data_dir: Path
+    settings: Settings,
+    model_path: Path,
+    fingerprint: str,
+    max_model_len: int,
+    data_dir: Path,
+    eos_token_ids: tuple[int, ...] | None = None,
 ) -> EngineConfig:
     """The engine process's configuration. Unset targets get the device's defaults.
 
@@ -103,7 +108,9 @@ def engine_config(
             share_weights=share_weights,
             abortable_steps=settings.give_up_steps == "on",
         ),
-        executor=_executor_config(settings, model_path, arguments),
+        executor=msgspec.structs.replace(
+            _executor_config(settings, model_path, arguments), eos_token_ids=eos_token_ids
+        ),
         profile=ProfileConfig(name=settings.profile, kept_in=str(data_dir / PROFILES), model_fingerprint=fingerprint),
         request_log_path=str(data_dir / REQUEST_LOG),
         request_log_max_bytes=int(settings.request_log_max_mb * 1e6),
@@ -210,6 +217,7 @@ async def _serve(
             await shadow.stop()
         await service.stop()
         context.grammars.close()
+        context.tokenizer.close()
         await supervisor.stop()
     return 0
 
@@ -305,6 +313,9 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
     from neaptide.server.engine_client.client import EngineClient
     from neaptide.server.engine_client.fingerprint import model_fingerprint
     from neaptide.server.engine_client.interpreter import Interpreter, InterpreterError
+    from neaptide.server.observe.start_report import start_report
+    from neaptide.server.parsers.choose import check_names
+    from neaptide.server.text.ends import Ends
     from neaptide.server.text.tokenizer import Tokenizer
 
     try:
@@ -317,19 +328,21 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
         kind = EXECUTORS.get(settings.executor)
         knows_families = kind is not None and kind.knows_families
         model: ModelFacts = load_model_facts(model_path) if knows_families else load_model_config(model_path)
-        tokenizer = Tokenizer(model_path)
+        tokenizer = Tokenizer(model_path, isolates_templates=not is_embedded)
         defaults = GenerationDefaults.load(model_path)
         fingerprint = model_fingerprint(model_path)
+        check_names(settings.tool_call_parser, settings.reasoning_parser)
     except (UnsupportedModelError, OSError, ValueError) as error:
         raise LaunchError(one_line(str(error))) from error
-    max_model_len = min(settings.max_model_len or model.max_position_embeddings, model.max_position_embeddings)
+    max_model_len = min(settings.max_model_len or model.served_context_tokens, model.max_position_embeddings)
     if settings.max_model_len is not None and settings.max_model_len > max_model_len:
         logger.warning(
-            "max_model_len = %d exceeds the model's context; using %d tokens (prompt + output)",
+            "max_model_len = %d is above the %d tokens (prompt + output) that the model's positions reach; using these",
             settings.max_model_len,
             max_model_len,
         )
-    config = engine_config(settings, model_path, fingerprint, max_model_len, data_dir)
+    ends = Ends.of(model, tokenizer)
+    config = engine_config(settings, model_path, fingerprint, max_model_len, data_dir, ends.ids)
     context = ServingContext(
         model_id=settings.served_model_name or settings.model.rstrip("/").rpartition("/")[2],
         tokenizer=tokenizer,
@@ -338,15 +351,22 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
         max_model_len=max_model_len,
         vocab_size=model.vocab_size,
         fingerprint=fingerprint,
-        eos_token_ids=model.eos_token_ids,
+        eos_token_ids=ends.ids,
         generation_defaults=defaults,
         ttft_slo_s=config.scheduler.ttft_slo_s,
         tpot_slo_s=config.scheduler.tpot_slo_s,
+        keep_alive_s=settings.stream_keep_alive_s,
         admission=Admission(settings.max_online_requests, settings.max_offline_requests),
         follows_grammars=kind is not None and kind.follows_grammars,
         max_masked_ends=None if kind is None else kind.max_masked_ends,
         engine_python=settings.engine_python,
+        tool_call_parser=settings.tool_call_parser,
+        reasoning_parser=settings.reasoning_parser,
     )
+    for line in start_report(context, model, ends, settings):
+        logger.info("%s", line)
+    if context.parsers.warning:
+        logger.warning("%s", context.parsers.warning)
     return context, config
 
 

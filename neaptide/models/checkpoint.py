@@ -8,9 +8,16 @@ from pathlib import Path
 from neaptide.models.config import ModelConfig, ModelFacts, UnsupportedModelError
 from neaptide.models.fields import RawConfig, entries, positive_int, read_json, token_ids
 from neaptide.models.registry import family_of
+from neaptide.models.rope import context
+from neaptide.models.weights_header import TensorHeader, check_size, dtype_of, read_headers
 
+CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+GGUF = "GGUF files are not supported: use the model's original checkpoint, with safetensors files"
 _HUB_PATTERNS = ["*.json", "*.jinja", "*.safetensors"]
-_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+_LENGTH_KEYS = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length"),
+    *("max_target_positions", "max_sequence_length", "max_seq_length", "seq_len"),
+)
 """Names of the context length in different families."""
 _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -29,10 +36,14 @@ def resolve_model(path_or_hub_id: str) -> Path:
         raise UnsupportedModelError(f"{path_or_hub_id}: that home directory does not exist") from error
     if path.is_dir():
         return path
+    if path.suffix.lower() == ".gguf":
+        raise UnsupportedModelError(f"{path_or_hub_id}: {GGUF}")
     if path.exists():
         raise UnsupportedModelError(f"{path_or_hub_id}: this is a file, not a model directory")
     if path.is_absolute() or path_or_hub_id.startswith(("./", "../", "~")):
         raise UnsupportedModelError(f"{path_or_hub_id}: no such directory")
+    if path_or_hub_id.lower().endswith("gguf"):
+        raise UnsupportedModelError(f"{path_or_hub_id}: {GGUF}")
     import huggingface_hub  # slow to import, and local models never need it
 
     try:
@@ -46,18 +57,36 @@ def resolve_model(path_or_hub_id: str) -> Path:
 
 
 def load_model_config(model_dir: Path) -> ModelConfig:
-    """Reads ``config.json`` and ``generation_config.json``.
+    """Reads ``config.json``, ``generation_config.json`` and the headers of the weights, if there are weights.
 
     Raises:
-        UnsupportedModelError: a file cannot be read, or none of our families supports the model.
+        UnsupportedModelError: a file cannot be read, the weights have other sizes than the configuration says, or none
+            of our families supports the model.
     """
-    raw = read_json(model_dir / "config.json")
+    if not (model_dir / CONFIG).exists():
+        refuse_gguf(model_dir)
+    raw = read_json(model_dir / CONFIG)
     family = family_of(raw.get("architectures"))
     _refuse_own_code(raw)
     if quantization := entries(raw, "quantization_config"):
         method = quantization.get("quant_method", "unknown")
         raise UnsupportedModelError(f"quantization_config ({method}) is not supported: only float weights")
-    return family.parse_config(raw, _end_tokens(model_dir, raw))
+    headers = weight_headers(model_dir)
+    if str(raw.get("dtype") or raw.get("torch_dtype") or "auto") == "auto":
+        raw |= {"dtype": dtype_of(headers)}
+    config = family.parse_config(raw, _end_tokens(model_dir, raw))
+    check_size(headers, config, config.num_layers)
+    return config
+
+
+def weight_headers(model_dir: Path) -> dict[str, TensorHeader]:
+    """Headers of the weights, by tensor; empty if there are none.
+
+    Raises:
+        UnsupportedModelError: a file is damaged or missing.
+    """
+    has_weights = next(model_dir.glob("*.safetensors"), None) is not None or (model_dir / INDEX).exists()
+    return read_headers(find_weight_files(model_dir)) if has_weights else {}
 
 
 def load_model_facts(model_dir: Path) -> ModelFacts:
@@ -69,14 +98,17 @@ def load_model_facts(model_dir: Path) -> ModelFacts:
     Raises:
         UnsupportedModelError: a file cannot be read, or lacks the vocabulary size or context length.
     """
-    raw = read_json(model_dir / "config.json")
+    raw = read_json(model_dir / CONFIG)
     text = raw["text_config"] if isinstance(raw.get("text_config"), dict) else raw
     lengths = [positive_int(text, key) for key in _LENGTH_KEYS if text.get(key) is not None]
     if not lengths:
         raise UnsupportedModelError(f"config.json has none of {', '.join(_LENGTH_KEYS)}: the context length is unknown")
+    found = context(text, min(lengths))
     return ModelFacts(
         vocab_size=positive_int(text, "vocab_size"),
-        max_position_embeddings=min(lengths),
+        # vLLM refuses longer contexts than ``max_position_embeddings`` where the embedding does not scale that entry.
+        max_position_embeddings=max(found.default, min(lengths)),
+        default_context_tokens=found.default,
         eos_token_ids=_end_tokens(model_dir, text),
     )
 
@@ -87,7 +119,7 @@ def find_weight_files(model_dir: Path) -> list[Path]:
     Raises:
         UnsupportedModelError: there are none, only pickles, or a shard is missing.
     """
-    index_path = model_dir / "model.safetensors.index.json"
+    index_path = model_dir / INDEX
     if index_path.is_file():
         weight_map = read_json(index_path).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
@@ -104,6 +136,7 @@ def find_weight_files(model_dir: Path) -> list[Path]:
     if single.is_file():
         return [single]
     refuse_pickles(model_dir)
+    refuse_gguf(model_dir)
     raise UnsupportedModelError(f"no weights: model.safetensors is missing in {model_dir}")
 
 
@@ -119,10 +152,21 @@ def refuse_pickles(model_dir: Path) -> None:
         raise UnsupportedModelError("the weights are pickles (.bin/.pt): only safetensors are loaded")
 
 
+def refuse_gguf(model_dir: Path) -> None:
+    """Refuses a directory with weights only as GGUF.
+
+    Raises:
+        UnsupportedModelError: there are such weights.
+    """
+    if next(model_dir.glob("*.gguf"), None) is not None:
+        raise UnsupportedModelError(GGUF)
+
+
 def _end_tokens(model_dir: Path, raw: RawConfig) -> tuple[int, ...]:
+    """End tokens of both files: fine-tunes often change one of them only."""
     generation_path = model_dir / "generation_config.json"
-    generation = read_json(generation_path) if generation_path.is_file() else {}
-    named = token_ids(generation.get("eos_token_id")) or token_ids(raw.get("eos_token_id"))
+    generation = read_json(generation_path) if generation_path.exists() else {}
+    named = token_ids(generation.get("eos_token_id")) + token_ids(raw.get("eos_token_id"))
     # A model cannot emit tokens outside its vocabulary, and masks have no bit for them.
     vocab_size = positive_int(raw, "vocab_size")
     return tuple(dict.fromkeys(token for token in named if 0 <= token < vocab_size))

@@ -1,10 +1,13 @@
 """Reads single entries of a ``config.json``, for all families."""
 
 import json
+import math
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
-from neaptide.models.config import RopeConfig, UnsupportedModelError
+from neaptide.models.config import UnsupportedModelError
 
 RawConfig = dict[str, Any]
 """The content of a ``config.json``."""
@@ -12,9 +15,34 @@ RawConfig = dict[str, Any]
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
+MAX_CONFIG_BYTES = 64 << 20
+MAX_TOKENIZER_BYTES = 512 << 20
+
+
+def read_text(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> str:
+    """Text of a file of a model directory. A pipe or device is not read: it might never end.
+
+    Raises:
+        OSError: there is no such file, or it cannot be read.
+        UnsupportedModelError: it is no regular file, too large or not UTF-8.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise UnsupportedModelError(f"{path.name} is not a regular file")
+        if status.st_size > max_bytes:
+            raise UnsupportedModelError(f"{path.name} has {status.st_size} bytes; the limit is {max_bytes}")
+        try:
+            return file.read().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UnsupportedModelError(f"{path.name} cannot be read: {error}") from error
+
+
 def read_json(path: Path) -> RawConfig:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
+    except UnsupportedModelError:
+        raise
     except FileNotFoundError:
         missing = f"{path.name} is missing in {path.parent}"
         raise UnsupportedModelError(f"{missing}: this is not a model directory in Hugging Face layout") from None
@@ -46,7 +74,7 @@ def number(raw: RawConfig, key: str, default: float | None = None) -> float:
     value = raw.get(key)
     if value is None:
         value = default
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
         raise UnsupportedModelError(f"config.json: {key} must be a positive number, not {value!r}")
     return float(value)
 
@@ -61,32 +89,8 @@ def token_ids(value: object) -> tuple[int, ...]:
 
 
 def dtype(raw: RawConfig) -> str:
-    name = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    """The weights' type; ``checkpoint`` fills it in where the file has none."""
+    name = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
     if name not in _DTYPES:
         raise UnsupportedModelError(f"dtype {name!r} is not supported: only {', '.join(_DTYPES)}")
-    return str(name)
-
-
-def rope(raw: RawConfig) -> RopeConfig:
-    """The rotary embedding, in both spellings: ``rope_theta`` + ``rope_scaling``, or ``rope_parameters`` (transformers
-    5)."""
-    fields: RawConfig = entries(raw, "rope_scaling") | entries(raw, "rope_parameters")
-    rope_type = fields.get("rope_type", fields.get("type", "default"))
-    if rope_type not in ("default", "linear", "llama3"):
-        raise UnsupportedModelError(f"rope type {rope_type!r} is not supported: only default, linear, llama3")
-    partial = fields.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise UnsupportedModelError(f"partial_rotary_factor {partial} is not supported: only 1.0")
-    theta = number(fields, "rope_theta", number(raw, "rope_theta", 10_000.0))
-    if rope_type == "default":
-        return RopeConfig("default", theta)
-    if rope_type == "linear":
-        return RopeConfig("linear", theta, factor=number(fields, "factor"))
-    return RopeConfig(
-        "llama3",
-        theta,
-        factor=number(fields, "factor"),
-        low_freq_factor=number(fields, "low_freq_factor"),
-        high_freq_factor=number(fields, "high_freq_factor"),
-        original_max_position_embeddings=positive_int(fields, "original_max_position_embeddings"),
-    )
+    return name

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from neaptide.models.fields import MAX_TOKENIZER_BYTES, read_text
+
 TOKENIZER_FILE = "tokenizer.json"
 MAX_ITEMS_IN_ROW = 2_000
 INITIAL_LEXER_FUEL = 1_000_000
@@ -50,12 +52,16 @@ class Grammars:
     """
 
     def __init__(self, directory: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        if not eos_token_ids:
+            raise GrammarError("no file of the model names an end token")
         try:
-            text = (directory / TOKENIZER_FILE).read_text(encoding="utf-8")
-            self.tokenizer = LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids))
+            text = read_text(directory / TOKENIZER_FILE, MAX_TOKENIZER_BYTES)
+            self.tokenizer = _tokenizer(text, vocab_size, eos_token_ids)
         except (OSError, ValueError) as error:
             raise GrammarError(f"the tokenizer does not support grammars: {error}") from error
         self.vocab_size = vocab_size
+        self.num_words = -(-self.tokenizer.vocab_size // 32)
+        """Words of the library's masks, which may go on behind the embedding table's rows."""
         self._limits = LLParserLimits(
             max_items_in_row=MAX_ITEMS_IN_ROW,
             initial_lexer_fuel=INITIAL_LEXER_FUEL,
@@ -95,6 +101,24 @@ class Grammars:
         if matcher.is_error():
             raise GrammarError(matcher.get_error())
         return matcher
+
+
+def _tokenizer(text: str, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
+    """The library's tokenizer. Tokens and rows of the embedding table need not be equally many: fine-tunes add tokens
+    that the model never learned, and tables are padded.
+
+    Raises:
+        ValueError: the library cannot use the tokenizer.
+    """
+    try:
+        return LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids))
+    except ValueError:
+        spec = json.loads(text)
+        vocab, added = spec["model"].get("vocab", ()), spec.get("added_tokens") or ()
+        ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+        num_tokens = 1 + max([*ids, *(token["id"] for token in added)])
+        ends = [token for token in eos_token_ids if token < num_tokens]
+        return LLTokenizer(text, n_vocab=max(vocab_size, num_tokens), eos_token=ends)
 
 
 def _unforced(grammar: str) -> str:

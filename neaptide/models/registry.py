@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from neaptide.models.config import ModelConfig, UnsupportedModelError
-from neaptide.models.families import llama, mistral, opt, qwen2, qwen3
+from neaptide.models.families import llama, mistral, opt, phi3, qwen2, qwen3
 from neaptide.models.fields import RawConfig
 
 
@@ -27,6 +27,7 @@ FAMILIES: dict[str, Family] = {
     llama.ARCHITECTURE: Family(llama.parse_config, _LLAMA),
     mistral.ARCHITECTURE: Family(mistral.parse_config, _LLAMA),
     opt.ARCHITECTURE: Family(opt.parse_config, f"{_MODELS}.opt:Opt"),
+    phi3.ARCHITECTURE: Family(phi3.parse_config, f"{_MODELS}.phi3:Phi3"),
     qwen2.ARCHITECTURE: Family(qwen2.parse_config, _LLAMA),
     qwen3.ARCHITECTURE: Family(qwen3.parse_config, f"{_MODELS}.qwen3:Qwen3"),
 }
@@ -43,4 +44,7 @@ def family_of(architectures: object) -> Family:
     """
     if isinstance(architectures, list) and len(architectures) == 1 and architectures[0] in FAMILIES:
         return FAMILIES[architectures[0]]
-    raise UnsupportedModelError(f"architecture {architectures} is not supported: only {', '.join(sorted(FAMILIES))}")
+    raise UnsupportedModelError(
+        f"architecture {architectures} is not supported: only {', '.join(sorted(FAMILIES))}; "
+        "--executor vllm serves other families"
+    )

@@ -1,24 +1,27 @@
 """Context of every route: the served model, its tokenizer, the engine, the clocks."""
 
 import hashlib
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from anyio import CapacityLimiter
 
 from neaptide import __version__
 from neaptide.engine.params import RequestClass
+from neaptide.models.fields import read_json
 from neaptide.server.engine_client.client import EngineClient
 from neaptide.server.engine_client.interpreter import Interpreter
 from neaptide.server.http.body_threads import BodyThreads
 from neaptide.server.http.errors import OverloadedError, server_stops
 from neaptide.server.http.fair_queue import FairQueue
 from neaptide.server.http.refusals import Refusals
-from neaptide.server.structured.call_formats import CallFormat, format_of
+from neaptide.server.openai.schemas import LEAST_REPETITION_PENALTY
+from neaptide.server.parsers.choose import AUTO, OutputParsers, choose_parsers
+from neaptide.server.structured import call_formats
+from neaptide.server.structured.call_formats import CallFormat
 from neaptide.server.structured.checker import GrammarChecker
 from neaptide.server.text.tokenizer import Tokenizer
 
@@ -32,6 +35,10 @@ class GenerationDefaults:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int | None = None
+    """Longest answer of a chat."""
 
     @classmethod
     def load(cls, directory: Path) -> "GenerationDefaults":
@@ -41,13 +48,20 @@ class GenerationDefaults:
             ValueError: a value that no request could ask for.
         """
         file = directory / "generation_config.json"
-        config = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        config = read_json(file) if file.exists() else {}
+        longest = _recommended(config, "max_new_tokens", 0, 1, MAX_TOP_K)
+        whatever = cls(
+            repetition_penalty=_recommended(config, "repetition_penalty", 1.0, LEAST_REPETITION_PENALTY, 100.0),
+            max_tokens=int(longest) or None,
+        )
         if config.get("do_sample") is False:
-            return cls()
-        return cls(
+            return whatever
+        return replace(
+            whatever,
             temperature=_recommended(config, "temperature", 1.0, 0.0, 2.0),
             top_p=_recommended(config, "top_p", 1.0, 0.0, 1.0),
             top_k=max(0, int(_recommended(config, "top_k", 0, -1, MAX_TOP_K))),
+            min_p=_recommended(config, "min_p", 0.0, 0.0, 1.0),
         )
 
 
@@ -122,7 +136,7 @@ class ServingContext:
     """``CLOCK_MONOTONIC``: the engine's clock, so that its stamps and ours can be compared."""
     wall_clock: Callable[[], float] = time.time
     keep_alive_s: float = 10.0
-    """Longest silence on an event stream."""
+    """Longest silence on an event stream before a comment; 0 sends none."""
     flex_wait_s: float = 600.0
     """Longest wait for the first token of a flex request that is not streamed; after that it gets 429."""
     admission: Admission = field(default_factory=lambda: Admission(max_online=4096, max_offline=4096))
@@ -140,9 +154,12 @@ class ServingContext:
     """Most stop tokens, the model's own included, that the executor can mask for ``min_tokens``; None: any number."""
     engine_python: str | None = None
     """The engine's own interpreter, if it has one. Grammars are checked there, by the version that enforces them."""
+    tool_call_parser: str = AUTO
+    reasoning_parser: str = AUTO
+    """Names of the parsers; see ``parsers.choose``."""
     grammars: GrammarChecker = field(init=False)
-    call_format: CallFormat = field(init=False)
-    """The model's format of function calls."""
+    parsers: OutputParsers = field(init=False)
+    """How the model writes tool calls and reasoning."""
     draining: bool = False
     """Set at shutdown: new work is refused, running streams may end."""
 
@@ -154,7 +171,18 @@ class ServingContext:
             interpreter=Interpreter(self.engine_python),
         )
         template = self.tokenizer.template
-        self.call_format = format_of(None if template is None else template.source)
+        self.parsers = choose_parsers(
+            self.tool_call_parser,
+            self.reasoning_parser,
+            None if template is None else template.source,
+            self.tokenizer.added_tokens,
+        )
+
+    @property
+    def call_format(self) -> CallFormat:
+        """The format of calls that a grammar forces."""
+        tools = self.parsers.tools
+        return call_formats.PLAIN if tools is None or tools.grammar is None else tools.grammar
 
     @property
     def system_fingerprint(self) -> str | None:

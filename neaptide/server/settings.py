@@ -108,6 +108,29 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     request_log_old_files: Annotated[
         int, Option("Rotated engine-requests.jsonl files to keep.", "N", low=0, high=1000)
     ] = 1
+    tool_call_parser: Annotated[
+        str,
+        Option(
+            "How the model writes tool calls, by vLLM's names: hermes, llama3_json, mistral and so on; none leaves "
+            "them in the text. auto: as the chat template and the names of tokens say. One of your own is named "
+            "module:Class.",
+            "NAME",
+            page="tools-and-reasoning",
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        Option(
+            "How the model sets its reasoning apart, by vLLM's names: qwen3, deepseek_r1, and so on; none leaves it in "
+            "the text. auto: as the chat template and the names of tokens say. One of your own is named module:Class.",
+            "NAME",
+            page="tools-and-reasoning",
+        ),
+    ] = "auto"
+    enable_auto_tool_choice: Annotated[
+        bool,
+        Option("Accepted for vLLM's users; calls of tool_choice auto are always parsed.", page="tools-and-reasoning"),
+    ] = False
     device: Annotated[
         str,
         Option(
@@ -185,8 +208,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     late_price_s: Annotated[
         float,
         Option(
-            "Seconds of offline work that one online request in time is worth: more protects chats, less brings batches "
-            "further.",
+            "Seconds of offline work that one online request in time is worth: a higher price protects chats, a lower "
+            "one brings batches further.",
             "SECONDS",
             low=0,
             page="scheduling",
@@ -342,6 +365,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float,
         Option("After a stop signal, time for replies that have begun to finish.", "SECONDS", low=0),
     ] = 30.0
+    stream_keep_alive_s: Annotated[
+        float,
+        Option("Longest silence on an event stream before a comment keeps it alive; 0 sends none.", "SECONDS", low=0),
+    ] = 10.0
     log_level: Annotated[str, Option("Lowest level that is logged.", choices=("debug", "info", "warning", "error"))] = (
         "info"
     )
@@ -422,7 +449,16 @@ DEFAULTS = Settings()
 EXPERT = "expert"
 """The group that only ``--help-all`` shows. A setting that no other group names belongs to it."""
 _GROUPS: Mapping[str, tuple[str, ...]] = {
-    "model": ("model", "served_model_name", "device", "dtype", "quantization", "executor"),
+    "model": (
+        "model",
+        "served_model_name",
+        "device",
+        "dtype",
+        "quantization",
+        "executor",
+        "tool_call_parser",
+        "reasoning_parser",
+    ),
     "network": ("host", "port", "api_key", "allowed_hosts", "cors_origins"),
     "targets": ("ttft_slo_ms", "tpot_slo_ms", "late_price_s", "policy", "profile"),
     "batches": ("data_dir", "completion_windows", "file_retention_days", "store", "blobs"),

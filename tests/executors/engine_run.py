@@ -28,11 +28,17 @@ class EngineRun:
         may_fail: requests may end with an error; else that is an AssertionError.
     """
 
-    def __init__(self, config: EngineConfig, executor: Executor, may_fail: bool = False) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        may_fail: bool = False,
+        eos_token_ids: tuple[int, ...] = (EOS_TOKEN_ID,),
+    ) -> None:
         headroom = FixedHeadroom(executor.num_blocks, 0.0)
         model = ConstantCostModel(1e-6)
         self.clock = MonotonicClock()
-        self.core = EngineCore(config, executor, model, headroom, self.clock, frozenset({EOS_TOKEN_ID}))
+        self.core = EngineCore(config, executor, model, headroom, self.clock, frozenset(eos_token_ids))
         self.tokens: dict[str, list[int]] = {}
         self.logprobs: dict[str, list[TokenLogprobs]] = {}
         self.prompt_logprobs: dict[str, list[TokenLogprobs]] = {}

@@ -22,12 +22,18 @@ from tests.executors.driver import (
 )
 
 MISTRAL = {"sliding_window": None}
+PHI3: dict[str, Any] = {"pad_token_id": 0, "tie_word_embeddings": True}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 6}),
     "qwen3": ("qwen3", {"head_dim": 16}),
     "qwen3-biases-tied": ("qwen3", {"head_dim": 10, "attention_bias": True, "tie_word_embeddings": True}),
     "mistral": ("mistral", MISTRAL),
+    "phi3": ("phi3", PHI3),
+    "phi3-partial": (
+        "phi3",
+        PHI3 | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}},
+    ),
     "mistral-tied": ("mistral", MISTRAL | {"head_dim": 10, "tie_word_embeddings": True}),
     "opt": ("opt", {}),
     "opt-untied-without-biases": ("opt", {"tie_word_embeddings": False, "enable_bias": False}),

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from neaptide.loadgen.client.client import StreamClient
+from neaptide.loadgen.client.client import StreamClient, _proxy_of
+from neaptide.loadgen.client.proxies import blocking_mounts_for, mounts_for
 from neaptide.loadgen.client.recorder import ChatRecord
 from tests.loadgen.scripted import HEAD, Answer, chunked, plain, scripted, stream
 from tests.patience import PATIENCE_S, until
@@ -176,6 +177,23 @@ async def test_no_request_waits_for_a_connection() -> None:
 
 
 # ---- ways ----
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:8000", "http://localhost:8000/v1", "http://[::1]:8000", "http://a.localhost"]
+)
+def test_this_machine_is_never_reached_by_a_proxy(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the command line's own clients too; other hosts follow the variables."""
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://proxy.invalid:1")
+    assert _proxy_of(url) is None
+    with httpx.Client(mounts=blocking_mounts_for(url)) as client:
+        assert client._transport_for_url(httpx.URL(url)) is client._transport
+    assert set(mounts_for(url)) == {"http://", "https://", "all://"}
+    elsewhere = "http://gpu.example:8000"
+    assert _proxy_of(elsewhere) == "http://proxy.invalid:1"
+    with httpx.Client(mounts=blocking_mounts_for(elsewhere)) as client:
+        assert client._transport_for_url(httpx.URL(elsewhere)) is not client._transport
 
 
 @pytest.mark.parametrize(

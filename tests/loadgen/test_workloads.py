@@ -339,6 +339,20 @@ def test_a_refill_is_the_same_set_with_new_content(name: str) -> None:
     assert second.refill(2) == first.refill(2)
 
 
+def test_a_set_is_enlarged_by_copies_that_share_nothing() -> None:
+    base = content_base("mine#0")
+    requests = [TraceRequest(0.0, ((base, 4), (base + k, 2)), k) for k in range(1, 4)]
+    small = OfflineSet("mine", requests, synthetic=True)
+    large = small.enlarged(7)
+    assert small.enlarged(3) is small
+    assert [r.output_tokens for r in large.requests] == [1, 2, 3] * 3
+    copies = [{content for r in large.requests[k : k + 3] for content, _ in r.segments} for k in (0, 3, 6)]
+    assert [len(one) for one in copies] == [4, 4, 4]
+    assert len(set.union(*copies)) == 12
+    assert large.requests[:3] == requests
+    assert large.refill(1).refill(0) == large
+
+
 @pytest.mark.parametrize("content", [0, content_base("mine#0") - 1, content_base("mine#0") + (1 << 31)])
 def test_content_of_another_namespace_is_refused_by_a_refill(content: int) -> None:
     requests = [TraceRequest(0.0, ((content_base("mine#0"), 4), (content, 2)), 1)]

@@ -1,6 +1,8 @@
 """What is read from a checkpoint directory, and what is refused: always one clear line."""
 
 import json
+import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,10 +56,10 @@ def test_defaults_of_old_configs(tmp_path: Path) -> None:
     assert (config.num_kv_heads, config.head_dim, config.dtype) == (6, 8, "float32")
 
 
-def test_generation_config_names_the_ends(tmp_path: Path) -> None:
+def test_both_configurations_name_ends(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
-    assert load_model_config(tmp_path).eos_token_ids == (7, 9)
+    assert load_model_config(tmp_path).eos_token_ids == (7, 9, 2)
     (tmp_path / "generation_config.json").write_text("{}")
     assert load_model_config(tmp_path).eos_token_ids == (2,)
 
@@ -77,17 +79,26 @@ def test_both_spellings_of_rope(changes: dict[str, Any], tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM'] is not supported: only LlamaForCausalLM, Mis"),
+        ({"architectures": ["MambaForCausalLM"]}, "Qwen3ForCausalLM; --executor vllm serves other families"),
         ({"architectures": ["LlamaForCausalLM", "LlamaForCausalLM"]}, "architecture"),
         ({"architectures": None}, "architecture"),
         ({"auto_map": {"AutoModel": "evil.Model"}}, "never run"),
         ({"quantization_config": {"quant_method": "awq"}}, "awq"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"sliding_window": 4096}, "sliding_window"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"rope_scaling": {"type": "proportional", "factor": 2.0}}, "proportional"),
+        ({"rope_scaling": {"rope_type": ["yarn"], "factor": 2.0}}, "rope type"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 1e9}}, "256000000000 tokens is not supported"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}, "rope_theta": 1}, "rope_theta 1"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1] * 4}},
+            "long_factor must be 4 positive numbers",
+        ),
+        ({"partial_rotary_factor": 0.4}, "partial_rotary_factor"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps must be a positive number, not nan"),
+        ({"rope_theta": math.inf}, "rope_theta must be a positive number, not inf"),
+        ({"rope_theta": math.nan}, "rope_theta must be a positive number, not nan"),
         ({"torch_dtype": "float8_e4m3fn"}, "float8"),
         ({"num_key_value_heads": 4}, "evenly"),
         ({"head_dim": 7}, "odd"),
@@ -98,6 +109,91 @@ def test_both_spellings_of_rope(changes: dict[str, Any], tmp_path: Path) -> None
 )
 def test_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     assert words in refusal(write(tmp_path, **changes))
+
+
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "default", "longest"),
+    [
+        ({}, 256, 256),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 1024, 1024),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.5}}, 640, 640),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}}, 256, 256),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}, 256, 256),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, 256, 1024),
+        ({"rope_scaling": {**LONG, "original_max_position_embeddings": 64}}, 64, 256),
+        ({"rope_scaling": LONG, "original_max_position_embeddings": 64}, 64, 256),
+        ({"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}}, 512, 512),
+    ],
+)
+def test_the_context_is_what_vllm_gives(changes: dict[str, Any], default: int, longest: int, tmp_path: Path) -> None:
+    config = load_model_config(write(tmp_path, **changes))
+    assert (config.served_context_tokens, config.max_position_embeddings) == (default, longest)
+    facts = load_model_facts(tmp_path)
+    assert facts.served_context_tokens == default
+    assert config.served(0, None).max_position_embeddings == default
+    assert config.served(longest, (7,)).max_position_embeddings == longest
+    assert config.served(longest, (7,)).eos_token_ids == (7,)
+
+
+def write_weights(directory: Path, **tensors: tuple[str, list[int]]) -> Path:
+    """A safetensors file with these types and shapes, and no weights."""
+    header = json.dumps(
+        {name: {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]} for name, (dtype, shape) in tensors.items()}
+    ).encode()
+    (directory / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return directory
+
+
+EMBEDDING, LAYER = "model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize("silent", [{"torch_dtype": None}, {"torch_dtype": "auto"}])
+def test_a_silent_configuration_leaves_the_type_to_the_weights(silent: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path, **silent)
+    tensors = {EMBEDDING: ("BF16", [100, 48]), LAYER: ("BF16", [80, 48]), "model.norm.weight": ("F32", [48])}
+    assert load_model_config(write_weights(tmp_path, **tensors)).dtype == "bfloat16"
+    write(tmp_path, torch_dtype="float16")
+    assert load_model_config(tmp_path).dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, but the weights have 2 layers"),
+        ({"vocab_size": 10**9}, "vocab_size is 1000000000, but embed_tokens.weight has the shape [100, 48]"),
+    ],
+)
+def test_sizes_that_the_weights_do_not_have_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    write_weights(tmp_path, **{EMBEDDING: ("BF16", [100, 48]), LAYER: ("BF16", [80, 48])})
+    assert words in refusal(write(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff" * 8, (10**6).to_bytes(8, "little") + b"{}", b"\2" + bytes(7) + b"[]"])
+def test_a_damaged_header_is_refused(data: bytes, tmp_path: Path) -> None:
+    (write(tmp_path) / "model.safetensors").write_bytes(data)
+    assert refusal(tmp_path) == "model.safetensors cannot be read: its header is damaged"
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_pipe_is_not_read(name: str, tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    assert refusal(tmp_path) == f"{name} is not a regular file"
+
+
+@pytest.mark.parametrize("place", ["model.gguf", "org/model-GGUF"])
+def test_gguf_is_refused_by_name(place: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="GGUF files are not supported"):
+        resolve_model(place)
+
+
+def test_a_directory_of_gguf_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model-q4.gguf").touch()
+    assert refusal(tmp_path).startswith("GGUF files are not supported: use the model's original checkpoint")
 
 
 OPT: dict[str, Any] = {
@@ -115,18 +211,15 @@ OPT: dict[str, Any] = {
     [
         ("Qwen2", {"use_sliding_window": True, "sliding_window": 64}, "use_sliding_window is not supported"),
         ("Qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types sliding_attention is not"),
-        ("Qwen2", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn"),
-        ("Qwen2", {"rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}}, "mrope"),
         ("Qwen2", {"mlp_bias": True}, "mlp_bias is not supported"),
         ("Qwen2", {"hidden_act": "gelu"}, "gelu"),
         ("Qwen3", {"use_sliding_window": True}, "use_sliding_window is not supported"),
         ("Qwen3", {"mlp_bias": True}, "mlp_bias is not supported"),
-        ("Qwen3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ("Phi3", {"attention_bias": True}, "attention_bias is not supported"),
         ("Mistral", {"attention_bias": True}, "attention_bias is not supported"),
         ("Mistral", {"mlp_bias": True}, "mlp_bias is not supported"),
         ("Mistral", {"layer_types": ["sliding_attention", "full_attention"]}, "layer_types is not supported"),
         ("Mistral", {"sliding_window": -1}, "sliding_window must be a positive integer"),
-        ("Mistral", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
         ("OPT", {"word_embed_proj_dim": 24}, "word_embed_proj_dim 24 is not supported: only hidden_size, 48"),
         ("OPT", {"activation_function": "gelu"}, "activation_function 'gelu' is not supported: only relu"),
         ("OPT", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine false"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,7 +73,8 @@ class Exchange:
 
     @property
     def events(self) -> list[Any]:
-        lines = [line.removeprefix("data: ") for line in self.text.split("\n\n") if line.startswith("data: ")]
+        text = re.sub("^:.*\n", "", self.text, flags=re.MULTILINE)  # Comments.
+        lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data: ")]
         return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 

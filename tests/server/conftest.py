@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from neaptide.server.app import ServerState, ServingContext, create_app
 from neaptide.server.engine_client.client import EngineClient
 from neaptide.server.http.auth import KeyRing
+from neaptide.server.text.rendering import OwnRenderer
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.patience import PATIENCE_S
 from tests.server.engine_client.loop_clock import LoopClock
@@ -49,6 +50,14 @@ def forms_of_replies() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("fastapi._compat.v2.TypeAdapter", form_of)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def templates_are_rendered_here() -> Iterator[None]:
+    """A process for each model that a test starts would cost half a second; ``test_rendering`` has its own."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("neaptide.server.text.tokenizer.ChildRenderer", OwnRenderer)
         yield
 
 

@@ -268,7 +268,7 @@ async def test_silence_is_filled_with_comments(server: Server) -> None:
     server.context.keep_alive_s = 0.01
     server.engine.released.clear()
     exchange = Exchange(server.app, CHAT, _body(stream=True, max_tokens=2))
-    await exchange.until(": keep-alive\n\n: keep-alive\n\n")
+    await exchange.until(": keep-alive\n: keep-alive\n")
     server.engine.released.set()
     await exchange.task
     assert exchange.events[-1] == "[DONE]"

@@ -65,13 +65,11 @@ def test_a_model_directory_that_cannot_be_used_is_told_in_one_line(
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "template", [[], ["x"], [{"name": "default"}], [{"name": "tools", "template": "{{ x }}"}], None]
-)
+@pytest.mark.parametrize("template", [[], ["x"], [{"name": "default"}], [{"name": 5, "template": "{{ x }}"}], None])
 def test_a_model_without_a_chat_template_is_served(model: Path, template: object) -> None:
     use_template(model, template)
     context, _ = model_context(Settings(model=str(model)), model / "data")
-    assert context.tokenizer.template is None
+    assert context.tokenizer.facts == {}
 
 
 def test_what_an_operator_is_told_has_no_control_characters(tmp_path: Path) -> None:
@@ -82,9 +80,9 @@ def test_what_an_operator_is_told_has_no_control_characters(tmp_path: Path) -> N
 
 def test_ends_that_the_model_cannot_say_are_left_out(model: Path) -> None:
     change(model, "generation_config.json", eos_token_id=[7, 5, 7, -1, 416, 999_999])
-    context, _ = model_context(Settings(model=str(model)), model / "data")
+    context, config = model_context(Settings(model=str(model)), model / "data")
     assert context.vocab_size == 416
-    assert context.eos_token_ids == (7, 5)
+    assert context.eos_token_ids == config.executor.eos_token_ids == (7, 5)
 
 
 def test_a_length_above_the_models_own_is_cut_and_said(model: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -92,7 +90,7 @@ def test_a_length_above_the_models_own_is_cut_and_said(model: Path, caplog: pyte
         context, config = model_context(Settings(model=str(model), max_model_len=8193), model / "data")
     assert context.max_model_len == config.scheduler.max_model_len == 8192
     (record,) = caplog.records
-    assert record.message.startswith("max_model_len = 8193 exceeds the model's context; using 8192")
+    assert record.message.startswith("max_model_len = 8193 is above the 8192 tokens (prompt + output)")
     caplog.clear()
     model_context(Settings(model=str(model), max_model_len=8192), model / "data")
     assert not caplog.records

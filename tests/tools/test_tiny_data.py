@@ -9,8 +9,10 @@ from tokenizers import Tokenizer
 from neaptide.data import skills, structured_skills
 from neaptide.data.skills import is_held_out
 from neaptide.launch.serve import embedded_model_path
-from neaptide.server.openai.tool_calls import ToolCallParser
-from neaptide.server.text.chat_template import ChatTemplate
+from neaptide.server.parsers.calls import Offer
+from neaptide.server.parsers.core import OutputParser
+from neaptide.server.parsers.formats import HERMES
+from neaptide.server.text.chat_template import ChatTemplate, TemplateInput
 from tools.tiny_data import BOS, CHAT_TEMPLATE, END, Chats, Packer, build_tokenizer
 
 ROUNDS = 20
@@ -22,9 +24,7 @@ def tokenizer() -> Tokenizer:
 
 
 def rendered(messages: list[dict[str, object]], tools: list[dict[str, object]] | None) -> str:
-    return ChatTemplate(CHAT_TEMPLATE, {}).render(
-        messages, tools=tools, add_generation_prompt=True, variables={}, max_chars=10_000
-    )
+    return ChatTemplate(CHAT_TEMPLATE, {}).render(TemplateInput(messages=messages, tools=tools))
 
 
 def test_the_template_offers_functions_as_they_were_trained() -> None:
@@ -62,8 +62,9 @@ def test_the_server_reads_the_calls(tokenizer: Tokenizer) -> None:
     rng = random.Random(1)
     for _ in range(ROUNDS):
         example = structured_skills.single("call", rng)
-        parser = ToolCallParser({tool.name for tool in structured_skills.offered(example.messages)})
-        assert parser.push(example.answer) + parser.finish() == ""
+        names = frozenset(tool.name for tool in structured_skills.offered(example.messages))
+        parser = OutputParser(None, HERMES, Offer(names))
+        assert parser.push(example.answer).content + parser.finish().content == ""
         (call,) = parser.calls
         assert structured_skills.call_text(call.name, json.loads(call.arguments)) == example.answer
 

@@ -31,6 +31,8 @@ _MODULES = {
     "echo-hit-rate": "echo.hit_rate",
     "echo-timeline": "echo.timeline",
     "tuned-rivals": "rivals.sweep",
+    "clairvoyant": "limits.clairvoyant",
+    "two-steps": "limits.two_steps",
     "fair-shares": "jobs.shares",
     "batch-deadlines": "jobs.deadlines",
     "ablation": "ablation",

@@ -13,6 +13,8 @@ RIVALS = (
     "balance",
     "batchllm",
     "blendserve",
+    "qoserve",
+    "slidingserve",
 )
 """Names of the policies here, as the entry points have them."""
 ORDERS = ("balance", "dfs", "batchllm", "blendserve", "density")

@@ -24,6 +24,9 @@ from neaptide.simulation.simulator import OnProgress
 DAY_S = 86_400
 WHOLE_SAMPLES = 4
 """Number of samples of a trace that is longer than as many peaks. So a long trace takes no longer to simulate."""
+LEAST_ROWS = 2048
+"""A smaller pool of batch work is repeated until it has as many rows. A pool of a few rows would be refilled at every
+step, which takes most of a simulation."""
 KV_STEPS = 64
 """Resolution of the search for KV memory: equal parts of the profile's memory."""
 GIB = 1 << 30
@@ -101,6 +104,8 @@ class _Planner:
         )
         if question.offline and not self._peak.length_s > 0:
             raise ValueError("all requests of the peak arrive at once, so there is no offline rate: use a longer peak")
+        self._rows = [_enough(one) for one in question.offline] if base.refill else question.offline
+        """The offline sets, large enough to be refilled seldom."""
         self._tried: dict[int, Point] = {}
 
     def plan(self) -> Plan:
@@ -180,7 +185,7 @@ class _Planner:
     def _beside(self, stretch: Stretch, number: int, name: str) -> Beside:
         size, question = self._size(number), self._question
         with self._watch(f"{self._name(size)}: {name}, with offline work") as on_progress:
-            measured = measure(question.base, stretch, size, question.offline, on_progress)
+            measured = measure(question.base, stretch, size, self._rows, on_progress)
         return Beside(
             start_s=stretch.start_s,
             end_s=stretch.end_s,
@@ -229,3 +234,9 @@ class _Planner:
             tokens_per_day=DAY_S * whole.tokens_per_s,
             finish_s=(low_s, high_s),
         )
+
+
+def _enough(one: OfflineSet) -> OfflineSet:
+    """The set with at least ``LEAST_ROWS`` rows, unless its submissions are given."""
+    arrives = any(request.arrival_s > 0 for request in one.requests)
+    return one if one.is_job or one.batch_size is not None or arrives else one.enlarged(LEAST_ROWS)

@@ -67,6 +67,8 @@ class ReplicaReply:
         if self._is_events:
             data = self._rest + data
             end = data.rfind(_EVENT_END) + len(_EVENT_END) if _EVENT_END in data else 0
+            while data.startswith(b":", end) and (line_end := data.find(b"\n", end)) >= 0:
+                end = line_end + 1  # A comment is no part of an event, and keeps the connection alive.
             data, self._rest = data[:end], data[end:]
         if data:
             await self._send({"type": "http.response.body", "body": data, "more_body": True})

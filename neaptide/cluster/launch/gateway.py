@@ -43,6 +43,7 @@ class RunningGateway:
         for client in self.clients:
             await client.aclose()
         self.context.grammars.close()
+        self.context.tokenizer.close()
 
 
 def check_shared(settings: Settings) -> None:

@@ -38,6 +38,7 @@ from neaptide.launch.early_checks import check_parts
 from neaptide.loadgen.client.batches import TERMINAL, get_batch, submit_batch
 from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
 from neaptide.loadgen.client.prometheus import Samples
+from neaptide.loadgen.client.proxies import mounts_for
 from neaptide.loadgen.client.recorder import ChatRecord
 from neaptide.loadgen.percentiles import percentiles
 from neaptide.server.settings import Settings
@@ -117,7 +118,7 @@ async def _demo(args: argparse.Namespace, console: Console) -> int:
     console.print("starting the server on the embedded model ...")
     async with ServerProcess(flags, args.dir / DATA_DIR) as server:
         async with (
-            httpx.AsyncClient(base_url=server.base_url, timeout=120.0) as http,
+            httpx.AsyncClient(base_url=server.base_url, timeout=120.0, mounts=mounts_for(server.base_url)) as http,
             StreamClient.beside(http, "neaptide-tiny") as streams,
         ):
             start_s = time.monotonic()

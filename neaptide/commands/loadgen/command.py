@@ -21,6 +21,7 @@ from neaptide.commands.loadgen.flags import add_common, add_synth, add_trace, ho
 from neaptide.commands.loadgen.view import RunView
 from neaptide.commands.outputs import check_writable, print_json, write_json
 from neaptide.loadgen.client.batches import BatchClientError
+from neaptide.loadgen.client.proxies import mounts_for
 from neaptide.loadgen.report.page import ROWS, cell_text, report
 from neaptide.loadgen.report.records import record_lines
 from neaptide.loadgen.report.summary import COMPARED, Summary, ratios, summary
@@ -134,7 +135,9 @@ async def _run_all(
     for name, url in servers.items():
         view = RunView(Console(stderr=True), name)
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=TIMEOUT_S, limits=limits) as http:
+        async with httpx.AsyncClient(
+            base_url=url, headers=headers, timeout=TIMEOUT_S, limits=limits, mounts=mounts_for(url)
+        ) as http:
             with view.shown, contextlib.suppress(StoppedError):
                 progress = await run(http, shots, how, view.update, stop)
                 runs[name] = (progress, summary(progress, warm_up_s))

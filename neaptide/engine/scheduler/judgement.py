@@ -38,6 +38,8 @@ LEAST_IDLE = 0.33
 """Least part of the time that prompts are taken to leave: near capacity a busy period has no end."""
 MAX_STEP_S = 5.0
 """Longest step: whoever cancels a request waits for its end."""
+NEXT_TO_NOTHING = 0.03
+"""Part of what a step brings for which none beside streams is made longer: shorter steps are smoother."""
 EQUAL = 1e-3
 """Step lengths whose late requests differ by less are equal; the longest one is taken."""
 ERRORS: FloatArray = np.array([[-0.7], [-0.2], [0.2], [0.7]])
@@ -99,10 +101,10 @@ class Judgement:
     def _expect_arrivals(self, now_s: float, decodes: BatchShape, traffic: Traffic) -> None:
         """Expects the prompts to come to be like the recent ones, at the recent rate."""
         config, model = self._config, self._model
-        tokens, ttft_slo_s = traffic.tokens, traffic.ttft_slo_s
+        tokens, ttft_slo_s = traffic.prompts()
         if not len(tokens):
             # Nothing is known: one request may come, and half of its target is for its prompt.
-            self._set_waits(np.array([UNKNOWN_WAIT * config.ttft_slo_s]), 1.0 / WINDOW_S)
+            self._set_waits(np.array([UNKNOWN_WAIT * config.ttft_slo_s / (1 + config.overlap_depth)]), 1.0 / WINDOW_S)
             self._busy = self._load = self._decay = 0.0
             return
         rate, most = traffic.rate(now_s), traffic.longest_tokens
@@ -117,10 +119,11 @@ class Judgement:
         self._decay = 2.0 * idle / (traffic.spread * mean_s) if mean_s else 0.0
         can_wait_s = max(drain * traffic.tightest_ttft_s - most * token_s, 0.0)
         self._busy = rho / idle * math.exp(-self._decay * can_wait_s) if "slack-reserve" not in self._left_out else 0.0
-        # A request that arrives in the middle of a step waits for its end and for those that came before it.
+        # A request that arrives in the middle of a step waits for its end, for the steps planned behind it, and for
+        # those that came before it.
         spare_s = ttft_slo_s - config.delivery_latency_s - self.alone_s - own_s
         error_s = whole.margin_s / whole.seconds * (own_s + self.alone_s)
-        waits_s = np.sort((spare_s + ERRORS * error_s).ravel()) / (1.0 + rho)
+        waits_s = np.sort((spare_s + ERRORS * error_s).ravel()) / ((1.0 + rho) * (1 + config.overlap_depth))
         share = rate / len(waits_s) if "arrivals" not in self._left_out else 0.0
         self._set_waits(waits_s[waits_s.searchsorted(0.0) :], share)
 
@@ -271,7 +274,10 @@ class Judgement:
         values = (work_s - self._config.late_price_s * (num_late - num_late[0])) / np.maximum(lengths_s, 1e-9)
         # An empty step brings nothing, and offline work must go on.
         first = 0 if draft.num_parts or len(values) == 1 else 1
-        best = len(values) - 1 - int(values[first:][::-1].round(9).argmax())
+        if self.has_streams:
+            best = first + int((values[first:] >= (1.0 - NEXT_TO_NOTHING) * values[first:].max()).argmax())
+        else:
+            best = len(values) - 1 - int(values[first:][::-1].round(9).argmax())
         found = zip(lengths_s.tolist(), num_late.tolist(), values.tolist(), strict=True)
         candidates = [Candidate("offline", *each) for each in found]
         draft.candidates += candidates

@@ -106,7 +106,6 @@ class NeaptideScheduler(Scheduler, Divisible):
 
     def begin(self, now_s: float) -> None:
         super().begin(now_s)
-        self.traffic.refresh()
         self._look_up_prompts(now_s)
         pool = self.queues.pool
         if pool.ends is not None:

@@ -7,6 +7,7 @@ so placeholders work too.
 
 import zlib
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,7 +62,7 @@ class SimExecutor:
         self._clock = clock
         self._vocab_size = vocab_size
         self._first_token_id = first_token_id
-        self._prompt_crc: dict[str, int] = {}
+        self._prompts: dict[str, int] = {}
         self._device = DeviceTime()
 
     @property
@@ -71,20 +72,28 @@ class SimExecutor:
     @property
     def known_requests(self) -> frozenset[str]:
         """Requests whose state is kept."""
-        return frozenset(self._prompt_crc)
+        return frozenset(self._prompts)
 
     def submit(self, plan: StepPlan) -> SimHandle:
         for request_id in plan.finished_ids:
-            self._prompt_crc.pop(request_id, None)
+            self._prompts.pop(request_id, None)
         for new in plan.new_requests:
-            self._prompt_crc[new.request_id] = zlib.crc32(array("i", new.prompt_token_ids).tobytes())
+            self._prompts[new.request_id] = self.remember(new.prompt_token_ids)
         seconds = self._cost_model.predict(plan.shape).seconds if len(plan) else 0.0
         result = StepResult.of(plan)
         result.model_s = seconds
         for index in np.flatnonzero(plan.sample).tolist():
-            crc, position = self._prompt_crc[plan.request_ids[index]], int(plan.output_position[index])
-            result.token_ids[index] = simulated_token(crc, position, self._vocab_size, self._first_token_id)
+            prompt, position = self._prompts[plan.request_ids[index]], int(plan.output_position[index])
+            result.token_ids[index] = self.token(prompt, position)
         return SimHandle(self._clock, self._device.add(self._clock.now(), seconds), result)
 
+    def remember(self, prompt_token_ids: Sequence[int]) -> int:
+        """A number for the prompt that is all that its output depends on."""
+        return zlib.crc32(array("i", prompt_token_ids).tobytes())
+
+    def token(self, prompt: int, output_position: int) -> int:
+        """The token at a position of the output, for a prompt's number."""
+        return simulated_token(prompt, output_position, self._vocab_size, self._first_token_id)
+
     def close(self) -> None:
-        self._prompt_crc.clear()
+        self._prompts.clear()

@@ -20,7 +20,8 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
     """
     cache = msgspec.structs.replace(config.cache, block_size=config.cache.block_size or BLOCK_SIZE)
     arrivals = None if config.arrivals_fd is None else OnlineArrivals(config.arrivals_fd)
-    executor = TorchExecutor(config.executor, cache, clock, arrivals=arrivals)
+    model = msgspec.structs.replace(config.executor, max_model_len=config.scheduler.max_model_len)
+    executor = TorchExecutor(model, cache, clock, arrivals=arrivals)
     device = executor.device.type
     capabilities = Capabilities(
         placeholders=True,

@@ -31,7 +31,7 @@ from neaptide.executors.torch.sampling.logits_edits import Allowed
 from neaptide.executors.torch.sampling.logprobs import score
 from neaptide.executors.torch.sampling.sampler import sample
 from neaptide.executors.torch.step_results import Pending, PromptScores, SampledTokens, TokenScores, TorchHandle
-from neaptide.executors.torch.weights import load_weights
+from neaptide.executors.torch.weights import check_shapes, load_weights
 from neaptide.kernels.choice import Kernels, Shape, choose_kernels
 from neaptide.kernels.paged_attention.work_list import MIN_SHARED_TOKENS
 from neaptide.kernels.transfer import HostCopy, to_device
@@ -88,7 +88,7 @@ class TorchExecutor:
         if config.num_threads > 0:
             torch.set_num_threads(config.num_threads)
         model_dir = resolve_model(config.model_path)
-        self.model_config = load_model_config(model_dir)
+        self.model_config = load_model_config(model_dir).served(config.max_model_len, config.eos_token_ids)
         self.device = pick_device(config.device)
         self._is_invariant = config.batch_invariant
         if self._is_invariant:
@@ -104,6 +104,7 @@ class TorchExecutor:
         model = self.model_config
         self._grammar_masks = GrammarMasks(model_dir, model.vocab_size, model.eos_token_ids)
         self._grammar_masks.warm_up()
+        self._check_room(config, cache)
         with torch.inference_mode():
             kernels = choose_kernels(
                 Shape(model.num_heads, model.num_kv_heads, model.head_dim, cache.block_size),
@@ -126,6 +127,7 @@ class TorchExecutor:
         """The model with its weights and its chosen products."""
         quantizer = quantizer_of(config, self.device)
         model_class: type[TorchModel] = pkgutil.resolve_name(FAMILIES[self.model_config.architecture].torch_class)
+        check_shapes(model_class(self.model_config, self.dtype, torch.device("meta"), kernels.layer_ops), model_dir)
         layers = model_class(self.model_config, self.dtype, self.device, kernels.layer_ops)
         load_weights(layers, model_dir)
         if self._is_invariant:
@@ -391,6 +393,22 @@ class TorchExecutor:
         """Device location of the request's token at this position of prompt and output, if it was sampled recently."""
         state = self._states[request_id]
         return state.recent_tokens.at(position - len(state.prompt_token_ids))
+
+    def _check_room(self, config: ExecutorConfig, cache: CacheConfig) -> None:
+        """Refuses a context that a cache of known size cannot hold, before anything is built for it.
+
+        Raises:
+            ValueError: the context is too long.
+        """
+        kv_cache_bytes = cache.kv_cache_bytes or (CPU_KV_BYTES if self.device.type == "cpu" else None)
+        if kv_cache_bytes is None or cache.num_blocks is not None:
+            return
+        num_tokens = kv_cache_bytes // self._block_bytes(cache) * cache.block_size
+        if num_tokens < config.max_model_len:
+            raise ValueError(
+                f"the KV cache holds {num_tokens} tokens, fewer than one request of max_model_len = "
+                f"{config.max_model_len}; raise kv_cache_gib or lower max_model_len"
+            )
 
     def _block_bytes(self, cache: CacheConfig) -> int:
         return cache.block_size * self.model_config.kv_bytes_per_token(self.dtype.itemsize)

@@ -33,7 +33,7 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
     arguments = config.executor.arguments
     check_arguments(arguments)
     model_dir = Path(config.executor.model_path)
-    model = load_model_facts(model_dir)
+    model = load_model_facts(model_dir).ending(config.executor.eos_token_ids)
     if arguments.get("load_format", "").lower() != "dummy":  # without safetensors vLLM would load pickles
         refuse_pickles(model_dir)
     set_environment(config.executor.num_threads)

@@ -18,6 +18,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpx
 import msgspec
 
+from neaptide.loadgen.client.proxies import is_loopback
 from neaptide.loadgen.client.recorder import ChatRecord
 
 if TYPE_CHECKING:
@@ -170,10 +171,11 @@ def _decoded(text: bytes) -> Any:
 
 
 def _proxy_of(url: str) -> str | None:
-    """The proxy from the environment, as httpx reads it. aiohttp would look it up for every request, in a thread."""
+    """The proxy from the environment, as httpx reads it; none on loopback. aiohttp would look it up for every request,
+    in a thread."""
     parts, proxies = urlsplit(url), getproxies()
     found = proxies.get(parts.scheme) or proxies.get("all")
-    if not found or proxy_bypass(parts.hostname or ""):
+    if not found or is_loopback(url) or proxy_bypass(parts.hostname or ""):
         return None
     return found if "://" in found else f"http://{found}"
 

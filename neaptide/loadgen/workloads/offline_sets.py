@@ -1,6 +1,7 @@
 """Offline sets by name: bundled files, OpenAI batch files and generated sets, and their prefix sharing."""
 
 import itertools
+import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -97,6 +98,25 @@ class OfflineSet:
             replace(r, segments=tuple((content + shift, n) for content, n in r.segments)) for r in self.requests
         ]
         return replace(self, requests=requests, generation=generation)
+
+    def enlarged(self, least_requests: int) -> "OfflineSet":
+        """The set repeated until it has that many requests. The copies share no content.
+
+        Raises ValueError like ``check_refill``.
+        """
+        copies = math.ceil(least_requests / len(self.requests))
+        if copies <= 1:
+            return self
+        self.check_refill()
+        base = content_base(self._namespace(self.generation))
+        used = 1 + max((content - base for r in self.requests for content, _ in r.segments), default=0)
+        shifts = [copy * used for copy in range(min(copies, NAMESPACE_IDS // used))]
+        requests = [
+            replace(r, segments=tuple((content + shift, n) for content, n in r.segments))
+            for shift in shifts
+            for r in self.requests
+        ]
+        return replace(self, requests=requests)
 
     def _namespace(self, generation: int) -> str:
         return _namespace(self.content or self.name, generation)

@@ -24,6 +24,9 @@ STAMP_ADVICE = (
     "if its timestamp is in seconds, call that column arrival_s (Mooncake's, in milliseconds, is read from JSON lines)"
 )
 FAILED = "failed requests, which have no response"
+NO_OUTPUT = "requests without output"
+NO_LENGTH = "requests without output_length"
+NO_STAMP = "requests with a delay after an unknown one"
 
 
 class TraceEntry(NamedTuple):
@@ -55,6 +58,8 @@ class TraceFormat:
     tick: float | None = None
     """If all stamps are multiples of it, requests are spread evenly over each tick."""
     block_tokens: int = 1
+    may_be_seconds: bool = False
+    """Whether some files with these columns have stamps in seconds."""
 
 
 def format_of(row: Row) -> TraceFormat | None:
@@ -75,8 +80,10 @@ KNOWN = (
 
 
 def _azure(row: Row) -> TraceFormat:
-    def read(row: Row) -> TraceEntry:
-        return TraceEntry(row.stamp_s("timestamp"), row.length("contexttokens"), row.length("generatedtokens"))
+    def read(row: Row) -> TraceEntry | str:
+        stamp_s, input_tokens = row.stamp_s("timestamp"), row.length("contexttokens")
+        output_tokens = row.count("generatedtokens")
+        return TraceEntry(stamp_s, input_tokens, output_tokens) if output_tokens else NO_OUTPUT
 
     return TraceFormat(name="Azure", read=read, from_first=True)
 
@@ -92,19 +99,59 @@ def _burstgpt(row: Row) -> TraceFormat:
     return TraceFormat(name="BurstGPT", read=read, from_first=True)
 
 
-def _mooncake(row: Row) -> TraceFormat:
-    def read(row: Row) -> TraceEntry:
-        input_tokens = row.length("input_length")
-        blocks = row.block_ids("hash_ids", input_tokens, MOONCAKE_BLOCK_TOKENS) if row.has("hash_ids") else None
-        return TraceEntry(row.number("timestamp"), input_tokens, row.length("output_length"), blocks)
+@dataclass(slots=True)
+class _Mooncake:
+    """Mooncake's rows, and those of load generators that write its form: a row may have a ``delay`` after its session's
+    previous row instead of a stamp, and a text instead of a length."""
 
+    sessions_ms: dict[Any, float] = field(default_factory=dict)
+    """Stamp of the last row of each session."""
+    renumbered: dict[int, int] = field(default_factory=dict)
+    """Block ids that are hashes of 64 bits, and the ids that stand for them."""
+
+    def read(self, row: Row) -> TraceEntry | str:
+        stamp_ms = self._stamp_ms(row)
+        if stamp_ms is None:
+            return NO_STAMP
+        if not row.has("output_length"):
+            return NO_LENGTH
+        output_tokens = row.count("output_length")
+        if row.has("input_length"):
+            input_tokens = row.length("input_length")
+        elif isinstance(text := row.cell("text_input"), str):
+            input_tokens = max(1, len(text) // CHARS_PER_TOKEN)
+        else:
+            raise row.fault("text_input", "is not a text")
+        blocks = None
+        if row.has("hash_ids"):
+            blocks = row.block_ids("hash_ids", input_tokens, MOONCAKE_BLOCK_TOKENS, self.renumbered)
+        return TraceEntry(stamp_ms, input_tokens, output_tokens, blocks) if output_tokens else NO_OUTPUT
+
+    def _stamp_ms(self, row: Row) -> float | None:
+        """Milliseconds; None for a row that says only how long after an unknown one it comes."""
+        session = _session(row, "session_id") if row.has("session_id") else None
+        if row.has("timestamp"):
+            stamp_ms: float | None = row.number("timestamp")
+        elif row.has("delay"):
+            before_ms = self.sessions_ms.get(session)
+            stamp_ms = None if before_ms is None else before_ms + row.number("delay")
+        else:
+            stamp_ms = row.number("timestamp")  # Says that it is missing.
+        if session is not None and stamp_ms is not None:
+            self.sessions_ms[session] = stamp_ms
+        return stamp_ms
+
+
+def _mooncake(row: Row) -> TraceFormat:
     return TraceFormat(
         name="Mooncake",
-        read=read,
+        read=_Mooncake().read,
         from_first=True,
+        in_order=not row.has("session_id"),
         stamps_per_s=1000.0,
         tick=MOONCAKE_TICK_MS,
         block_tokens=MOONCAKE_BLOCK_TOKENS,
+        may_be_seconds=True,
     )
 
 
@@ -159,12 +206,12 @@ def _agent_texts(row: Row) -> TraceFormat:
 
 
 def _batch_job(row: Row) -> TraceFormat:
-    def read(row: Row) -> TraceEntry:
+    def read(row: Row) -> TraceEntry | str:
         input_tokens = row.length("input_length")
         blocks = row.block_ids("hash_ids", input_tokens, TEXT_BLOCK_TOKENS) if row.has("hash_ids") else None
         # the source has no outputs: one token each, so prefill work
-        output_tokens = row.length("output_length") if row.has("output_length") else 1
-        return TraceEntry(0.0, input_tokens, output_tokens, blocks)
+        output_tokens = row.count("output_length") if row.has("output_length") else 1
+        return TraceEntry(0.0, input_tokens, output_tokens, blocks) if output_tokens else NO_OUTPUT
 
     return TraceFormat(name="ServeGen batch job", read=read, has_arrivals=False, block_tokens=TEXT_BLOCK_TOKENS)
 
@@ -178,10 +225,12 @@ def _lengths(row: Row) -> TraceFormat:
     arrival = arrivals[0] if arrivals else None
     inputs, outputs = lengths[0]
 
-    def read(row: Row) -> TraceEntry:
+    def read(row: Row) -> TraceEntry | str:
         if row.has("hash_ids"):
             raise row.fault("hash_ids", "is not in the first row, which defines the format")
-        return TraceEntry(row.number(arrival) if arrival else 0.0, row.length(inputs), row.length(outputs))
+        arrival_s, input_tokens = row.number(arrival) if arrival else 0.0, row.length(inputs)
+        output_tokens = row.count(outputs)
+        return TraceEntry(arrival_s, input_tokens, output_tokens) if output_tokens else NO_OUTPUT
 
     lengths_only = TraceFormat(name="lengths", read=read, has_arrivals=arrival is not None)
     if "timestamp" in row.columns:
@@ -216,7 +265,7 @@ def _with(*columns: str) -> Callable[[Row], bool]:
 
 def _is_mooncake(row: Row) -> bool:
     """A CSV file with these columns is not Mooncake's, and most likely in seconds."""
-    return row.is_json and {"timestamp", "input_length", "output_length"} <= row.columns
+    return row.is_json and "timestamp" in row.columns and not row.columns.isdisjoint({"input_length", "text_input"})
 
 
 _FORMATS: tuple[tuple[Callable[[Row], bool], Callable[[Row], TraceFormat]], ...] = (

@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 Window = tuple[float, float]
 WHOLE: Window = (0.0, math.inf)
+MOST_PER_S = 100
+"""Requests a second above which stamps in milliseconds are unlikely."""
 TICK_SLACK = 1.0
 """Recorded ticks deviate by up to 1 ms."""
 
@@ -59,6 +61,8 @@ def read_trace(path: Path, window_s: Window = WHOLE, *, needs_arrivals: bool = T
             f"{path.name} has lengths but no arrival times: give it as offline work, or {reading.format.advice}"
         )
     _say(path.name, reading, sorts=needs_arrivals)
+    if needs_arrivals and reading.format.may_be_seconds:
+        _say_unit(path.name, reading)
     return TraceFile(reading.format, reading.cut(window_s), reading.num_rows, reading.last_s)
 
 
@@ -75,6 +79,8 @@ class _Reading:
     dropped: Counter[str] = field(default_factory=Counter)
     near: list[tuple[int, TraceEntry]] = field(default_factory=list)
     """Rows that may be in the window, with their numbers: whole ticks, if the format has them."""
+    is_fractional: bool = False
+    """Whether a stamp is no whole number."""
     off_tick: float = 0.0
     """Largest distance of a stamp from a tick."""
 
@@ -142,6 +148,7 @@ def _take(reading: _Reading, row: Row, window_s: Window) -> None:
         reading.start = entry.stamp
     stamp = entry.stamp
     reading.num_late += stamp < reading.last
+    reading.is_fractional |= not stamp.is_integer()
     reading.first, reading.last = min(reading.first, stamp), max(reading.last, stamp)
     slack = 0.0
     if form.tick:
@@ -159,6 +166,20 @@ def _say(file: str, reading: _Reading, *, sorts: bool) -> None:
         )
     if reading.dropped:
         log.warning("%s: of %d rows, these are skipped: %s", file, reading.num_rows, _counts(reading.dropped))
+
+
+def _say_unit(file: str, reading: _Reading) -> None:
+    """Names both readings of stamps that would be an unlikely load in milliseconds."""
+    count = reading.num_rows - reading.dropped.total()
+    if count > 1 and (reading.is_fractional or count > MOST_PER_S * reading.last_s):
+        log.warning(
+            "%s: timestamp is read in milliseconds, so %d requests come in %.3g s; if it is in seconds (%.3g s), call "
+            "that column arrival_s, input_tokens and output_tokens the lengths",
+            file,
+            count,
+            reading.last_s,
+            reading.last_s * reading.format.stamps_per_s,
+        )
 
 
 def _counts(dropped: Counter[str]) -> str:

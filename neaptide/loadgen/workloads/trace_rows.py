@@ -120,22 +120,34 @@ class Row:
         except (ValueError, OverflowError):
             raise self.fault(column, f"{_shown(text)} is not a date and time") from None
 
-    def block_ids(self, column: str, input_tokens: int, block_tokens: int) -> Sequence[int]:
-        """One id for each block of the prompt. One extra id is accepted, because a source may count in other units."""
+    def block_ids(
+        self, column: str, input_tokens: int, block_tokens: int, renumbered: dict[int, int] | None = None
+    ) -> Sequence[int]:
+        """One id for each block of the prompt. One extra id is accepted, because a source may count in other units.
+
+        Args:
+            renumbered: takes ids that are too large, such as hashes of 64 bits; None refuses these.
+        """
         ids = self.cell(column)
         if not isinstance(ids, list):
             raise self.fault(column, f"{_shown(ids)} is not a list of block ids")
         for block in ids:
             if isinstance(block, bool) or not isinstance(block, int):
                 raise self.fault(column, f"{_shown(block)} is not a block id")
-            if not 0 <= block < NUM_BLOCK_IDS:
+            if block < 0 or (block >= NUM_BLOCK_IDS and renumbered is None):
                 raise self.fault(column, f"block id {_shown(block)} is not in 0 to {NUM_BLOCK_IDS - 1}")
         needed = -(-input_tokens // block_tokens)
         if not needed <= len(ids) <= needed + 1:
             raise self.fault(
                 column, f"{len(ids)} block ids for {input_tokens} tokens in blocks of {block_tokens}: {needed} expected"
             )
-        return ids
+        if renumbered is None or max(ids, default=0) < NUM_BLOCK_IDS:
+            return ids
+        # Large ids stand at the end, where small ones hardly reach.
+        return [
+            block if 0 <= block < NUM_BLOCK_IDS else NUM_BLOCK_IDS - 1 - renumbered.setdefault(block, len(renumbered))
+            for block in ids
+        ]
 
 
 def trace_rows(path: Path) -> Iterator[Row]:

@@ -1,9 +1,11 @@
 """Parsing shared by Llama and its descendants."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from neaptide.models.config import LlamaLikeConfig, UnsupportedModelError
-from neaptide.models.fields import RawConfig, dtype, number, positive_int, rope
+from neaptide.models.fields import RawConfig, dtype, number, positive_int
+from neaptide.models.rope import context, fields_of, rope
 
 
 class Biases(NamedTuple):
@@ -46,10 +48,14 @@ def parse_llama_like(
         raise UnsupportedModelError(f"{num_heads} attention heads cannot share {num_kv_heads} key/value heads evenly")
     if head_dim % 2:
         raise UnsupportedModelError(f"head_dim {head_dim} is odd: rotary embedding needs pairs")
+    rotary_dim = _rotary_dim(raw, head_dim)
+    trained_tokens = positive_int(raw, "max_position_embeddings", context_tokens)
+    lengths = context(raw, trained_tokens)
     return LlamaLikeConfig(
         architecture=architecture,
         vocab_size=positive_int(raw, "vocab_size"),
-        max_position_embeddings=positive_int(raw, "max_position_embeddings", context_tokens),
+        max_position_embeddings=lengths.longest,
+        default_context_tokens=lengths.default,
         eos_token_ids=eos_token_ids,
         hidden_size=hidden_size,
         intermediate_size=positive_int(raw, "intermediate_size"),
@@ -58,13 +64,22 @@ def parse_llama_like(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rms_norm_eps=number(raw, "rms_norm_eps", 1e-6),
-        rope=rope(raw),
+        rope=rope(raw, rotary_dim, trained_tokens),
+        rotary_dim=rotary_dim,
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         qkv_bias=biases.qkv,
         out_bias=biases.out,
         mlp_bias=biases.mlp,
         dtype=dtype(raw),
     )
+
+
+def _rotary_dim(raw: RawConfig, head_dim: int) -> int:
+    share = number(fields_of(raw), "partial_rotary_factor", number(raw, "partial_rotary_factor", 1.0))
+    rotary_dim = int(head_dim * share)
+    if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
+        raise UnsupportedModelError(f"partial_rotary_factor {share} is not supported: {rotary_dim} of {head_dim} pairs")
+    return rotary_dim
 
 
 def refuse(raw: RawConfig, *keys: str) -> None:
@@ -88,3 +103,12 @@ def refuse_windows(raw: RawConfig) -> None:
     kinds = sorted({str(kind) for kind in raw.get("layer_types") or ()} - {"full_attention"})
     if kinds:
         raise UnsupportedModelError(f"layer_types {', '.join(kinds)} is not supported: only full_attention")
+
+
+def within_window(config: LlamaLikeConfig, window_tokens: int) -> LlamaLikeConfig:
+    """The configuration with contexts of at most a sliding window's length, up to which full attention is the same."""
+    return replace(
+        config,
+        max_position_embeddings=min(config.max_position_embeddings, window_tokens),
+        default_context_tokens=min(config.served_context_tokens, window_tokens),
+    )

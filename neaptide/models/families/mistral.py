@@ -4,10 +4,8 @@ Neaptide computes full attention. A token sees as many tokens as the window is l
 length both are the same. Such a checkpoint is served with contexts of at most its window.
 """
 
-from dataclasses import replace
-
 from neaptide.models.config import ModelConfig
-from neaptide.models.families.llama_like import Biases, parse_llama_like, refuse
+from neaptide.models.families.llama_like import Biases, parse_llama_like, refuse, within_window
 from neaptide.models.fields import RawConfig, positive_int
 
 ARCHITECTURE = "MistralForCausalLM"
@@ -26,4 +24,4 @@ def parse_config(raw: RawConfig, eos_token_ids: tuple[int, ...]) -> ModelConfig:
     if "sliding_window" in raw and raw["sliding_window"] is None:
         return config
     window_tokens = positive_int(raw, "sliding_window", _WINDOW_TOKENS)
-    return replace(config, max_position_embeddings=min(config.max_position_embeddings, window_tokens))
+    return within_window(config, window_tokens)

@@ -156,6 +156,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     follows_grammars: bool = True
     max_masked_ends: int | None = None
     engine_python: str | None = None
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
     def compiler(self) -> ContextCompiler:
         """Builds a compiler without an engine."""

@@ -258,7 +258,7 @@ def from_validation_error(exc: ValidationError, body: object) -> InvalidRequestE
 
 def from_parameter_error(error: Mapping[str, Any]) -> InvalidRequestError:
     """The error of one entry of FastAPI's own checks of query and path parameters."""
-    param = ".".join(_printable(str(part)) for part in error.get("loc", ())[1:]) or None
+    param = ".".join(printable(str(part)) for part in error.get("loc", ())[1:]) or None
     kind = str(error.get("type", ""))
     return InvalidRequestError(_message(kind, str(error.get("msg", "")), param), param=param, code=_code(kind))
 
@@ -273,14 +273,15 @@ def _path_in_body(loc: tuple[int | str, ...], body: object, error_type: str) -> 
                 current = current[part]
             elif error_type != "missing" or place < len(loc) - 1:
                 continue
-            path.append(_printable(part))
+            path.append(printable(part))
         elif isinstance(current, list) and isinstance(part, int) and part < len(current):
             current = current[part]
             path.append(str(part))
     return path
 
 
-def _printable(key: str) -> str:
+def printable(key: str) -> str:
+    """The key of a caller without what a message must not repeat."""
     return "".join(c for c in key[:64] if c.isascii() and (c.isalnum() or c in "_-."))
 
 

@@ -7,6 +7,7 @@ numbers beyond 64 bits, and duplicate keys, of which it keeps the last.
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
@@ -14,7 +15,12 @@ from typing import Any, NoReturn
 from starlette.requests import Request
 
 from neaptide.server.http.body_threads import BodyThreads
-from neaptide.server.http.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedEncodingError
+from neaptide.server.http.errors import (
+    InvalidRequestError,
+    PayloadTooLargeError,
+    UnsupportedEncodingError,
+    printable,
+)
 from neaptide.server.http.refusals import Cost
 
 MAX_BODY_BYTES = 20 << 20
@@ -29,7 +35,9 @@ _INTEGER_CHARS = 400
 
 
 class _DuplicateKeyError(ValueError):
-    pass
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
 
 
 def _any_integer(text: str) -> int | float:
@@ -67,7 +75,7 @@ class _Suspicion:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        raise _DuplicateKeyError
+        raise _DuplicateKeyError(Counter(key for key, _ in pairs).most_common(1)[0][0])
     return result
 
 
@@ -92,8 +100,10 @@ def parse_json(raw: bytes, *, of_a_model: bool = False) -> object:
         )
     except UnicodeDecodeError:
         raise InvalidRequestError("The request body is not valid UTF-8.", code="invalid_json") from None
-    except _DuplicateKeyError:
-        raise InvalidRequestError("The JSON body has an object with duplicate keys.", code="invalid_json") from None
+    except _DuplicateKeyError as error:
+        raise InvalidRequestError(
+            "The JSON body has an object with duplicate keys.", param=printable(error.key) or None, code="invalid_json"
+        ) from None
     except RecursionError:
         _refuse_depth()
     except ValueError:

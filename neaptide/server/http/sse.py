@@ -17,7 +17,8 @@ from neaptide.server.http.errors import ApiError, UnavailableError
 logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE = b": keep-alive\n"
+"""Comment without an empty line: some clients take every empty line for the end of an event."""
 
 _SEPARATORS = tuple((character.encode(), rb"\u%04x" % ord(character)) for character in "\x85\u2028\u2029")
 
@@ -58,8 +59,8 @@ class EventStream(Response):
     """Sends ``events`` as they come, then ``[DONE]``.
 
     The status line waits for the first event, so an earlier error is a reply with its own status. If the first event
-    takes longer than ``keep_alive_s``, the stream begins with a comment. Later errors become error events: a stream
-    that just ended would look like success.
+    takes longer than ``keep_alive_s``, the stream begins with a comment; 0 sends none. Later errors become error
+    events: a stream that just ended would look like success.
     """
 
     media_type = "text/event-stream"
@@ -73,7 +74,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         output = _Output(send, self.status_code, self.raw_headers)
-        keeper = asyncio.ensure_future(output.keep_alive(self._keep_alive_s))
+        keepers = [asyncio.ensure_future(output.keep_alive(self._keep_alive_s))] if self._keep_alive_s else []
         try:
             await unless_disconnected(receive, self._write(output))
         except ClientDisconnect:
@@ -89,7 +90,7 @@ class EventStream(Response):
                     await output.finish()
             raise
         finally:
-            await _cancel(keeper)
+            await _cancel(*keepers)
 
     async def _write(self, output: "_Output") -> None:
         try:

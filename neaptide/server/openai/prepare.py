@@ -3,7 +3,7 @@
 It is pure computation on the caller's thread: no clock but the wall clock's timestamp, no engine, no waiting.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -28,12 +28,17 @@ from neaptide.server.openai.responses.bodies import ResponsesBody
 from neaptide.server.openai.responses.shape import asked_of
 from neaptide.server.openai.responses.translate import as_chat, own_name
 from neaptide.server.openai.sampling import sampling_params
-from neaptide.server.openai.schemas import Body, ChatBody, CompletionBody, GenerationBody
-from neaptide.server.structured.constraints import Constraint, constraint_of
+from neaptide.server.openai.schemas import Body, ChatBody, CompletionBody, GenerationBody, Tool
+from neaptide.server.parsers.calls import parameter_types
+from neaptide.server.parsers.core import ReasoningFormat
+from neaptide.server.structured.constraints import Constraint, Thinking, constraint_of
 from neaptide.server.text.prompts import MAX_CHOICES, completion_prompts, encode_conversation, offered_tools
 
 _OUTPUT_CONTEXTS = 8
 """Most output tokens of a request (n times max_tokens), in contexts."""
+
+_PROMPT_END_TOKENS = 32
+"""End of a prompt in which a mark that opens or closes reasoning is looked for."""
 
 _UNSUPPORTED = (
     "regex",
@@ -44,7 +49,6 @@ _UNSUPPORTED = (
     "logits_processors",
     "use_beam_search",
     "prompt_embeds",
-    "chat_template",
     "documents",
     "bad_words",
     "allowed_token_ids",
@@ -129,11 +133,20 @@ def prepare(endpoint: str, body: object, context: ServingContext, default_tier: 
         logprobs = _chat_logprobs(chat)
         limit = chat.max_completion_tokens if chat.max_completion_tokens is not None else chat.max_tokens
         tools = offered_tools(chat)
-        names = tuple(dict.fromkeys(tool.function.name for tool in tools))
-        constraint = constraint_of(chat, tools, context)
-        several = chat.parallel_tool_calls
-        wanted = _Asked([prompt], [""], limit, logprobs, False, names, several, constraint)
-        return _finish(endpoint, chat, context, default_tier, wanted)
+        thinking = _thinking(chat, prompt, context)
+        constraint = constraint_of(chat, tools, context, thinking)
+        asked_chat = _Asked(
+            [prompt],
+            [""],
+            limit,
+            logprobs,
+            tools=tools,
+            parallel_tool_calls=chat.parallel_tool_calls,
+            constraint=constraint,
+            is_reasoning=thinking is Thinking.BEGUN,
+            shows_reasoning=chat.include_reasoning,
+        )
+        return _finish(endpoint, chat, context, default_tier, asked_chat)
     if endpoint == COMPLETIONS:
         completion = parse_body(CompletionBody, body)
         check_model(completion.model, context)
@@ -187,9 +200,31 @@ class _Asked:
     max_tokens: int | None
     logprobs: int | None
     echo: bool = False
-    tools: tuple[str, ...] = ()
+    tools: Sequence[Tool] = ()
     parallel_tool_calls: bool = True
     constraint: Constraint | None = None
+    is_reasoning: bool = False
+    shows_reasoning: bool = True
+
+
+def _thinking(chat: ChatBody, prompt: list[int], context: ServingContext) -> Thinking:
+    """How the output begins, by the model's reasoning format and the end of the prompt."""
+    form = context.parsers.reasoning
+    if form is None:
+        return Thinking.NEVER
+    end = context.tokenizer.decode(prompt[-_PROMPT_END_TOKENS:])
+    if form.is_open_after(end) or (chat.continue_final_message and _goes_on_thinking(chat, prompt, form, context)):
+        return Thinking.BEGUN
+    return Thinking.NEVER if form.is_closed_after(end) or chat.continue_final_message else Thinking.MAY_BEGIN
+
+
+def _goes_on_thinking(chat: ChatBody, prompt: list[int], form: ReasoningFormat, context: ServingContext) -> bool:
+    """Whether a prompt that ends with the final message ends inside that message's reasoning."""
+    final = chat.messages[-1].model_dump_json()
+    if chat.messages[-1].role != "assistant":
+        return False
+    text = context.tokenizer.decode(prompt[-len(final) - _PROMPT_END_TOKENS :])[-len(final) - 8 * _PROMPT_END_TOKENS :]
+    return max(text.rfind(begin) for begin in form.begins) > max(text.rfind(end) for end in form.ends)
 
 
 def _longest_output(constraint: Constraint | None) -> int | None:
@@ -231,8 +266,12 @@ def _finish(
         return_token_ids=body.return_token_ids,
         wants_logprobs=asked.logprobs is not None,
         echoed=_echoed(asked) if asked.echo else [],
-        tools=asked.tools,
+        tools=tuple(dict.fromkeys(tool.function.name for tool in asked.tools)),
         parallel_tool_calls=asked.parallel_tool_calls,
+        is_forced=asked.constraint is not None and asked.constraint.forces_calls,
+        parameter_types=_parameter_types(asked.tools, context),
+        is_reasoning=asked.is_reasoning,
+        shows_reasoning=asked.shows_reasoning,
     )
     return Prepared(
         form=form,
@@ -257,6 +296,14 @@ def _finish(
         constraint=asked.constraint,
         is_cut=wanted is not None and min(max_tokens) < wanted,
     )
+
+
+def _parameter_types(tools: Sequence[Tool], context: ServingContext) -> dict[str, dict[str, str]]:
+    form = context.parsers.tools
+    if form is None or not form.needs_types:
+        return {}
+    found = {tool.function.name: parameter_types(tool.function.parameters) for tool in tools}
+    return {name: types for name, types in found.items() if types}
 
 
 def _echoed(asked: _Asked) -> list[EchoedPrompt]:
@@ -311,7 +358,7 @@ def _token_limit(prompt_tokens: int, asked: int | None, n: int, context: Serving
     remaining = context.max_model_len - prompt_tokens
     allowance = _OUTPUT_CONTEXTS * context.max_model_len
     if asked is None:
-        return max(1, min(remaining, allowance // n))
+        return max(1, min(remaining, allowance // n, context.generation_defaults.max_tokens or remaining))
     limit = min(asked, remaining)
     if n * limit > allowance:
         raise InvalidRequestError(f"n times max_tokens is above {allowance}.", param="n", code="invalid_value")

@@ -109,6 +109,8 @@ class AssistantMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: NotRequired[str]
+    """The model's reasoning, if it has thought."""
     tool_calls: NotRequired[list[ToolCall]]
 
 
@@ -174,6 +176,7 @@ class ToolCallDelta(TypedDict):
 class ChatDelta(TypedDict):
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str | None]
+    reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[ToolCallDelta]]
 
 

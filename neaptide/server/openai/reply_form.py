@@ -45,6 +45,13 @@ class ReplyForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     tools: tuple[str, ...] = ()
     """Functions that the model may call; where it is empty, output is not searched for calls."""
     parallel_tool_calls: bool = True
+    is_forced: bool = False
+    """Whether a grammar makes the output calls alone, in the format that the grammar has."""
+    parameter_types: dict[str, dict[str, str]] = {}
+    """JSON types of the tools' parameters, where the model's format needs them."""
+    is_reasoning: bool = False
+    """Whether the output begins inside reasoning, which the prompt has opened."""
+    shows_reasoning: bool = True
     asked: Asked | None = None
     """What a reply of the Responses API repeats of the request."""
 

@@ -28,7 +28,9 @@ from neaptide.server.openai.replies import (
 from neaptide.server.openai.reply_form import EchoedPrompt, Reply, ReplyForm
 from neaptide.server.openai.responses.replies import ResponseObject
 from neaptide.server.openai.responses.shape import build_response
-from neaptide.server.openai.tool_calls import MAX_CALLS, ParsedToolCall, ToolCallParser
+from neaptide.server.parsers.calls import Offer, ParsedToolCall
+from neaptide.server.parsers.core import MAX_CALLS, OutputParser, Pieces
+from neaptide.server.parsers.formats import PLAIN
 from neaptide.server.text.detokenizer import IncrementalDecoder, StopScanner
 
 
@@ -38,6 +40,7 @@ class Delta:
 
     choice: int
     text: str = ""
+    reasoning: str = ""
     tokens: list[ScoredToken] = field(default_factory=list)
     """New tokens with their log-probabilities, if the request asked for them."""
     calls: list[ParsedToolCall] = field(default_factory=list)
@@ -71,17 +74,17 @@ class ChoiceAssembler:
         self.token_ids: list[int] = []
         self._form = form = reply.form
         self._tokenizer = tokenizer = reply.context.tokenizer
-        calls = reply.context.call_format
-        marks = (tokenizer.added_id(mark) for mark in (calls.begin, calls.end))
-        shown_ids = {mark for mark in marks if mark is not None} if form.tools else set()
+        self._parser = _parser_of(reply)
+        shown_ids = set() if self._parser is None else tokenizer.special_ids_in(self._parser.marks)
         skip = form.skip_special_tokens
         self._decoder = IncrementalDecoder(tokenizer, skip_special_tokens=skip, shown_ids=shown_ids)
         self._scanner = StopScanner(form.stop, include_stop=form.include_stop)
-        self._calls: ToolCallParser | None = None
-        if form.tools:
-            max_calls = MAX_CALLS if form.parallel_tool_calls else 1
-            self._calls = ToolCallParser(frozenset(form.tools), calls, max_calls=max_calls)
+        self._held_tokens: list[ScoredToken] = []
+        """Scored tokens whose text may still become part of a stop string."""
+        self._num_shown_chars = 0
         self._parts: list[str] = []
+        self._thoughts: list[str] = []
+        self.num_reasoning_tokens = 0
         self._num_chars = 0
         self._started = False
 
@@ -107,9 +110,14 @@ class ChoiceAssembler:
         return "".join(self._parts)
 
     @property
+    def reasoning(self) -> str:
+        """All reasoning so far."""
+        return "".join(self._thoughts)
+
+    @property
     def calls(self) -> list[ParsedToolCall]:
         """Calls of offered tools so far."""
-        return self._calls.calls if self._calls is not None else []
+        return self._parser.calls if self._parser is not None else []
 
     def feed(self, output: RequestOutput) -> Delta:
         """Adds one engine output. After the end it adds nothing, so late outputs are harmless."""
@@ -124,9 +132,10 @@ class ChoiceAssembler:
         self._take_tokens(output, delta)
         if not self.finished and output.finish_reason is not None:
             self._end(output, delta)
-        if self._calls is not None:
-            self._take_calls(self._calls, delta)
+        if self._parser is not None:
+            self._parse_end(self._parser, delta)
         self._parts.append(delta.text)
+        self._thoughts.append(delta.reasoning)
         self.tokens += delta.tokens
         self.num_tokens += delta.num_tokens
         delta.finish_reason, delta.stop_reason = self.finish_reason, self.stop_reason
@@ -138,7 +147,7 @@ class ChoiceAssembler:
             return
         prompt = self._form.echoed[self.index // self._form.n]
         delta.text = prompt.text
-        self._num_chars = len(prompt.text)
+        self._num_chars = self._num_shown_chars = len(prompt.text)
         if self._form.wants_logprobs:
             delta.tokens = self._prompt_tokens(prompt, output.prompt_logprobs or [])
 
@@ -160,26 +169,57 @@ class ChoiceAssembler:
         scores = output.logprobs or []
         for position, token_id in enumerate(output.new_token_ids):
             if self._form.wants_logprobs and position < len(scores):
-                delta.tokens.append(ScoredToken(token_id, self._num_chars, scores[position]))
+                self._held_tokens.append(ScoredToken(token_id, self._num_chars, scores[position]))
             delta.num_tokens += 1
             self.token_ids.append(token_id)
             piece = self._decoder.push(token_id)
             self._num_chars += len(piece)
             # The first min_tokens tokens cannot stop the output, as in the engine.
             can_stop = self.num_tokens + delta.num_tokens > self._form.min_tokens
-            delta.text += self._scanner.push(piece) if can_stop else piece
+            shown = self._scanner.push(piece) if can_stop else piece
+            self._show_tokens(delta, len(shown))
+            self._show(delta, shown)
             if self.stop_hit:
                 self.finish_reason, self.stop_reason = "stop", self._scanner.matched
                 return
 
-    def _take_calls(self, parser: ToolCallParser, delta: Delta) -> None:
-        known = len(parser.calls)
-        delta.text = parser.push(delta.text)
+    def _show_tokens(self, delta: Delta, num_chars: int) -> None:
+        """Releases scored tokens with the text that is shown: those of a stop string are dropped with it."""
+        self._num_shown_chars += num_chars
+        held = self._held_tokens
+        count = len(held)
+        if self._form.stop:
+            count = next((at for at, token in enumerate(held) if token.offset >= self._num_shown_chars), count)
+        delta.tokens += held[:count]
+        del held[:count]
+
+    def _show(self, delta: Delta, text: str) -> None:
+        """Adds text of the output: as it is, or as what the parser finds in it."""
+        parser = self._parser
+        if parser is None:
+            delta.text += text
+            return
+        was_reasoning = parser.is_reasoning
+        self._take(delta, parser.push(text))
+        self.num_reasoning_tokens += was_reasoning or parser.is_reasoning
+
+    def _show_rest(self, delta: Delta, text: str) -> None:
+        """Adds text that was held back; its tokens have been counted."""
+        if self._parser is None:
+            delta.text += text
+        else:
+            self._take(delta, self._parser.push(text))
+
+    def _parse_end(self, parser: OutputParser, delta: Delta) -> None:
         if self.finished:
-            delta.text += parser.finish()
-        delta.calls = parser.calls[known:]
+            self._take(delta, parser.finish(is_cut=self.finish_reason == "length"))
         if parser.calls and self.finish_reason == "stop":
             self.finish_reason = "tool_calls"
+
+    def _take(self, delta: Delta, pieces: Pieces) -> None:
+        delta.text += pieces.content
+        delta.reasoning += pieces.reasoning if self._form.shows_reasoning else ""
+        delta.calls += pieces.calls
 
     def _end(self, output: RequestOutput, delta: Delta) -> None:
         if output.finish_reason is FinishReason.ERROR:
@@ -188,11 +228,12 @@ class ChoiceAssembler:
         if output.finish_reason is FinishReason.ABORT:
             self.error = UnavailableError("The engine aborted this request; try again.", code="request_aborted")
             return
-        delta.text += self._scanner.push(self._decoder.flush())
+        self._show_rest(delta, self._scanner.push(self._decoder.flush()))
         if self.stop_hit:
             self.finish_reason, self.stop_reason = "stop", self._scanner.matched
             return
-        delta.text += self._scanner.release()
+        self._show_rest(delta, self._scanner.release())
+        delta.tokens += self._held_tokens
         scores = output.logprobs or []
         if output.stop_token_id is not None and len(scores) > len(output.new_token_ids) and not self._form.is_chat:
             # A client that scores a prompt counts one token after it, whichever it is. A chat shows only its text.
@@ -200,6 +241,23 @@ class ChoiceAssembler:
         self.finish_reason = "length" if output.finish_reason is FinishReason.LENGTH else "stop"
         if output.stop_token_id in self._form.stop_token_ids:
             self.stop_reason = output.stop_token_id
+
+
+def _parser_of(reply: Reply) -> OutputParser | None:
+    """Parser of one choice's output; None if the output is text alone."""
+    form, found = reply.form, reply.context.parsers
+    if not form.is_chat or (found.reasoning is None and not form.tools):
+        return None
+    tools = found.tools
+    if form.is_forced and (tools is None or tools.grammar is None):
+        tools = PLAIN
+    return OutputParser(
+        found.reasoning,
+        tools if form.tools else None,
+        Offer(frozenset(form.tools), form.parameter_types),
+        is_reasoning=form.is_reasoning,
+        max_calls=MAX_CALLS if form.parallel_tool_calls else 1,
+    )
 
 
 class ResponseAssembler:
@@ -259,7 +317,7 @@ class ResponseAssembler:
             "total_tokens": prompt_tokens + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": cached_tokens, "audio_tokens": 0},
             "completion_tokens_details": {
-                "reasoning_tokens": 0,
+                "reasoning_tokens": sum(choice.num_reasoning_tokens for choice in self.choices),
                 "audio_tokens": 0,
                 "accepted_prediction_tokens": 0,
                 "rejected_prediction_tokens": 0,
@@ -320,6 +378,8 @@ def response_id(form: ReplyForm, request_id: str) -> str:
 
 def _chat_choice(reply: Reply, choice: ChoiceAssembler) -> ChatChoice:
     message: AssistantMessage = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
     if choice.calls:
         message["content"] = choice.text or None
         message["tool_calls"] = [call.as_message_part() for call in choice.calls]

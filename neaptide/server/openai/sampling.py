@@ -33,10 +33,12 @@ def sampling_params(
         temperature=temperature,
         top_p=top_p,
         top_k=min(top_k, context.vocab_size),
-        min_p=body.min_p,
+        min_p=defaults.min_p if body.min_p is None else body.min_p,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
-        repetition_penalty=body.repetition_penalty,
+        repetition_penalty=(
+            defaults.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty
+        ),
         logit_bias=_logit_bias(body.logit_bias, context.vocab_size),
         seed=body.seed,
         stop_token_ids=tuple(body.stop_token_ids),

@@ -40,7 +40,7 @@ TokenId = Annotated[int, Field(ge=0, le=_INT31)]
 TargetMs = Annotated[float, Field(ge=1e-3, le=86_400_000)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=1 << 20)]
 ListedChoices = Annotated[list[str], Field(fail_fast=True, max_length=MAX_LISTED_CHOICES)]
-TemplateVariables = Annotated[dict[str, str | int | float | bool | None], Field(max_length=32), at_most(32)]
+TemplateVariables = Annotated[dict[str, Any], Field(max_length=32), at_most(32)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Unsupported = Annotated[Any, WithJsonSchema({"type": "null", "description": "Not offered; refused."})]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
@@ -79,10 +79,15 @@ class JsonSchemaFormat(Body):
 
 
 class ResponseFormat(Body):
-    """Format of the output: ``response_format``, which is text, json_object or json_schema."""
+    """Format of the output: ``response_format``, which is text, json_object or json_schema. Other fields than these are
+    refused: they would change the output."""
+
+    model_config = ConfigDict(extra="allow")
 
     type: str = Field(max_length=64)
     json_schema: JsonSchemaFormat | None = None
+    schema_: JsonObject | None = Field(default=None, alias="schema")
+    """Schema of a json_object."""
 
 
 class StructuredOutputs(Body):
@@ -113,10 +118,10 @@ class GenerationBody(Body):
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, le=_INT31)
-    min_p: float = Field(default=0.0, ge=0, le=1)
+    min_p: float | None = Field(default=None, ge=0, le=1)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(default=1.0, ge=LEAST_REPETITION_PENALTY, le=100)
+    repetition_penalty: float | None = Field(default=None, ge=LEAST_REPETITION_PENALTY, le=100)
     logit_bias: Annotated[dict[str, Bias], Field(max_length=1024), at_most(1024)] = Field(default_factory=dict)
     min_tokens: int = Field(default=0, ge=0, le=_INT31)
     ignore_eos: bool = False
@@ -149,17 +154,19 @@ class GenerationBody(Body):
 
 
 class ContentPart(Body):
-    """One part of a message in list form; only text is supported."""
+    """One part of a message in list form; ``text.messages`` refuses other types than text."""
 
-    type: Literal["text"]
-    text: str
+    type: str = Field(max_length=64)
+    text: str | None = None
+    refusal: str | None = None
+    thinking: str | None = None
 
 
 class FunctionCall(Body):
     """The function of an earlier tool call."""
 
     name: str = Field(max_length=256)
-    arguments: str = ""
+    arguments: str | JsonObject = ""
 
 
 class ToolCallParam(Body):
@@ -174,9 +181,14 @@ class ChatMessage(Body):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    content: str | Annotated[list[str | ContentPart], Field(fail_fast=True)] | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     name: str | None = Field(default=None, max_length=256)
     tool_calls: list[ToolCallParam] = Field(default_factory=list, fail_fast=True, max_length=128)
+    function_call: FunctionCall | None = None
+    """A call in the form that came before ``tool_calls``."""
     tool_call_id: str | None = Field(default=None, max_length=256)
 
 
@@ -215,8 +227,11 @@ class Conversation(Body):
     messages: list[ChatMessage] = Field(fail_fast=True, min_length=1, max_length=65_536)
     tools: Annotated[list[Tool], Field(fail_fast=True, min_length=1, max_length=128)] | None = None
     add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
+    continue_final_message: bool | Literal["content", "reasoning_content", "reasoning", "thinking"] = False
+    """Whether the prompt ends with the last message, or the field of that message that it ends with."""
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
+    chat_template: str | None = None
+    """Name of one of the model's own templates."""
 
 
 class ChatBody(GenerationBody, Conversation):
@@ -228,7 +243,7 @@ class ChatBody(GenerationBody, Conversation):
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     tool_choice: Literal["none", "auto", "required"] | ToolChoiceObject | None = None
     parallel_tool_calls: bool = True
-    chat_template: Unsupported = None
+    include_reasoning: bool = True
     documents: Unsupported = None
     functions: Unsupported = None
     function_call: Unsupported = None

@@ -20,7 +20,7 @@ from neaptide.server.openai.respond import (
     shape_chat_logprobs,
     shape_completion_logprobs,
 )
-from neaptide.server.openai.tool_calls import ParsedToolCall
+from neaptide.server.parsers.calls import ParsedToolCall
 
 
 class ChunkShaper:
@@ -55,7 +55,10 @@ class ChunkShaper:
         deltas: list[tuple[ChatDelta, ChatLogprobs | None]] = []
         if not self._greeted[delta.choice]:
             self._greeted[delta.choice] = True
-            deltas.append(({"role": "assistant", "content": ""}, None))
+            # Null where the reply may be calls alone, as in a reply that is not streamed.
+            deltas.append(({"role": "assistant", "content": None if self._form.tools else ""}, None))
+        if delta.reasoning:
+            deltas.append(({"reasoning_content": delta.reasoning}, None))
         if delta.text or delta.tokens:
             deltas.append(({"content": delta.text}, shape_chat_logprobs(self._reply, delta.tokens)))
         for call in delta.calls:

@@ -1,6 +1,6 @@
-"""Formats of function calls of the model families, used by the parser and by the grammar of forced calls.
+"""Formats of function calls for grammars: what a call that is forced, or whose arguments are strict, looks like.
 
-A model was trained on one of them, which its chat template shows.
+``parsers.formats`` says which one fits the calls that a model writes by itself.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,6 @@ class CallFormat:
     """Format of a call, which is an object with the function's name and its arguments."""
 
     name: str
-    template_marks: tuple[str, ...]
-    """Texts of which one is in the chat template of a model with this format."""
     begin: str
     """Text that begins a call, or the list of calls; empty if calls are the whole output."""
     end: str
@@ -26,21 +24,9 @@ class CallFormat:
     """Whether all calls are in one list after one ``begin``."""
 
 
-HERMES = CallFormat("hermes", ("<tool_call>",), "<tool_call>", "</tool_call>", padding="\n", separator="\n")
+HERMES = CallFormat("hermes", "<tool_call>", "</tool_call>", padding="\n", separator="\n")
 """Also the format of Qwen."""
-MISTRAL = CallFormat("mistral", ("[TOOL_CALLS]",), "[TOOL_CALLS]", "", separator=", ", is_list=True)
-LLAMA = CallFormat(
-    "llama-3",
-    ("<|python_tag|>", '"parameters": dictionary'),
-    "",
-    "",
-    arguments_key="parameters",
-    separator="; ",
-)
-FORMATS = (HERMES, MISTRAL, LLAMA)
-
-
-def format_of(template: str | None) -> CallFormat:
-    """The format in a chat template; Hermes' if it has none."""
-    source = template or ""
-    return next((form for form in FORMATS if any(mark in source for mark in form.template_marks)), HERMES)
+MISTRAL = CallFormat("mistral", "[TOOL_CALLS]", "", separator=", ", is_list=True)
+LLAMA = CallFormat("llama-3", "", "", arguments_key="parameters", separator="; ")
+PLAIN = CallFormat("plain JSON", "", "", separator="\n")
+"""For families whose own format has no grammar."""

@@ -1,11 +1,12 @@
 """Builds the grammar of a request's output from its fields, or a 400 error if it cannot be enforced."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, NamedTuple
 
 from neaptide.server.context import ServingContext
-from neaptide.server.http.errors import InvalidRequestError, UnavailableError, UnsupportedParameterError
+from neaptide.server.http.errors import InvalidRequestError, UnavailableError, UnsupportedParameterError, printable
 from neaptide.server.http.jsonbody import parse_json
 from neaptide.server.openai.schemas import ChatBody, GenerationBody, Tool, ToolChoiceObject
 from neaptide.server.structured.checker import TOO_LONG, CheckerBusyError, NoGrammarsError
@@ -13,6 +14,7 @@ from neaptide.server.structured.grammars import (
     Calls,
     OfferedTool,
     Part,
+    after_reasoning,
     answer_grammar,
     calls_grammar,
     choice_part,
@@ -27,6 +29,15 @@ from neaptide.server.structured.schemas import SchemaError, explain
 _ANY_OBJECT = {"type": "object"}
 
 
+class Thinking(Enum):
+    """Whether an output has reasoning before what a grammar constrains."""
+
+    NEVER = "never"
+    MAY_BEGIN = "may begin"
+    BEGUN = "begun"
+    """The prompt has opened it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Constraint:
     grammar: str
@@ -36,6 +47,8 @@ class Constraint:
     """Whether complaints are about keywords of a schema."""
     max_bytes: int | None = None
     """Largest size of the output, if known."""
+    forces_calls: bool = False
+    """Whether the output, apart from reasoning, is calls alone."""
 
 
 class _Answer(NamedTuple):
@@ -45,8 +58,10 @@ class _Answer(NamedTuple):
     max_bytes: int | None
 
 
-def constraint_of(body: GenerationBody, tools: Sequence[Tool], context: ServingContext) -> Constraint | None:
-    """The constraint that the body sets on the output; None without one.
+def constraint_of(
+    body: GenerationBody, tools: Sequence[Tool], context: ServingContext, thinking: Thinking = Thinking.NEVER
+) -> Constraint | None:
+    """The constraint that the body sets on the output; None without one. It begins after the model's reasoning.
 
     Args:
         tools: the tools that the model is shown.
@@ -56,7 +71,7 @@ def constraint_of(body: GenerationBody, tools: Sequence[Tool], context: ServingC
     """
     answer = _answer(body)
     calls = _calls(body, tools, context) if isinstance(body, ChatBody) else None
-    if calls is not None and not (calls.forced or answer is not None or any(tool.strict for tool in calls.tools)):
+    if calls is not None and not (calls.forced or answer is not None or _is_strict(calls, context)):
         calls = None  # Free text, searched for calls.
     if answer is None and calls is None:
         return None
@@ -64,11 +79,28 @@ def constraint_of(body: GenerationBody, tools: Sequence[Tool], context: ServingC
     try:
         if calls is None:
             assert answer is not None
-            return Constraint(answer_grammar(answer.part), answer.param, answer.is_schema, answer.max_bytes)
-        grammar = calls_grammar(calls, None if answer is None else answer.part)
-        return Constraint(grammar, "tools", True, max_calls_bytes(calls) if calls.forced else None)
+            found = Constraint(answer_grammar(answer.part), answer.param, answer.is_schema, answer.max_bytes)
+        else:
+            grammar = calls_grammar(calls, None if answer is None else answer.part)
+            longest = max_calls_bytes(calls) if calls.forced else None
+            found = Constraint(grammar, "tools", True, longest, forces_calls=calls.forced)
+        return found if thinking is Thinking.NEVER else _after_reasoning(found, thinking, context)
     except SchemaError as error:
         raise InvalidRequestError(str(error), param="tools", code="invalid_value") from None
+
+
+def _is_strict(calls: Calls, context: ServingContext) -> bool:
+    """Whether arguments follow their schema in a call of the model's own accord, whose format then needs a grammar."""
+    form = context.parsers.tools
+    return any(tool.strict for tool in calls.tools) and form is not None and form.grammar is not None
+
+
+def _after_reasoning(found: Constraint, thinking: Thinking, context: ServingContext) -> Constraint:
+    form, tokenizer = context.parsers.reasoning, context.tokenizer
+    assert form is not None
+    begins = [] if thinking is Thinking.BEGUN else [(mark, tokenizer.added_id(mark)) for mark in form.begins]
+    ends = [(mark, tokenizer.added_id(mark)) for mark in form.ends]
+    return replace(found, grammar=after_reasoning(found.grammar, begins, ends), max_bytes=None)
 
 
 def is_known_to_hold(constraint: Constraint, context: ServingContext) -> bool:
@@ -161,14 +193,27 @@ def _schema(schema: Any) -> Part:
     return schema_part(schema)
 
 
+_FORMAT_FIELDS = {"text": (), "json_object": ("schema",), "json_schema": ("json_schema",)}
+"""Fields of ``response_format`` beside its type."""
+
+
 def _response_format(body: GenerationBody) -> list[_Wish]:
     wanted = body.response_format
-    if wanted is None or wanted.type == "text":
+    if wanted is None:
+        return []
+    if wanted.type not in _FORMAT_FIELDS:
+        raise InvalidRequestError("Unknown type.", param="response_format.type", code="invalid_value")
+    given = {"json_schema": wanted.json_schema, "schema": wanted.schema_, **(wanted.model_extra or {})}
+    for name, value in given.items():
+        if value is not None and name not in _FORMAT_FIELDS[wanted.type]:
+            raise UnsupportedParameterError(
+                f"Not a field of the type '{wanted.type}'.", param=f"response_format.{printable(name)}"
+            )
+    if wanted.type == "text":
         return []
     if wanted.type == "json_object":
-        return [_Wish("response_format", _schema, _ANY_OBJECT)]
-    if wanted.type != "json_schema":
-        raise InvalidRequestError("Unknown type.", param="response_format.type", code="invalid_value")
+        place = "response_format" if wanted.schema_ is None else "response_format.schema"
+        return [_Wish(place, _schema, _ANY_OBJECT if wanted.schema_ is None else wanted.schema_)]
     place = "response_format.json_schema"
     if wanted.json_schema is None:
         raise InvalidRequestError(

@@ -126,6 +126,29 @@ def calls_grammar(calls: Calls, answer: Part | None) -> str:
     return _of_parts({"main": {"lark_grammar": start + "".join(rules)}, **parts})
 
 
+def after_reasoning(
+    grammar: str, begins: Sequence[tuple[str, int | None]], ends: Sequence[tuple[str, int | None]]
+) -> str:
+    """Grammar of an output that thinks before what ``grammar`` describes.
+
+    Args:
+        begins: marks that begin reasoning, which is then optional; empty if the prompt has begun it. Each has its
+            token id if it is a single added token.
+        ends: marks that end it.
+    """
+    parts = json.loads(grammar)["grammars"]
+    thought = "thoughts BLANK?"
+    if begins:
+        thought = f"(({' | '.join(_mark(*begin) for begin in begins)}) {thought})?"
+    tokens = [f"THOUGHT <[{token_id}]>" for _, token_id in ends if token_id is not None]
+    spelled = [f"spelled_{index}" for index in range(len(ends))]
+    rules = [f"start: {thought} @{parts[0]['name']}\n", f"thoughts: {' | '.join([*tokens, *spelled])}\n"]
+    # Lazy: reasoning ends at the first mark, also where it is spelled out although it is a token.
+    rules += [f"spelled_{index}[lazy]: THOUGHT {json.dumps(mark)}\n" for index, (mark, _) in enumerate(ends)]
+    rules += ["THOUGHT: /(.|\\n)*/\n", "BLANK: /[ \\t\\r\\n]{1,4}/\n"]
+    return json.dumps({"grammars": [{"name": "thinking", "lark_grammar": "".join(rules)}, *parts]}, ensure_ascii=False)
+
+
 def max_calls_bytes(calls: Calls) -> int | None:
     """Largest size of an output of calls alone, in bytes; None if there is no known bound."""
     if calls.several:

@@ -33,9 +33,8 @@ class PieceCache:
         self._at_added = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if added else None
 
     @classmethod
-    def create(cls, fast: FastTokenizer, spec: Mapping[str, Any], *, special: bool) -> "PieceCache | None":
-        """The cache, or None for a tokenizer of another shape. ``special``: whether text of special tokens is
-        parsed."""
+    def create(cls, fast: FastTokenizer, spec: Mapping[str, Any]) -> "PieceCache | None":
+        """The cache, or None for a tokenizer of another shape."""
         added = spec.get("added_tokens", [])
         simple = not any(token[name] for token in added for name in ("lstrip", "rstrip", "single_word"))
         cut = _cut_pattern(spec.get("pre_tokenizer"))
@@ -45,7 +44,7 @@ class PieceCache:
         odd = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "unk_token")
         if model.get("type") != "BPE" or any(model.get(name) for name in odd):
             return None
-        return cls(fast, cut, {t["content"]: t["id"] for t in added if special or not t["special"]})
+        return cls(fast, cut, {t["content"]: t["id"] for t in added})
 
     def encode(self, text: str) -> list[int] | None:
         """Token ids without a post-processor's additions; None if the tokenizer must do it."""

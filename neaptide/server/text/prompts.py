@@ -5,14 +5,13 @@ from typing import Any
 
 from neaptide.server.context import ServingContext
 from neaptide.server.http.errors import ContextLengthError, InvalidRequestError, UnsupportedParameterError
-from neaptide.server.http.jsonbody import parse_object
-from neaptide.server.openai.schemas import ChatBody, ChatMessage, CompletionBody, Conversation, Tool
+from neaptide.server.openai.schemas import ChatBody, CompletionBody, Conversation, Tool
+from neaptide.server.text.messages import template_messages
 
 MAX_CHOICES = 2048
 """Most choices of one request: prompts times ``n``."""
 MAX_CHARS_PER_TOKEN = 8
 """Longest text, relative to the context, that is tokenized: tokenizers are slow on such input."""
-_MISSING = "missing_required_parameter"
 
 
 def encode_conversation(
@@ -23,7 +22,7 @@ def encode_conversation(
         _check_chat(body)
     # The template's text counts as well; the exact check on tokens follows.
     max_chars = MAX_CHARS_PER_TOKEN * context.max_model_len + (1 << 16)
-    messages = [_template_message(message, index) for index, message in enumerate(body.messages)]
+    messages = template_messages(body.messages)
     shown_tools = tools if offered_tools(body) else None
     if _is_longer(max_chars, messages, shown_tools, body.chat_template_kwargs):
         raise ContextLengthError("The conversation is longer than the model's context.", param="messages")
@@ -31,10 +30,22 @@ def encode_conversation(
         messages,
         tools=shown_tools,
         add_generation_prompt=_wants_generation_prompt(body),
-        continue_final_message=body.continue_final_message,
+        continued=_continued(body),
         variables=body.chat_template_kwargs,
+        template=body.chat_template,
         max_chars=max_chars,
     )
+
+
+def _continued(body: Conversation) -> str | None:
+    """The field of the last message that the prompt ends with."""
+    wanted = body.continue_final_message
+    if wanted is False:
+        return None
+    last = body.messages[-1]
+    if wanted in (True, "content") and last.content is None and last.refusal is None:
+        raise InvalidRequestError("The final message lacks the text to continue.", param="continue_final_message")
+    return "content" if wanted is True else wanted
 
 
 def _is_longer(limit_chars: int, *values: object) -> bool:
@@ -76,44 +87,6 @@ def _check_chat(body: ChatBody) -> None:
     choice = body.tool_choice
     if choice is not None and choice != "none" and body.tools is None:
         raise InvalidRequestError("Only allowed with tools.", param="tool_choice", code="invalid_value")
-
-
-def _template_message(message: ChatMessage, index: int) -> dict[str, Any]:
-    """The message as chat templates expect it: text content, tool arguments as objects."""
-    place = f"messages.{index}"
-    if message.content is None and not (message.role == "assistant" and message.tool_calls):
-        param = f"{place}.content"
-        raise InvalidRequestError(f"Missing required parameter: '{param}'.", param=param, code=_MISSING)
-    if message.role == "tool" and message.tool_call_id is None:
-        param = f"{place}.tool_call_id"
-        raise InvalidRequestError(f"Missing required parameter: '{param}'.", param=param, code=_MISSING)
-    content = message.content or ""  # Templates concatenate it with text, or check whether it is empty.
-    if isinstance(content, list):
-        content = "\n".join(part.text for part in content)
-    result: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
-    if message.name is not None:
-        result["name"] = message.name
-    if message.tool_call_id is not None:
-        result["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        result["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments, place)},
-            }
-            for call in message.tool_calls
-        ]
-    return result
-
-
-def _arguments(text: str, place: str) -> dict[str, Any]:
-    try:
-        return parse_object(text.encode(), of_a_model=True) if text.strip() else {}
-    except InvalidRequestError:
-        raise InvalidRequestError(
-            "Tool call arguments must be a JSON object.", param=f"{place}.tool_calls", code="invalid_value"
-        ) from None
 
 
 def completion_prompts(body: CompletionBody, context: ServingContext) -> tuple[list[list[int]], list[str]]:

@@ -1,27 +1,18 @@
-"""Tokenizer of one model: text to token ids and back. Thread-safe; call it off the event loop.
-
-A user can type the text of a special token. In a conversation only the *template* may make special tokens; otherwise
-users could end their own turn and speak as the system. So special-token text of the caller is replaced by a one-time
-marker, and the template is rendered and encoded. The text between the template's own special tokens is then encoded
-again, with the markers reverted and special tokens switched off.
-"""
+"""Tokenizer of one model: text to token ids and back. Thread-safe; call it off the event loop."""
 
 import json
-import re
-import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Encoding
-from tokenizers import Tokenizer as FastTokenizer
-
-from neaptide.server.http.errors import InvalidRequestError, UnsupportedParameterError
-from neaptide.server.text.chat_template import ChatTemplate, Message
+from neaptide.server.http.errors import ApiError, InvalidRequestError, UnsupportedParameterError
+from neaptide.server.text.chat_template import DEFAULT, TOOL_USE, Message, TemplateFacts, TemplateInput
+from neaptide.server.text.control_tokens import ControlTokens, run
 from neaptide.server.text.piece_cache import PieceCache
+from neaptide.server.text.rendering import ChildRenderer, OwnRenderer, Renderer
+from neaptide.server.text.tokenizer_files import TokenizerFiles
 
-_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-_RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", *_SPECIAL_NAMES})
+_RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template"})
 
 
 def _byte_of_char() -> dict[str, int]:
@@ -36,34 +27,43 @@ def _byte_of_char() -> dict[str, int]:
 class Tokenizer:
     """Reads ``tokenizer.json``, ``tokenizer_config.json`` and the chat template of a model directory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, isolates_templates: bool = False) -> None:
         """Loads the tokenizer.
+
+        Args:
+            directory: of the model.
+            isolates_templates: render templates that are not plain in a process that can be killed; ``close`` ends
+                it.
 
         Raises:
             ValueError: a file is missing or unusable; the message names it and a remedy.
         """
         self.directory = directory
-        text = _read_tokenizer(directory)
-        self._fast = _plain(text)
-        self._literal = _plain(text)
-        self._literal.encode_special_tokens = True
-        spec = json.loads(text)
-        added = spec.get("added_tokens", [])
-        self._pieces = PieceCache.create(self._fast, spec, special=True)
-        self._literal_pieces = PieceCache.create(self._literal, spec, special=False)
+        self._files = files = TokenizerFiles.read(directory)
+        self._fast = files.fast()
+        spec = json.loads(self._fast.to_str())
+        added = spec["added_tokens"]
+        self._pieces = PieceCache.create(self._fast, spec)
         self._adds_tokens = spec.get("post_processor") is not None
-        self._special_ids = frozenset(t["id"] for t in added if t["special"])
+        named = frozenset(files.named.values())
+        self._special_ids = frozenset(t["id"] for t in added if t["special"] or t["content"] in named)
         self._added_ids = {t["content"]: t["id"] for t in added}
-        specials = sorted((t["content"] for t in added if t["special"]), key=len, reverse=True)
-        self._special_text = re.compile("|".join(map(re.escape, specials))) if specials else None
         decoders = _decoder_types(spec.get("decoder"))
         self._byte_level = "ByteLevel" in decoders
         self._byte_of_char = _byte_of_char()
         self._token_bytes: dict[int, bytes] = {}
         self._token_texts: dict[int, str] = {}
-        self._config = _read_config(directory)
-        self.template = self._load_template(directory)
+        sources = files.templates()
+        self.facts = {name: TemplateFacts(source) for name, source in sources.items()}
+        is_isolated = isolates_templates and not all(facts.is_plain for facts in self.facts.values())
+        self._renderer: Renderer = (ChildRenderer if is_isolated else OwnRenderer)(sources, files.named)
+        literals = "\0".join(facts.literals for facts in self.facts.values())
+        self._control = ControlTokens(self._fast, spec, literals, named)
         self.vocab_size = self._fast.get_vocab_size(with_added_tokens=True)
+
+    def close(self) -> None:
+        """Ends the process that renders templates, if there is one."""
+        self._renderer.close()
 
     # ---- encoding ----
 
@@ -73,7 +73,7 @@ class Tokenizer:
             ids = self._pieces.encode(text)
             if ids is not None:
                 return ids
-        return _run(self._fast, text, add_special_tokens=add_special_tokens).ids
+        return run(self._fast, text, add_special_tokens=add_special_tokens).ids
 
     def encode_chat(
         self,
@@ -81,50 +81,88 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
+        continued: str | None = None,
         variables: Mapping[str, Any] | None = None,
+        template: str | None = None,
         max_chars: int = 1 << 25,
     ) -> list[int]:
-        """Token ids of a conversation rendered by the chat template; no text in it becomes a special token.
+        """Token ids of a conversation rendered by a chat template; no text in it becomes a control token.
+
+        Args:
+            continued: the field of the last message that the prompt ends with.
+            template: its name, where the model has several.
 
         Raises:
-            InvalidRequestError: there is no template, it refuses the conversation, or that is too long.
+            InvalidRequestError: there is no such template, it refuses the conversation, or that is too long.
         """
-        if self.template is None:
-            raise InvalidRequestError("This model has no chat template; use /v1/completions.", param="messages")
+        name = self._template_name(template, tools)
         variables = variables or {}
-        if not _RESERVED_VARIABLES.isdisjoint(variables):
+        if not (_RESERVED_VARIABLES | self._files.named.keys()).isdisjoint(variables):
             raise UnsupportedParameterError("A reserved name cannot be set.", param="chat_template_kwargs")
-        marker = _Marker(self._special_text)
-        messages = marker.hide(messages)
-        text = self.template.render(
-            messages,
-            tools=marker.hide(tools),
+        control, disguise = self._control, self._control.disguise()
+        given = TemplateInput(
+            messages=control.hide_messages(messages, disguise),
+            tools=control.hide(tools, disguise),
             add_generation_prompt=add_generation_prompt,
-            variables=marker.hide(variables),
+            continued=continued,
+            variables=control.hide(variables, disguise),
             max_chars=max_chars,
         )
-        if continue_final_message:
-            text = _cut_after_final(text, messages)
-        if not marker.hidden:
-            return self.encode(text, add_special_tokens=False)
-        return self._encode_marked(text, marker)
+        text = self._renderer.render(name, given)
+        ids = control.encode(text, disguise)
+        return self.encode(disguise.reveal(text), add_special_tokens=False) if ids is None else ids
 
-    def _encode_marked(self, text: str, marker: "_Marker") -> list[int]:
-        encoding = _run(self._fast, text)
-        ids: list[int] = []
-        start = 0
-        for index, token_id in enumerate(encoding.ids):
-            if token_id in self._special_ids and (span := encoding.token_to_chars(index)) is not None:
-                begin, end = span
-                ids += self._encode_literal(marker.reveal(text[start:begin]))
-                ids.append(token_id)
-                start = end
-        return ids + self._encode_literal(marker.reveal(text[start:]))
+    def _template_name(self, asked: str | None, tools: Sequence[Mapping[str, Any]] | None) -> str:
+        """Name of the template of a conversation, chosen as in ``transformers``."""
+        if not self.facts:
+            raise InvalidRequestError("This model has no chat template; use /v1/completions.", param="messages")
+        if asked is not None:
+            if asked not in self.facts:
+                raise UnsupportedParameterError("Only a name of the model's own templates.", param="chat_template")
+            name = asked
+        else:
+            name = TOOL_USE if tools is not None and TOOL_USE in self.facts else DEFAULT
+        if name not in self.facts:
+            raise InvalidRequestError(
+                "This model has several chat templates and no default; name one.", param="chat_template"
+            )
+        if tools is not None and not self.facts[name].shows_tools:
+            raise UnsupportedParameterError(
+                "The model's chat template shows no tools, so the model would not know of them.", param="tools"
+            )
+        return name
 
-    def _encode_literal(self, text: str) -> list[int]:
-        ids = self._literal_pieces.encode(text) if self._literal_pieces else None
-        return _run(self._literal, text).ids if ids is None else ids
+    def end_of_turn(self) -> int | None:
+        """The control token that the template writes behind a model's turn; None if it writes none there."""
+        if DEFAULT not in self.facts:
+            return None
+        said = "\u2042"
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": said}]
+        try:
+            text = self._renderer.render(DEFAULT, TemplateInput(messages=turns, add_generation_prompt=False))
+            opened = self._renderer.render(DEFAULT, TemplateInput(messages=turns[:1]))
+            asked = self._renderer.render(DEFAULT, TemplateInput(messages=turns[:1], add_generation_prompt=False))
+        except ApiError:
+            return None
+        if said not in text:
+            return None
+        behind = text.rpartition(said)[2]
+        opening = {name for _, _, name in self._control.places(opened.removeprefix(asked))}
+        opening.add(self._files.named.get("bos_token", ""))
+        for start, _, name in self._control.places(behind)[:1]:
+            if not behind[:start].strip() and name not in opening:
+                return int(self._added_ids[name])
+        return None
+
+    def token_id(self, text: str) -> int | None:
+        """The token of exactly this text."""
+        found: int | None = self._fast.token_to_id(text)
+        return found
+
+    @property
+    def named_tokens(self) -> Mapping[str, str]:
+        """Special tokens that the configuration names, such as ``eos_token``."""
+        return self._files.named
 
     # ---- decoding ----
 
@@ -141,6 +179,16 @@ class Tokenizer:
     def added_id(self, text: str) -> int | None:
         """The token that was added for exactly this text, special or not. Such text always becomes this token."""
         return self._added_ids.get(text)
+
+    @property
+    def added_tokens(self) -> Mapping[str, int]:
+        """Ids of the tokens that the files add to the vocabulary, special or not, by their text."""
+        return self._added_ids
+
+    def special_ids_in(self, texts: Iterable[str]) -> set[int]:
+        """Special tokens that are parts of the texts."""
+        whole = "\0".join(texts)
+        return {number for text, number in self._added_ids.items() if number in self._special_ids and text in whole}
 
     def token_string(self, token_id: int) -> str:
         """The vocabulary's own spelling; empty for ids that only pad the embedding table."""
@@ -172,46 +220,14 @@ class Tokenizer:
 
     def info(self) -> dict[str, Any]:
         """The tokenizer's configuration with the keys that remote clients expect."""
-        named = {name: _token_content(self._config.get(name)) for name in _SPECIAL_NAMES[:4]}
-        source = self.template.source if self.template else None
-        return {"tokenizer_class": "PreTrainedTokenizerFast", **self._config, **named, "chat_template": source}
+        named = {name: self._files.named.get(name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+        source = self.facts[DEFAULT].source if DEFAULT in self.facts else None
+        return {"tokenizer_class": "PreTrainedTokenizerFast", **self._files.config, **named, "chat_template": source}
 
-    def _load_template(self, directory: Path) -> ChatTemplate | None:
-        file = directory / "chat_template.jinja"
-        source: Any = file.read_text(encoding="utf-8") if file.exists() else self._config.get("chat_template")
-        if isinstance(source, list):
-            source = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}.get("default")
-        if source is None:
-            return None
-        if not isinstance(source, str):
-            raise ValueError("the chat template of tokenizer_config.json is neither a text nor a list of named ones")
-        tokens = {name: _token_content(self._config.get(name)) for name in _SPECIAL_NAMES}
-        return ChatTemplate(source, {name: token for name, token in tokens.items() if token is not None})
-
-
-class _Marker:
-    """Replaces special-token text of a caller by markers that cannot be guessed."""
-
-    def __init__(self, pattern: re.Pattern[str] | None) -> None:
-        self._pattern = pattern
-        self._nonce = secrets.token_hex(8)
-        self.hidden: list[str] = []
-
-    def hide(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self._pattern.sub(self._replace, value) if self._pattern else value
-        if isinstance(value, Mapping):
-            return {self.hide(key): self.hide(child) for key, child in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.hide(child) for child in value]
-        return value
-
-    def reveal(self, text: str) -> str:
-        return re.sub(f"{self._nonce}x(\\d+)x", lambda match: self.hidden[int(match.group(1))], text)
-
-    def _replace(self, match: re.Match[str]) -> str:
-        self.hidden.append(match.group())
-        return f"{self._nonce}x{len(self.hidden) - 1}x"
+    @property
+    def template(self) -> TemplateFacts | None:
+        """The template of conversations with tools; None if there is no template."""
+        return self.facts.get(TOOL_USE) or self.facts.get(DEFAULT)
 
 
 def _text_of(raw: bytes) -> str:
@@ -221,59 +237,7 @@ def _text_of(raw: bytes) -> str:
         return "bytes:" + "".join(f"\\x{b:02x}" for b in raw)
 
 
-def _run(fast: FastTokenizer, text: str, *, add_special_tokens: bool = False) -> Encoding:
-    """Encodes one text as a batch, which releases the interpreter lock (``encode`` does not)."""
-    (encoding,) = fast.encode_batch([text], add_special_tokens=add_special_tokens)
-    return encoding
-
-
-def _read_tokenizer(directory: Path) -> str:
-    file = directory / "tokenizer.json"
-    if not file.is_file():
-        raise ValueError(
-            f"{file.name} is missing in {directory}; save_pretrained of transformers' AutoTokenizer writes one"
-        )
-    return file.read_text(encoding="utf-8")
-
-
-def _plain(text: str) -> FastTokenizer:
-    try:
-        fast = FastTokenizer.from_str(text)
-    except Exception as error:  # The library has no class for this error.
-        raise ValueError(f"tokenizer.json cannot be used: {error}") from error
-    fast.no_truncation()
-    fast.no_padding()
-    return fast
-
-
 def _decoder_types(decoder: Any) -> set[str]:
     if not isinstance(decoder, dict):
         return set()
     return {str(decoder.get("type"))}.union(*(_decoder_types(d) for d in decoder.get("decoders", [])))
-
-
-def _read_config(directory: Path) -> dict[str, Any]:
-    file = directory / "tokenizer_config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file.name} cannot be read: {error}") from error
-    return config if isinstance(config, dict) else {}
-
-
-def _token_content(token: Any) -> str | None:
-    """Text of a special token, which configurations give as text or as an object with ``content``."""
-    if isinstance(token, dict):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
-
-
-def _cut_after_final(text: str, messages: Sequence[Message]) -> str:
-    content = messages[-1].get("content")
-    final = content.strip() if isinstance(content, str) else ""
-    place = text.rfind(final) if final else -1
-    if place < 0:
-        raise InvalidRequestError(
-            "The final message has no text that could be continued.", param="continue_final_message"
-        )
-    return text[: place + len(final)]

@@ -16,7 +16,7 @@ from tests.e2e.structured.test_formats import (  # noqa: F401
     test_every_choice_is_valid_and_a_stream_says_the_same,
 )
 from tests.e2e.structured.test_tools import (  # noqa: F401
-    test_a_call_that_was_cut_is_none_and_says_so,
+    test_a_call_that_was_cut_is_partial_and_says_so,
     test_a_named_function_is_called_once,
     test_a_stream_brings_the_same_call,
 )

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from neaptide.cluster.gateway.replicas import ReplicaStatus
+from neaptide.server.http.sse import KEEP_ALIVE
 from neaptide.server.settings import Settings
 from tests.cluster.gateway.conftest import CHAT, STORE, TO_STREAM, Cluster, ScriptedReplica, begin, say
 from tests.patience import until
@@ -58,6 +59,22 @@ async def test_an_event_is_there_before_the_next_one_is_made(cluster: Cluster) -
     await exchange.task
     assert pieces(exchange) == EVENTS
     assert exchange.headers["content-type"] == "text/event-stream; charset=utf-8"
+
+
+async def test_a_comment_is_passed_on_at_once(cluster: Cluster) -> None:
+    async def wait(replica: ScriptedReplica, scope: Scope, receive: Receive, send: Send) -> None:
+        await begin(send, media_type="text/event-stream")
+        await say(send, EVENTS[0] + KEEP_ALIVE.decode())
+        await replica.go_on.wait()
+        await say(send, EVENTS[1], is_last=True)
+
+    replica = await cluster.add("a")
+    replica.handler = wait
+    exchange = cluster.request(CHAT, TO_STREAM)
+    await exchange.until(KEEP_ALIVE.decode())
+    replica.go_on.set()
+    await exchange.task
+    assert exchange.events == [{"n": 0}, {"n": 1}]
 
 
 async def test_a_request_arrives_as_it_was_sent_but_for_its_connection(cluster: Cluster) -> None:

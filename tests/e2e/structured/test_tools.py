@@ -65,10 +65,13 @@ def test_a_stream_brings_the_same_call(client: openai.OpenAI) -> None:
     assert streamed.function.arguments == expected.function.arguments
 
 
-def test_a_call_that_was_cut_is_none_and_says_so(client: openai.OpenAI) -> None:
-    choice = ask(client, tool_choice={"type": "function", "function": {"name": "add"}}, max_tokens=12)
-    assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
-    assert choice.message.content.startswith("<tool_call>")
+def test_a_call_that_was_cut_is_partial_and_says_so(client: openai.OpenAI) -> None:
+    whole = ask(client, tool_choice={"type": "function", "function": {"name": "add"}})
+    cut = ask(client, tool_choice={"type": "function", "function": {"name": "add"}}, max_tokens=14)
+    (mine,), (theirs,) = cut.message.tool_calls, whole.message.tool_calls
+    assert (cut.finish_reason, cut.message.content, mine.function.name) == ("length", None, "add")
+    assert len(mine.function.arguments) < len(theirs.function.arguments)
+    assert theirs.function.arguments.startswith(mine.function.arguments)
 
 
 def test_strict_tools_leave_free_text_possible(client: openai.OpenAI) -> None:

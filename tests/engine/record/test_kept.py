@@ -17,11 +17,9 @@ WINDOWS = {
     "neaptide.engine.core.EngineCore._planning_s",
     "neaptide.engine.core.EngineCore._starting_s",
     "neaptide.engine.kv.online_returns.OnlineReturns._evicted",
-    "neaptide.engine.scheduler.controller.OverrunController._overran",
-    "neaptide.engine.scheduler.cushion.Cushion._answers",
-    "neaptide.engine.scheduler.slack.SlackTracker._arrivals",
-    "neaptide.engine.scheduler.slack.SlackTracker._arrival_times_s",
-    "neaptide.engine.scheduler.slack.SlackTracker._tokens_before",
+    "neaptide.engine.scheduler.traffic.Traffic._answers",
+    "neaptide.engine.scheduler.traffic.Traffic._arrivals_s",
+    "neaptide.engine.scheduler.traffic.Traffic._prompts",
 }
 """Of the last steps, arrivals, answers and evicted blocks, at most as many as each keeps."""
 

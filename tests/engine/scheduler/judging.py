@@ -23,6 +23,7 @@ def empty_draft(harness: Harness) -> Draft:
 def judged(harness: Harness, left_out: Collection[str] = ()) -> Judgement:
     scheduler = harness.core.scheduler
     assert isinstance(scheduler, NeaptideScheduler)
+    scheduler.traffic.refresh()
     return Judgement(empty_draft(harness), scheduler.config, scheduler.cost_model, scheduler.traffic, left_out)
 
 
@@ -39,4 +40,5 @@ def traffic_of(model: CostModel, answers: Sequence[int] = (), **fields: object) 
     traffic = Traffic(SchedulerConfig(**fields), model)  # type: ignore[arg-type]
     for index, num_output in enumerate(answers):
         traffic.observe_end(request_of(str(index), 1, num_output))
+    traffic.refresh()
     return traffic

@@ -46,7 +46,9 @@ def test_a_half_computed_prompt_goes_on_behind_several_that_wait_for_memory() ->
     assert harness.step() == {"running": 16}
 
 
-@pytest.mark.parametrize(("first_slo_s", "step"), [(0.08, {"a": 1, "b": 32, "c": 32}), (0.06, {"a": 1, "b": 32, "c": 22})])
+@pytest.mark.parametrize(
+    ("first_slo_s", "step"), [(0.08, {"a": 1, "b": 32, "c": 32}), (0.06, {"a": 1, "b": 32, "c": 22})]
+)
 def test_a_short_prompt_shares_the_step_of_another_unless_that_would_be_late(
     first_slo_s: float, step: dict[str, int]
 ) -> None:

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from neaptide.engine.scheduler.controller import OverrunController
 
 from neaptide.engine.interfaces import Prediction
 from neaptide.engine.messages import AbortRequest, CancelBatch, SetOffline
 from neaptide.engine.params import FinishReason, SamplingParams, Tier
+from neaptide.engine.scheduler.judgement import Judgement
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from tests.engine.harness import Harness, batch, flex, online
@@ -381,35 +381,6 @@ def test_rows_report_once_unless_their_tokens_are_wanted_at_every_step(tmp_path:
     assert [len(o.new_token_ids) for o in outputs if o.request_id == "job:1"] == [1, 1, 1]
 
 
-def test_the_controller_bears_the_overruns_that_the_margin_promises() -> None:
-    controller = OverrunController()
-    for step in range(1000):
-        controller.observe(2.0 if step % 10 == 0 else 0.5, 1.0)  # even twice as many
-    assert controller.factor == 1.0
-
-
-def test_the_controller_shrinks_with_each_overrun_beyond_a_tenth() -> None:
-    controller = OverrunController()
-    factors = []
-    for _ in range(8):
-        controller.observe(2.0, 1.0)
-        factors.append(controller.factor)
-    assert factors == [1.0] * 5 + [pytest.approx(0.9**n) for n in (1, 2, 3)]
-
-
-def test_the_controller_stops_at_its_floor_and_recovers_with_every_step_in_time() -> None:
-    controller = OverrunController()
-    for _ in range(100):
-        controller.observe(2.0, 1.0)
-    assert controller.factor == 0.6
-    for _ in range(20):
-        controller.observe(0.5, 1.0)
-    assert controller.factor == pytest.approx(0.8)
-    for _ in range(100):
-        controller.observe(0.5, 1.0)
-    assert controller.factor == 1.0
-
-
 def test_an_error_over_waiting_prompts_is_not_blamed_on_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = Harness()
     harness.core.handle(online("stream", [7] * 4))
@@ -417,10 +388,10 @@ def test_an_error_over_waiting_prompts_is_not_blamed_on_a_stream(monkeypatch: py
     harness.core.handle(online("waiting", [8] * 4))
 
     def fail(*args: object) -> bool:
-        raise RuntimeError("a bug in the slack policy")
+        raise RuntimeError("a bug in the judgement")
 
-    monkeypatch.setattr(type(harness.core.scheduler.slack), "feasible", fail)
-    with pytest.raises(RuntimeError, match="a bug in the slack policy"):
+    monkeypatch.setattr(Judgement, "choose", fail)
+    with pytest.raises(RuntimeError, match="a bug in the judgement"):
         harness.step()
     assert harness.ends == {}
 

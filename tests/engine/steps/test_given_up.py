@@ -1,17 +1,12 @@
 """Steps without online work that are given up when some comes: nothing of them counts, and nothing is lost."""
 
-import math
 import random
 from pathlib import Path
 
 import pytest
-from neaptide.engine.scheduler.slack import SlackTracker
 
-from neaptide.engine.config import CacheConfig, SchedulerConfig
-from neaptide.engine.interfaces import Prediction
-from neaptide.engine.params import SamplingParams, Tier
-from neaptide.engine.request import Request
-from neaptide.engine.steps.plan import BatchShape, StepPlan, StepResult
+from neaptide.engine.config import CacheConfig
+from neaptide.engine.steps.plan import StepPlan, StepResult
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
@@ -159,38 +154,3 @@ def test_steps_that_copy_blocks_are_not_given_up(tmp_path: Path) -> None:
     assert executor.num_copying > 0
     assert executor.num_aborted > 0
     assert (executor._device.wrong_inputs, executor._device.wrong_reads) == ([], [])
-
-
-class WithWeights:
-    """Implements ``CostModel``: 20 ms for every step, and one for each token."""
-
-    def predict(self, shape: BatchShape) -> Prediction:
-        return Prediction(0.02 + 0.001 * shape.num_tokens, 0.0)
-
-    def observe(self, shape: BatchShape, seconds: float) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("arrivals_s", "ttft_slo_s", "factor", "seconds"),
-    [
-        ((), 0.105, 4.0, 0.2),  # 50 ms are left to who comes; c is 21 ms, and at one arrival in ten seconds ...
-        ((), 0.105, 1000.0, math.sqrt(0.05**2 + 2 * 0.021 * 10)),
-        ((0.0, 0.5, 1.0, 1.5), 0.135, 4.0, math.sqrt(0.05**2 + 2 * 0.021 / 2)),  # ten tokens of prompt take 30 ms
-        ((0.0, 0.5, 1.0, 1.5), 0.035, 1000.0, math.sqrt(2 * 0.021 / 2)),  # nothing is left
-        (tuple(0.002 * k for k in range(100)), 0.135, 4.0, math.sqrt(0.05**2 + 2 * 0.021 / 50)),
-    ],
-)
-def test_a_step_is_as_long_as_what_arrivals_cost_makes_worth_while(
-    arrivals_s: tuple[float, ...], ttft_slo_s: float, factor: float, seconds: float
-) -> None:
-    config = SchedulerConfig(ttft_slo_s=ttft_slo_s, tpot_slo_s=0.01)
-    tracker, draft = SlackTracker(config, WithWeights()), Harness().core.scheduler.draft(2.0)
-    tracker.given_up_factor = factor
-    for arrival_s in arrivals_s:
-        params = SamplingParams(max_tokens=1)
-        tracker.observe_arrival(Request("chat", [7] * 10, params, Tier.DEFAULT, arrival_s, ttft_slo_s, 1.0))
-    whole_s = tracker.bounds(draft).idle_s
-    assert draft.arrival_waits_s == math.inf
-    draft.is_abortable = True
-    assert tracker.bounds(draft).idle_s == pytest.approx(seconds)
-    assert whole_s <= seconds

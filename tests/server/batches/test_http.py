@@ -336,6 +336,24 @@ async def test_a_form_cut_anywhere_leaves_nothing(tmp_path: Path) -> None:
         assert (whole.status_code, whole.json()["filename"], whole.json()["bytes"]) == (200, "in.jsonl", 4)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (b"BATCH.JSONL", None),
+        (b"a" * 249 + b".jsonl", None),
+        (b"a" * 294 + b".jsonl", "The file name has 300 characters; at most 255 are possible."),
+        (b"in.json", "The file's name must end with .jsonl"),
+        (b"a\tb.jsonl", "The file name has control characters."),
+    ],
+)
+async def test_a_name_is_taken_or_refused_with_the_reason(name: bytes, words: str | None, tmp_path: Path) -> None:
+    async with Server(tmp_path) as server, http_client(app_of(server)) as client:
+        body = FORM_BODY.replace(b"C:\\\\dir\\\\in.jsonl", name)
+        reply = await client.post("/v1/files", content=body, headers=FORM_HEADERS)
+        assert reply.status_code == (200 if words is None else 400)
+        assert words is None or words in reply.json()["error"]["message"]
+
+
 async def test_a_client_that_goes_away_leaves_nothing(tmp_path: Path) -> None:
     async with Server(tmp_path) as server:
         messages: Iterator[dict[str, Any]] = iter(

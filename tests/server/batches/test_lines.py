@@ -100,7 +100,11 @@ def answered(assembler: Assembler, prompts: Sequence[list[int]], tokenizer: Toke
         assembler.feed(choice, output)
     assert assembler.finished
     body = json.loads(json.dumps(assembler.body("req_1")))
-    return {name: _without_ids(value) for name, value in body.items() if name not in ("created", "created_at")}
+    return {
+        name: _without_ids(value)
+        for name, value in body.items()
+        if name not in ("created", "created_at", "completed_at")
+    }
 
 
 def _without_ids(value: Any) -> Any:

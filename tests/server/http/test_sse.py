@@ -85,8 +85,20 @@ async def test_a_comment_does_not_come_between_the_parts_of_an_event() -> None:
             await settle()
             yield b"data: 1\n\n"
 
-    reply = Reply(events(), keep_alive_s=0.0)
+    reply = Reply(events(), keep_alive_s=1e-9)
     await reply.task
     assert reply.most_sending == 1
     assert [message["type"] for message in reply.sent].index("http.response.start") == 0
     assert [message.get("body") for message in reply.sent[-2:]] == [b"data: [DONE]\n\n", b""]
+    comments = {body for message in reply.sent if (body := message.get("body", b"")).startswith(b":")}
+    assert comments == {b": keep-alive\n"}  # The Go client takes every empty line for the end of an event.
+
+
+async def test_no_comments_where_the_time_is_zero() -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        await settle()
+        yield b"data: 1\n\n"
+
+    reply = Reply(events(), keep_alive_s=0.0)
+    await reply.task
+    assert [message.get("body") for message in reply.sent[1:]] == [b"data: 1\n\n", b"data: [DONE]\n\n", b""]

@@ -115,6 +115,23 @@ async def test_logprobs_have_tokens_bytes_and_tops(server: Server) -> None:
     assert [len(entry.top_logprobs) for entry in content] == [2] * len(content)
 
 
+@pytest.mark.parametrize("include", [False, True])
+async def test_scored_tokens_are_those_of_the_text(server: Server, include: bool) -> None:
+    """A stop string is cut off, and so are its tokens; the streamed ones too."""
+    server.engine.script = server.context.tokenizer.encode("one two END three")
+    fields: dict[str, Any] = {"logprobs": True, "stop": ["END"], "max_tokens": 30}
+    extra = {"include_stop_str_in_output": include}
+    whole = await server.openai.chat.completions.create(model=MODEL_ID, messages=USER, **fields, extra_body=extra)
+    (choice,) = whole.choices
+    assert choice.message.content == ("one two END" if include else "one two ")
+    assert "".join(entry.token for entry in choice.logprobs.content) == choice.message.content
+    chunks = await _stream(server, **fields, extra_body=extra)
+    scored = [c.choices[0] for c in chunks if c.choices[0].logprobs]
+    assert "".join(choice.delta.content for choice in scored) == whole.choices[0].message.content
+    assert "".join(e.token for c in scored for e in c.logprobs.content) == whole.choices[0].message.content
+    assert all(c.delta.content for c in scored)
+
+
 async def test_stream_carries_logprobs_of_every_token(server: Server) -> None:
     chunks = await _stream(server, logprobs=True, max_tokens=6)
     entries = [entry for c in chunks if c.choices[0].logprobs for entry in c.choices[0].logprobs.content]

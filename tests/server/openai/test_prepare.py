@@ -145,6 +145,11 @@ def test_many_choices_without_a_limit_share_the_allowance(tokenizer: Tokenizer) 
         ({}, GenerationDefaults()),
         ({"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20}, GenerationDefaults(0.6, 0.9, 20)),
         ({"do_sample": False, "temperature": 0.6}, GenerationDefaults()),
+        (
+            {"repetition_penalty": 1.1, "min_p": 0.05, "max_new_tokens": 64},
+            GenerationDefaults(min_p=0.05, repetition_penalty=1.1, max_tokens=64),
+        ),
+        ({"do_sample": False, "repetition_penalty": 1.1}, GenerationDefaults(repetition_penalty=1.1)),
         ({"temperature": None, "top_k": None}, GenerationDefaults()),
     ],
 )
@@ -173,11 +178,16 @@ def test_defaults_that_no_request_could_ask_for_are_refused_at_start(tmp_path: P
 
 def test_defaults_of_the_model_give_way_to_the_body(tokenizer: Tokenizer) -> None:
     context = make_context(tokenizer)
-    context.generation_defaults = GenerationDefaults(0.6, 0.9, 20)
+    context.generation_defaults = GenerationDefaults(0.6, 0.9, 20, 0.05, 1.1, 64)
     plain, asked = prepare(CHAT, BODY, context), prepare(CHAT, {**BODY, "temperature": 0, "top_k": -1}, context)
     assert (plain.params.temperature, plain.params.top_p, plain.params.top_k) == (0.6, 0.9, 20)
     assert (asked.params.temperature, asked.params.top_p, asked.params.top_k) == (0, 0.9, 0)
     assert prepare(CHAT, {**BODY, "top_p": 0}, context).params.temperature == 0
+    assert (plain.params.min_p, plain.params.repetition_penalty) == (0.05, 1.1)
+    asked = prepare(CHAT, {**BODY, "min_p": 0, "repetition_penalty": 1, "max_tokens": 100}, context)
+    assert (asked.params.min_p, asked.params.repetition_penalty) == (0, 1)
+    free = {name: value for name, value in BODY.items() if name != "max_tokens"}
+    assert (prepare(CHAT, free, context).params_for(0).max_tokens, asked.params_for(0).max_tokens) == (64, 100)
 
 
 def test_tools_reach_the_template_as_they_were_sent(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +213,7 @@ def test_tools_reach_the_template_as_they_were_sent(tokenizer: Tokenizer, monkey
         prepare(CHAT, {"messages": messages, "tools": [tool], "tool_choice": choice}, make_context(tokenizer))
         assert seen[-1][1] == expected
     first, second, third = seen[-1][0]
-    assert first == {"role": "system", "content": "sys"}
+    assert first == {"role": "developer", "content": "sys"}
     assert second["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
     assert third == {"role": "tool", "content": "a\nb", "tool_call_id": "c1"}
 

@@ -8,6 +8,7 @@ import pytest
 
 from neaptide.server.openai.endpoints import RESPONSES
 from neaptide.server.openai.responses.bodies import FieldsOfChats
+from neaptide.server.text.tokenizer import Tokenizer
 from tests.server.conftest import MODEL_ID, Server
 
 QUESTION = "What is 2+2?"
@@ -65,15 +66,19 @@ async def test_events_of_text_and_a_call(server: Server) -> None:
     assert added[1].item.arguments == ""
 
 
-async def test_a_call_that_was_cut_is_text_of_an_incomplete_response(server: Server) -> None:
-    num_tokens = len(server.context.tokenizer.encode(CALL))
-    events = await _events(server, CALL, tools=[TOOL], max_output_tokens=num_tokens - 2)
-    assert _kinds(events) == [*BEGIN, *MESSAGE, "incomplete"]
+async def test_a_call_that_was_cut_is_an_incomplete_item(server: Server) -> None:
+    num_tokens = len(server.context.tokenizer.encode(CALL[: CALL.index("2")]))
+    events = await _events(server, CALL, tools=[TOOL], max_output_tokens=num_tokens)
+    assert _kinds(events) == [*BEGIN, *CALLED, "incomplete"]
     response = events[-1].response
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     (item,) = response.output
-    assert (item.type, item.status) == ("message", "incomplete")
-    assert item.content[0].text.startswith('<tool_call>\n{"name": "add"')
+    assert (item.type, item.name, item.arguments.rstrip(), item.status) == (
+        "function_call",
+        "add",
+        '{"a":',
+        "incomplete",
+    )
 
 
 async def test_a_failure_on_the_way_is_raised_by_the_client(server: Server) -> None:
@@ -142,9 +147,13 @@ CALLED_WITH = {"type": "function_call", "call_id": "c", "name": "add"}
         ({"tools": [TOOL, {**TOOL, "name": "a b"}]}, "tools.1.name"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice.name"),
         ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
-        ({"instructions": "Be brief.", "input": [{**CALLED_WITH, "arguments": "[]"}]}, "input.0.arguments"),
+        ({"instructions": "Be brief.", "input": [{**CALLED_WITH, "name": None}]}, "input.0.name"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0.type"),
         ({"text": {"format": {"type": "json_schema", "name": "a b", "schema": {}}}}, "text.format.name"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_object", "regex": "a"}}}, "text.format.regex"),
     ],
 )
 async def test_places_are_named_as_they_are_here(server: Server, fields: dict[str, Any], param: str) -> None:
@@ -160,3 +169,40 @@ async def test_arguments_that_a_model_wrote_go_back_as_they_are(server: Server) 
     assert reply.status_code == 200
     prompt = server.context.tokenizer.decode(server.engine.requests[0].prompt_token_ids)
     assert '{"a": 123456789012345678901234567890, "b": 1.7976931348623157e+308}' in prompt
+
+
+THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+SAID = {
+    "type": "message",
+    "id": "msg_1",
+    "role": "assistant",
+    "status": "completed",
+    "content": [{"type": "output_text", "text": "Wait.", "annotations": [], "logprobs": []}],
+}
+DONE = {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "55"}]}
+
+
+async def test_items_go_back_as_they_came(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def note(self: Tokenizer, messages: Any, **more: Any) -> list[int]:
+        seen.append((messages, more["continued"]))
+        return [7]
+
+    monkeypatch.setattr(Tokenizer, "encode_chat", note)
+    refused = {**SAID, "content": [{"type": "refusal", "refusal": "No."}]}
+    turns = [THOUGHT, SAID, {**CALLED_WITH, "arguments": '{"a": '}, DONE, THOUGHT, {**CALLED_WITH, "arguments": "{}"}]
+    cut = {**SAID, "status": "incomplete"}
+    for last in (refused, cut, THOUGHT | {"status": "incomplete"}):
+        items = [{"role": "user", "content": QUESTION}, *turns, DONE, last]
+        reply = await server.http.post(RESPONSES, json={"input": items, "tools": [TOOL], "max_output_tokens": 1})
+        assert reply.status_code == 200
+    messages = seen[0][0]
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": {}}}
+    assert messages[1:4] == [
+        {"role": "assistant", "content": "Wait.", "reasoning_content": "Hm.", "tool_calls": [call]},
+        {"role": "tool", "content": "55", "tool_call_id": "c"},
+        {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": [call]},
+    ]
+    assert messages[-1] == {"role": "assistant", "content": "No."}
+    assert [continued for _, continued in seen] == [None, "content", "reasoning_content"]

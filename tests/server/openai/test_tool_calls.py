@@ -6,21 +6,27 @@ from typing import Any
 
 import pytest
 
-from neaptide.server.openai.tool_calls import MAX_CALL_CHARS, ToolCallParser
-from neaptide.server.structured.call_formats import HERMES, LLAMA, MISTRAL, CallFormat, format_of
+from neaptide.server.parsers.calls import Offer
+from neaptide.server.parsers.core import MAX_CALL_CHARS, OutputParser, ToolFormat
+from neaptide.server.parsers.formats import HERMES, LLAMA3, MISTRAL
 from tests.server.conftest import MODEL_ID, USER, Server
 
-OPEN, CLOSE = HERMES.begin, HERMES.end
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
 NAMES = frozenset({"weather", "add"})
 TOOLS: list[Any] = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in sorted(NAMES)]
 WEATHER = OPEN + '\n{"name": "weather", "arguments": {"city": "Köln", "days": 2}}\n' + CLOSE
 ADD = OPEN + '{"name": "add", "arguments": {}}' + CLOSE
 
 
-def parse(*pieces: str, **options: Any) -> tuple[str, list[tuple[str, Any]]]:
-    parser = ToolCallParser(NAMES, **options)
-    text = "".join([*map(parser.push, pieces), parser.finish()])
-    return text, [(call.name, json.loads(call.arguments)) for call in parser.calls]
+def parse(*pieces: str, form: ToolFormat = HERMES, **options: Any) -> tuple[str, list[tuple[str, Any]]]:
+    text, calls = written_calls(*pieces, form=form, **options)
+    return text, [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+def written_calls(*pieces: str, form: ToolFormat = HERMES, **options: Any) -> tuple[str, list[tuple[str, str]]]:
+    parser = OutputParser(None, form, Offer(NAMES), **options)
+    parts = [*map(parser.push, pieces), parser.finish()]
+    return "".join(part.content for part in parts), [(call.name, call.arguments) for call in parser.calls]
 
 
 def test_a_call_leaves_the_text() -> None:
@@ -50,17 +56,15 @@ def test_pieces_of_any_size_give_the_same(size: int) -> None:
         OPEN,
         CLOSE,
         OPEN + CLOSE,
-        OPEN + '{"name": "weather", "arguments": {}}',
         OPEN + "weather()" + CLOSE,
         OPEN + '["weather", {}]' + CLOSE,
         OPEN + '{"arguments": {}}' + CLOSE,
         OPEN + '{"name": "delete_everything", "arguments": {}}' + CLOSE,
         OPEN + '{"name": ["weather"], "arguments": {}}' + CLOSE,
-        OPEN + '{"name": "weather", "parameters": {"city": "Rome"}}' + CLOSE,
-        OPEN + '{"name": "weather", "arguments": {}, "id": 1}' + CLOSE,
-        OPEN + '{"name": "weather", "arguments": "{}"}' + CLOSE,
         OPEN + '{"name": "weather", "arguments": {"x": NaN}}' + CLOSE,
         OPEN + '{"name": "weather", "arguments": {"x": "\\ud800"}}' + CLOSE,
+        OPEN + '{"name": "weather", "arguments": {}, "why": "so"}' + CLOSE,
+        OPEN + '{"name": "weather", "arguments": "sunny"}' + CLOSE,
         OPEN + '{"name": "weather", "name": "add", "arguments": {}}' + CLOSE,
         OPEN + '{"name": "weather", "arguments": {"x": ' + "[" * 5000 + "]" * 5000 + "}}" + CLOSE,
         OPEN + '{"name": "weather", "arguments": {"x": "' + "y" * MAX_CALL_CHARS + '"}}' + CLOSE,
@@ -87,11 +91,9 @@ def test_whatever_json_lets_pass_is_an_argument(arguments: str) -> None:
     for form, text in (
         (HERMES, OPEN + '{"name": "add", "arguments": ' + arguments + "}" + CLOSE),
         (MISTRAL, '[TOOL_CALLS][{"name": "add", "arguments": ' + arguments + "}]"),
-        (LLAMA, '{"name": "add", "parameters": ' + arguments + "}"),
+        (LLAMA3, '{"name": "add", "parameters": ' + arguments + "}"),
     ):
-        parser = ToolCallParser(NAMES, form)
-        assert parser.push(text) + parser.finish() == ""
-        assert [(call.name, call.arguments) for call in parser.calls] == [("add", arguments)]
+        assert written_calls(text, form=form) == ("", [("add", arguments)])
 
 
 def test_calls_beyond_the_limit_are_left_out() -> None:
@@ -104,7 +106,7 @@ def test_time_grows_with_the_length_alone(unit: str) -> None:
         text = (unit * chars)[:chars]
         times = []
         for _ in range(2):
-            parser, start_s = ToolCallParser(NAMES), time.process_time()
+            parser, start_s = OutputParser(None, HERMES, Offer(NAMES)), time.process_time()
             for begin in range(0, chars, piece):
                 parser.push(text[begin : begin + piece])
             parser.finish()
@@ -183,7 +185,7 @@ async def test_malformed_calls_stay_content(server: Server, stream: bool) -> Non
     if stream:
         events = [json.loads(line[6:]) for line in reply.text.split("\n\n") if line.startswith("data: {")]
         choices = [event["choices"][0] for event in events]
-        assert "".join(choice["delta"].get("content", "") for choice in choices) == text
+        assert "".join(choice["delta"].get("content") or "" for choice in choices) == text
         assert choices[-1]["finish_reason"] == "stop"
     else:
         assert reply.json()["choices"][0]["message"] == {"role": "assistant", "content": text, "refusal": None}
@@ -217,12 +219,6 @@ async def test_dashboards_see_a_call_as_an_output_that_stopped(server: Server) -
 # ---- other families' formats -----------------------------------------------------------------------------
 
 
-def parse_as(form: CallFormat, *pieces: str) -> tuple[str, list[tuple[str, str]]]:
-    parser = ToolCallParser(NAMES, form)
-    text = "".join([*map(parser.push, pieces), parser.finish()])
-    return text, [(call.name, call.arguments) for call in parser.calls]
-
-
 @pytest.mark.parametrize(
     ("form", "text", "expected"),
     [
@@ -234,34 +230,20 @@ def parse_as(form: CallFormat, *pieces: str) -> tuple[str, list[tuple[str, str]]
         ),
         (MISTRAL, '[TOOL_CALLS][{"name": "add"', ('[TOOL_CALLS][{"name": "add"', [])),
         (MISTRAL, '[TOOL_CALLS][{"name": "evil"}]', ('[TOOL_CALLS][{"name": "evil"}]', [])),
-        (LLAMA, '{"name": "add", "parameters": {"a": 1}}', ("", [("add", '{"a": 1}')])),
-        (LLAMA, '\n{"name": "add"}; {"name": "weather"}', ("", [("add", "{}"), ("weather", "{}")])),
-        (LLAMA, '{"name": "add", "parameters": {"a"', ('{"name": "add", "parameters": {"a"', [])),
-        (LLAMA, 'No: {"name": "add"}', ('No: {"name": "add"}', [])),
-        (LLAMA, '{"name": "add"} {"name": "add"}', ('{"name": "add"} {"name": "add"}', [])),
-        (LLAMA, "", ("", [])),
+        (LLAMA3, '{"name": "add", "parameters": {"a": 1}}', ("", [("add", '{"a": 1}')])),
+        (LLAMA3, '\n{"name": "add"}; {"name": "weather"}', ("", [("add", "{}"), ("weather", "{}")])),
+        (LLAMA3, '{"name": "add", "parameters": {"a"', ('{"name": "add", "parameters": {"a"', [])),
+        (LLAMA3, 'No: {"name": "add"}', ('No: {"name": "add"}', [])),
+        (LLAMA3, '{"name": "add"}\n{"name": "weather"}', ("", [("add", "{}"), ("weather", "{}")])),
+        (LLAMA3, "", ("", [])),
     ],
 )
-def test_calls_in_other_formats(form: CallFormat, text: str, expected: tuple[str, list[tuple[str, str]]]) -> None:
-    assert parse_as(form, text) == expected
-    assert parse_as(form, *text) == expected
+def test_calls_in_other_formats(form: ToolFormat, text: str, expected: tuple[str, list[tuple[str, str]]]) -> None:
+    assert written_calls(text, form=form) == expected
+    assert written_calls(*text, form=form) == expected
 
 
 def test_numbers_of_any_size_keep_their_text() -> None:
     arguments = '{"x": 123456789012345678901234567890, "y": 1e999}'
     body = OPEN + '{"name": "add", "arguments": ' + arguments + "}" + CLOSE
-    assert parse_as(HERMES, body) == ("", [("add", arguments)])
-
-
-@pytest.mark.parametrize(
-    ("template", "form"),
-    [
-        (None, HERMES),
-        ("{{ messages }}", HERMES),
-        ("... <tool_call> ...", HERMES),
-        ("... [TOOL_CALLS] ...", MISTRAL),
-        ('Respond in the format {"name": function name, "parameters": dictionary of ...}', LLAMA),
-    ],
-)
-def test_the_template_says_how_calls_are_written(template: str | None, form: CallFormat) -> None:
-    assert format_of(template) is form
+    assert written_calls(body) == ("", [("add", arguments)])

@@ -33,12 +33,10 @@ def texts(added: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("pattern", [None, LLAMA_3])
-@pytest.mark.parametrize("special", [True, False])
-def test_ids_are_the_tokenizers_own(pattern: str | None, special: bool) -> None:
+def test_ids_are_the_tokenizers_own(pattern: str | None) -> None:
     known = spec(pattern)
     fast = FastTokenizer.from_str(json.dumps(known))
-    fast.encode_special_tokens = not special
-    cache = PieceCache.create(fast, known, special=special)
+    cache = PieceCache.create(fast, known)
     assert cache is not None
     for text in texts([token["content"] for token in known["added_tokens"]]):
         assert cache.encode(text) == fast.encode(text, add_special_tokens=False).ids, repr(text)
@@ -47,7 +45,7 @@ def test_ids_are_the_tokenizers_own(pattern: str | None, special: bool) -> None:
 @pytest.mark.parametrize("text", ["\u00e9", "a\x00b", "a\x1cb", "\x7f", "a" * (MAX_TEXT_CHARS + 1)])
 def test_other_text_is_left_to_the_tokenizer(text: str) -> None:
     known = spec()
-    cache = PieceCache.create(FastTokenizer.from_str(json.dumps(known)), known, special=True)
+    cache = PieceCache.create(FastTokenizer.from_str(json.dumps(known)), known)
     assert cache is not None
     assert cache.encode(text) is None
 
@@ -77,4 +75,4 @@ def changed(path: list[str | int], value: object) -> dict[str, Any]:
 )
 def test_tokenizers_of_another_shape_are_left_alone(known: dict[str, Any]) -> None:
     fast = FastTokenizer.from_str(json.dumps(spec()))
-    assert PieceCache.create(fast, known, special=True) is None
+    assert PieceCache.create(fast, known) is None

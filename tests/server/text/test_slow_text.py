@@ -11,6 +11,7 @@ import pytest
 
 from neaptide.server.http.body_threads import LONG_BYTES, BodyThreads
 from neaptide.server.openai import logprobs
+from neaptide.server.text.control_tokens import ControlTokens
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.patience import PATIENCE_S, until
 from tests.server.asgi import Exchange
@@ -54,7 +55,7 @@ async def test_a_megabyte_is_refused_unread(
         raise AssertionError("tokenized")
 
     monkeypatch.setattr(Tokenizer, "encode", must_not_run)
-    monkeypatch.setattr(Tokenizer, "_encode_marked", must_not_run)
+    monkeypatch.setattr(ControlTokens, "encode", must_not_run)
     reply = await server.http.post(path, json=body_for(path, made_of(unit, 1 << 20)))
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
 

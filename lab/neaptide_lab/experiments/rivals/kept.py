@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 OUR_CODE = frozenset(
     f"engine/scheduler/{name}.py"
-    for name in ("controller", "cushion", "offline_fill", "online_room", "packing", "residual", "slack")
+    for name in ("judgement", "offline_fill", "online_room", "packing", "residual", "traffic")
 )
 """Code of our policy alone: what rivals have done does not depend on it."""
 _DECIDING = (

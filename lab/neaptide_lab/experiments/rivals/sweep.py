@@ -1,4 +1,7 @@
-"""Ours against ``fcfs`` and ``priority`` as an oracle would tune them: step tokens and seats swept on every trace.
+"""Ours against rivals as an oracle would tune them: step tokens and seats swept on every trace.
+
+The rivals are vLLM's ``fcfs`` and ``priority``, and two that know deadlines: ``slidingserve`` and ``qoserve``. The
+latter are swept over what their authors tune as well.
 
 A static limit on step tokens, tuned for one load, is a strong rival. So two comparisons: with each rival's best point
 of every trace, and with the one setting that is best over all of them, which is what an operator could have chosen.
@@ -19,6 +22,7 @@ from neaptide.simulation.points import PolicyPoint
 from neaptide.simulation.result import SimResult
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import simulate
+from neaptide_lab.experiments.limits.attainment import attainment_bound
 from neaptide_lab.experiments.price import price
 from neaptide_lab.experiments.result import ExperimentResult, Row
 from neaptide_lab.experiments.rivals.kept import OUR_CODE, KeptRuns, code_digest
@@ -36,15 +40,29 @@ from neaptide_lab.experiments.rivals.loads import (
 )
 
 NAME = "tuned-rivals"
-ABOUT = "offline tokens/s against fcfs and priority at the step tokens and seats that suit each trace best"
+ABOUT = "offline tokens/s against fcfs, priority, slidingserve and qoserve at the settings that suit each trace best"
 
 OURS = PolicyPoint("neaptide")
 """At its defaults, and with the plan of the pool that a server makes on a GPU."""
-RIVALS = ("priority", "fcfs")
+VLLM = ("priority", "fcfs")
+"""Rivals that are swept over step tokens and seats."""
+_SLIDING, _QOS = "neaptide_lab.policies.slidingserve", "neaptide_lab.policies.qoserve"
+DEADLINE_AWARE = {
+    "slidingserve": ("slidingserve", f"{_SLIDING}:SlidingServePaced"),
+    "qoserve": ("qoserve", f"{_QOS}:QoServeAlpha1", f"{_QOS}:QoServePaced", f"{_QOS}:QoServePacedAlpha1"),
+}
+"""Rivals that know deadlines, with their settings: QoServe's alpha, and from when both count token deadlines. They have
+few points over step tokens, because they size each chunk themselves."""
+RIVALS = (*VLLM, *DEADLINE_AWARE)
+_RIVAL_OF = {policy: rival for rival, policies in DEADLINE_AWARE.items() for policy in policies}
 STEP_TOKENS = (512, 1024, 1536, 2048, 4096, 8192)
 SEATS = (128, 256, 1024)
-LIKELY = tuple(
-    PolicyPoint("priority", *limits) for limits in ((1024, 256), (512, 256), (1536, 256), (1024, 128), (2048, 128))
+LONG_STEP_TOKENS = (2048, 8192)
+"""Step tokens of the rivals that know deadlines; 256 seats."""
+LIKELY = (
+    *(PolicyPoint("priority", *limits) for limits in ((1024, 256), (512, 256), (1536, 256), (1024, 128), (2048, 128))),
+    PolicyPoint(f"{_SLIDING}:SlidingServePaced", 2048, 256),
+    PolicyPoint(f"{_QOS}:QoServePaced", 2048, 256),
 )
 """Those that did best in earlier sweeps, or may: they are run on every trace before the others are on any."""
 CONCEDED = 0.01
@@ -60,16 +78,24 @@ class Size:
     loads: tuple[Load, ...]
     step_tokens: tuple[int, ...]
     seats: tuple[int, ...]
+    deadline_aware: tuple[PolicyPoint, ...] = ()
+    """Points of the rivals that know deadlines."""
     only: tuple[PolicyPoint, ...] | None = None
     """The rivals' points to run; None: all of them."""
 
 
-FULL = Size((*LOADS, *MOVING), STEP_TOKENS, SEATS)
+def deadline_aware(step_tokens: Sequence[int], seats: int = 256) -> tuple[PolicyPoint, ...]:
+    """Every setting of the rivals that know deadlines, at each number of step tokens."""
+    return tuple(PolicyPoint(policy, tokens, seats) for policy, tokens in product(_RIVAL_OF, step_tokens))
+
+
+FULL = Size((*LOADS, *MOVING), STEP_TOKENS, SEATS, deadline_aware(LONG_STEP_TOKENS))
 ONLY_LIKELY = replace(FULL, only=LIKELY)
 QUICK = Size(
     (replace(CONV, window_s=(600.0, 610.0), offline="batchllm-2000-200-s4", warm_up_s=10.0),),
     STEP_TOKENS[::2],
     SEATS[:2],
+    deadline_aware(LONG_STEP_TOKENS[:1]),
 )
 """Rows of 100 output tokens, which come and go soon."""
 
@@ -142,6 +168,11 @@ def run_kept(quick: bool, kept: KeptRuns[SimResult], *, only_likely: bool = Fals
         )
         for trace, one in runs.items()
     ]
+    bounds = {load.title: sweep.attainment_bound(load) for load in size.loads}
+    rows += [
+        Row(f"{trace}: attained, and what a clairvoyant could", 100 * one.ours.attained, 100 * bounds[trace], "%", 1)
+        for trace, one in runs.items()
+    ]
     data = {
         "settings": {
             "profile": PROFILE,
@@ -152,6 +183,7 @@ def run_kept(quick: bool, kept: KeptRuns[SimResult], *, only_likely: bool = Fals
         },
         "runs": {trace: _trace_data(one) for trace, one in runs.items()},
         "out_of_reach": {trace: one.out_of_reach for trace, one in runs.items()},
+        "attainment_bound": bounds,
     }
     return ExperimentResult(
         NAME, rows, _notes(runs, short), data, lambda figure: _plot(figure, runs), against="rival, offline tok/s"
@@ -166,15 +198,21 @@ def settings(policy: str, step_tokens: Sequence[int], seats: Sequence[int]) -> l
     return [PolicyPoint(policy, tokens, most) for tokens, most in product(step_tokens, seats) if tokens >= most]
 
 
+def rival_of(point: PolicyPoint) -> str:
+    """The rival whose setting the point is."""
+    return _RIVAL_OF.get(point.policy, point.policy)
+
+
 def in_turn(size: Size) -> Iterator[tuple[Load, PolicyPoint]]:
     """Every rival's points on every load, those first of which most is expected."""
-    points = [point for rival in RIVALS for point in settings(rival, size.step_tokens, size.seats)]
+    points = [point for rival in VLLM for point in settings(rival, size.step_tokens, size.seats)]
+    points += size.deadline_aware
     first = [point for point in LIKELY if point in points]
     yield from product(size.loads, first)
     if size.only is not None:
         return
     for rival in RIVALS:
-        yield from product(size.loads, (point for point in points if point.policy == rival and point not in first))
+        yield from product(size.loads, (point for point in points if rival_of(point) == rival and point not in first))
 
 
 class _Sweep:
@@ -198,9 +236,9 @@ class _Sweep:
         for load, point in in_turn(size):
             one = runs[load.title]
             try:
-                one.rivals[point.policy].append(self._point(load, point, one.ours.attained - CONCEDED))
+                one.rivals[rival_of(point)].append(self._point(load, point, one.ours.attained - CONCEDED))
             except OutOfReach as error:
-                one.out_of_reach[point.policy][str(point)] = str(error)
+                one.out_of_reach[rival_of(point)][str(point)] = str(error)
         return runs
 
     def _point(self, load: Load, point: PolicyPoint, least_attainment: float = 0.0, *, alone: bool = False) -> Point:
@@ -227,6 +265,12 @@ class _Sweep:
         limits = StepLimits(window_s)
         simulate(OURS.of(scenario).planned_as_served(), observers=[limits])
         return str(limits)
+
+    def attainment_bound(self, load: Load) -> float:
+        """Largest attainment of any policy on the load's mean step times."""
+        bound = attainment_bound(self._scenario(load))
+        assert bound is not None
+        return bound
 
     def _scenario(self, load: Load) -> Scenario:
         if load.title not in self._scenarios:
@@ -350,7 +394,7 @@ def _trace_data(one: TraceRuns) -> dict[str, Any]:
 
 def _plot(figure: Any, runs: Runs) -> None:
     for axes, (trace, one) in zip(figure.subplots(1, len(runs), squeeze=False)[0], runs.items(), strict=True):
-        for rival, marker in zip(RIVALS, "ox", strict=True):
+        for rival, marker in zip(RIVALS, "oxs^", strict=True):
             points = one.rivals[rival]
             attained = [100 * point.attained for point in points]
             axes.plot(attained, [point.tokens_per_s for point in points], marker, label=rival)

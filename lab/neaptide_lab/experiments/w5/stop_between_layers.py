@@ -1,7 +1,7 @@
 """W5's gain from aborting steps of offline work alone between layers when a chat arrives (ADR 38, 48)."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,11 +29,8 @@ ABOUT = "what do chats and offline work gain where steps are given up between la
 HANDOVER_S = 0.0005
 """Assumed time to abort a step."""
 WHOLE, GIVEN_UP = "whole steps", "given up"
-FACTORS = (2.0, 4.0, 8.0)
-"""On the bound of steps without online work."""
 FULL = Size()
 QUICK = Size(loads=(0.1,), duration_s=60.0, window_s=(5.0, 57.0), seeds=(0,))
-QUICK_FACTORS = (4.0,)
 MEASURES = {
     "ttft_p50_ms": ("TTFT p50", "ms", 0),
     "ttft_p99_ms": ("TTFT p99", "ms", 0),
@@ -47,7 +44,8 @@ Figures = dict[str, dict[str, float]]
 
 
 def run(quick: bool) -> ExperimentResult:
-    size, ways = (QUICK, ways_of(QUICK_FACTORS)) if quick else (FULL, ways_of(FACTORS))
+    size = QUICK if quick else FULL
+    ways: Ways = {WHOLE: None, GIVEN_UP: GiveUp(Layers(NUM_LAYERS, HANDOVER_S))}
     profiles = [LIVE_MACHINE] if quick else [LIVE_MACHINE, load_profile("cpu-111m")]
     rows: list[Row] = []
     notes = [
@@ -66,13 +64,6 @@ def run(quick: bool) -> ExperimentResult:
             rows += _rows(f"{profile.name}, {load:g}", found)
             notes.append(_note(profile, load, tpot_slo_s, found))
     return ExperimentResult(NAME, rows, notes, data, against=WHOLE)
-
-
-def ways_of(factors: Sequence[float]) -> Ways:
-    """Steps that run to their end, and abortable steps of the same length and longer."""
-    layers = Layers(NUM_LAYERS, HANDOVER_S)
-    ways: Ways = {WHOLE: None, GIVEN_UP: GiveUp(layers)}
-    return ways | {f"{GIVEN_UP}, {factor:g} times as long": GiveUp(layers, factor) for factor in factors}
 
 
 def _measure(bench: Bench, load: float, tpot_slo_s: float, ways: Ways) -> Figures:

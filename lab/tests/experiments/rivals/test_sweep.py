@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from neaptide.engine.observer import EngineObserver
+from neaptide.engine.scheduler.policies import find_policy
 from neaptide.simulation.points import PolicyPoint
 from neaptide.simulation.result import SimResult
 from neaptide.simulation.scenario import Scenario
@@ -19,6 +20,7 @@ from neaptide_lab.experiments.rivals.sweep import (
     FULL,
     ONLY_LIKELY,
     OURS,
+    RIVALS,
     Point,
     Runs,
     Size,
@@ -26,6 +28,7 @@ from neaptide_lab.experiments.rivals.sweep import (
     falls_short,
     in_turn,
     one_setting,
+    rival_of,
     rows_of_one_setting,
     settings,
 )
@@ -51,7 +54,8 @@ def trace(template: SimResult, *rivals: tuple[PolicyPoint, float, float]) -> Tra
     """Ours attains 99% at 1,000 tokens/s."""
     ours = point(template, OURS, 0.99, 1000.0)
     of_priority = [point(template, *rival) for rival in rivals]
-    return TraceRuns(ours, ours, {"priority": of_priority, "fcfs": []}, {"priority": {}, "fcfs": {}})
+    none = {rival: [] for rival in RIVALS}
+    return TraceRuns(ours, ours, none | {"priority": of_priority}, {rival: {} for rival in RIVALS})
 
 
 def test_of_a_rival_that_was_not_run_nothing_is_said(template: SimResult) -> None:
@@ -126,13 +130,23 @@ def test_mixed_loads_come_together_in_the_order_of_their_arrivals() -> None:
 def test_the_most_promising_points_come_before_all_others_on_every_load() -> None:
     points = list(in_turn(FULL))
     titles = [load.title for load in FULL.loads]
-    assert len(points) == len(set(points)) == 7 * (17 + 17)
+    assert len(points) == len(set(points)) == 7 * (17 + 17 + 4 + 8)
     first = ["priority@1024x256", "priority@512x256", "priority@1536x256", "priority@1024x128", "priority@2048x128"]
-    assert [(load.title, str(point)) for load, point in points[:35]] == [
+    first += [
+        "neaptide_lab.policies.slidingserve:SlidingServePaced@2048x256",
+        "neaptide_lab.policies.qoserve:QoServePaced@2048x256",
+    ]
+    assert [(load.title, str(point)) for load, point in points[:49]] == [
         (title, point) for title in titles for point in first
     ]
-    assert [point.policy for _, point in points] == ["priority"] * 7 * 17 + ["fcfs"] * 7 * 17
-    assert list(in_turn(ONLY_LIKELY)) == points[:35]
+    rest = [("priority", 12), ("fcfs", 17), ("slidingserve", 3), ("qoserve", 7)]
+    assert [rival_of(point) for _, point in points[49:]] == [rival for rival, count in rest for _ in range(7 * count)]
+    assert list(in_turn(ONLY_LIKELY)) == points[:49]
+
+
+def test_every_setting_of_a_rival_that_knows_deadlines_is_a_policy_of_its_own() -> None:
+    assert {rival_of(point) for point in FULL.deadline_aware} == {"slidingserve", "qoserve"}
+    assert len({find_policy(point.policy) for point in FULL.deadline_aware}) == 6
 
 
 @pytest.fixture
@@ -142,7 +156,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         Load("azure_conv_2023", (600.0, 600.7), 1.2, "batchllm-2000-200-s4", warm_up_s=0.2, name="chats"),
         Load("azure_code_2023", (1134.9, 1135.4), 1.1, "batchllm-2000-200-s4", warm_up_s=0.2),
     )
-    monkeypatch.setattr(sweep, "QUICK", Size(both, (2048,), (64,)))
+    aware = tuple(PolicyPoint(policy, 2048, 64) for policy in ("slidingserve", "qoserve"))
+    monkeypatch.setattr(sweep, "QUICK", Size(both, (2048,), (64,), aware))
     monkeypatch.setattr(loads, "CLIENT_LIMIT_TOKENS", 8)
     monkeypatch.setattr(loads, "OFFLINE_REQUESTS", 100)
 
@@ -164,17 +179,22 @@ def test_a_sweep_compares_every_rival_on_every_trace(monkeypatch: pytest.MonkeyP
         ("neaptide", False): {(None, True)},
         ("priority", True): {(None, True)},
         ("fcfs", True): {(None, True)},
+        ("slidingserve", True): {(None, True)},
+        ("qoserve", True): {(None, True)},
     }
     assert set(result.data["runs"]) == {"chats", "azure_code_2023"}
-    names = {"neaptide", "priority@2048x64", "fcfs@2048x64", "online alone"}
+    names = {"neaptide", "online alone"} | {f"{rival}@2048x64" for rival in RIVALS}
     for trace_name, points in result.data["runs"].items():
         given_up = result.data["out_of_reach"][trace_name]
         assert set(points).union(*given_up.values()) == names
-    for rival in ("priority", "fcfs"):
+    for rival in RIVALS:
         assert sum(f"best point of {rival}" in row.case for row in result.rows) == 2
     shares = [row.ours for row in result.rows if "of the bound" in row.case]
     assert len(shares) == 2
     assert min(shares) > 0
+    bounded = [row for row in result.rows if "clairvoyant" in row.case]
+    assert [row.case.split(":")[0] for row in bounded] == ["chats", "azure_code_2023"]
+    assert all(row.paper is not None and row.ours <= row.paper for row in bounded)
     slower = {row.case.split(":")[0] for row in result.rows if "best point" in row.case and (row.ratio or 1.0) < 1.0}
     said = {note.split(":")[0] for note in result.notes if "What ended the offline work of our steps: " in note}
     assert said == slower
@@ -185,7 +205,7 @@ def test_a_sweep_compares_every_rival_on_every_trace(monkeypatch: pytest.MonkeyP
 @pytest.mark.usefixtures("small")
 def test_a_sweep_that_was_cut_goes_on_and_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = sweep.run_kept(True, KeptRuns(SimResult, tmp_path / "whole"))
-    assert len((tmp_path / "whole").read_text().splitlines()) == 8
+    assert len((tmp_path / "whole").read_text().splitlines()) == 12
     num_left = 5
 
     def cut(scenario: Scenario, *, least_attainment: float) -> Run:
@@ -211,7 +231,7 @@ def test_a_sweep_that_was_cut_goes_on_and_says_the_same(tmp_path: Path, monkeypa
 def test_the_likely_points_are_run_alone_if_asked_and_are_not_run_again_by_the_whole_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the 2 x 2 points of the whole, and ours alone besides, on two loads."""
+    """With the 2 x 2 points of vLLM's and two more, and ours alone besides, on two loads."""
     likely = PolicyPoint("priority", 2048, 64)
     whole = dataclasses.replace(sweep.QUICK, step_tokens=(1024, 2048))
     monkeypatch.setattr(sweep, "LIKELY", (likely,))
@@ -226,4 +246,4 @@ def test_the_likely_points_are_run_alone_if_asked_and_are_not_run_again_by_the_w
     }
     kept = KeptRuns(SimResult, tmp_path / "runs")
     sweep.run_kept(False, kept)
-    assert (kept.num_found, len((tmp_path / "runs").read_text().splitlines())) == (2 * 3, 2 * 6)
+    assert (kept.num_found, len((tmp_path / "runs").read_text().splitlines())) == (2 * 3, 2 * 8)

@@ -16,12 +16,12 @@ def test_the_machine_does_what_was_measured_on_it() -> None:
 
 
 @pytest.mark.full
-def test_longer_steps_that_are_given_up_bring_more_offline_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_are_given_up_are_compared_with_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stop_between_layers, "QUICK", SMALL)
     result = stop_between_layers.run(quick=True)
     ours = {row.case.removeprefix(f"{LIVE_MACHINE.name}, 0.1, "): row for row in result.rows}
-    assert list(ours)[:4] == [f"given up: {measure}" for measure in ("TTFT p50", "TTFT p99", "both targets", "offline")]
-    assert ours["given up, 4 times as long: offline"].ours > ours["given up: offline"].ours
+    assert list(ours) == [f"given up: {measure}" for measure in ("TTFT p50", "TTFT p99", "both targets", "offline")]
+    assert all(row.ours > 0.0 for row in ours.values())
     runs = result.data["machines"][LIVE_MACHINE.name]["loads"]["0.1"]["runs"]
     assert runs["whole steps"]["given_up"] == 0.0
     assert runs["given up"]["given_up"] > 0.0

@@ -13,12 +13,27 @@ from torch import Tensor
 from neaptide.models.config import LlamaLikeConfig, RopeConfig
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Radians per position of each pair, [head_dim / 2] fp32."""
-    exponent = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+def inverse_frequencies(rope: RopeConfig, rotary_dim: int, context_tokens: int) -> Tensor:
+    """Radians per position of each pair, [rotary_dim / 2] fp32.
+
+    They are the same for all positions: cached keys could not follow a change. So kinds that depend on the length take
+    the longest context that is served, as in vLLM.
+    """
+    exponent = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
+    is_stretched = context_tokens > rope.original_max_position_embeddings
+    if rope.rope_type == "longrope":
+        factors = torch.tensor(rope.long_factors if is_stretched else rope.short_factors, dtype=torch.float32)
+        return torch.reciprocal(factors * rope.theta**exponent)
+    if rope.rope_type == "dynamic" and is_stretched:
+        longest = rope.factor * rope.factor - (rope.factor - 1)
+        theta = rope.theta * longest ** (rotary_dim / max(rotary_dim - 2, 1))
+        return torch.reciprocal(theta**exponent)
     inv_freq = 1.0 / (rope.theta**exponent)
     if rope.rope_type == "linear":
         return inv_freq / rope.factor
+    if rope.rope_type == "yarn":
+        kept = _kept(rope, rotary_dim)
+        return inv_freq / rope.factor * (1 - kept) + inv_freq * kept
     if rope.rope_type == "llama3":
         # Wavelengths beyond the trained context are stretched by `factor`; short ones are unchanged. Those between the
         # two bounds are blended.
@@ -30,16 +45,35 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     return inv_freq
 
 
+def _kept(rope: RopeConfig, rotary_dim: int) -> Tensor:
+    """Share of each frequency that is not stretched (yarn), [rotary_dim / 2]."""
+
+    def dimension(rotations: float) -> float:
+        wavelength = rope.original_max_position_embeddings / (rotations * 2 * math.pi)
+        return rotary_dim * math.log(wavelength) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
+    if low == high:
+        high += 0.001
+    return 1 - ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+
+
 class Rotary:
-    """Table of unit complex numbers, one row per position."""
+    """Table of complex numbers, one row per position. Pairs behind the rotated dimensions have the number 1."""
 
     __slots__ = ("table",)
 
     def __init__(self, config: LlamaLikeConfig, device: torch.device):
         # fp32 on purpose, as in the reference: the angles of far positions depend on rounding.
         positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
-        angles = torch.outer(positions, inverse_frequencies(config.rope, config.head_dim))
-        self.table = torch.polar(torch.ones_like(angles), angles).to(device)  # [positions, head_dim / 2] complex64
+        rope, context_tokens = config.rope, config.max_position_embeddings
+        angles = torch.outer(positions, inverse_frequencies(rope, config.rotary_dim, context_tokens))
+        table = torch.polar(torch.full_like(angles, rope.attention_factor), angles)
+        rest = torch.ones(context_tokens, (config.head_dim - config.rotary_dim) // 2, dtype=table.dtype)
+        self.table = torch.cat([table, rest], dim=1).to(device)  # [positions, head_dim / 2] complex64
 
     def at(self, positions: Tensor) -> Tensor:
         """[num_tokens] int64 -> [num_tokens, 1, head_dim / 2] complex64, broadcast over heads."""

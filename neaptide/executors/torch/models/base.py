@@ -62,13 +62,64 @@ def in_turn(
         yield layer, layer_cache
 
 
-class Destination(NamedTuple):
+class Destination(Protocol):
     """The place of a checkpoint's tensor in the model."""
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that the checkpoint must have."""
+        ...
+
+    def fill(self, tensor: Tensor) -> None:
+        """Copies the tensor, which has that shape, into the model."""
+        ...
+
+
+class Rows(NamedTuple):
+    """A part of the model's storage that takes a tensor as it is."""
+
     shape: tuple[int, ...]
-    """The shape that the checkpoint must have."""
-    view: Tensor
-    """The part of the model's storage that takes the tensor, reshaped to the view's shape."""
+    storage: Tensor
+
+    def fill(self, tensor: Tensor) -> None:
+        self.storage.copy_(tensor)
+
+    @classmethod
+    def of(cls, storage: Tensor) -> "Rows":
+        """Takes a tensor of the storage's own shape."""
+        return cls(tuple(storage.shape), storage)
+
+
+class RotaryRows(NamedTuple):
+    """Rows of heads whose rotated dimensions are interleaved: pairs are adjacent in storage, while the checkpoint has
+    the two halves one after the other. Other dimensions stay as they are."""
+
+    shape: tuple[int, ...]
+    storage: Tensor
+    head_dim: int
+    rotary_dim: int
+
+    def fill(self, tensor: Tensor) -> None:
+        storage, heads = (x.view(-1, self.head_dim, *x.shape[1:]) for x in (self.storage, tensor))
+        num_heads, half, *rest = (len(heads), self.rotary_dim // 2, *heads.shape[2:])
+        pairs = storage[:, : self.rotary_dim].view(num_heads, half, 2, *rest).transpose(1, 2)
+        pairs.copy_(heads[:, : self.rotary_dim].reshape(num_heads, 2, half, *rest))
+        storage[:, self.rotary_dim :].copy_(heads[:, self.rotary_dim :])
+
+
+class Stacked(NamedTuple):
+    """Several destinations whose tensors are one in the checkpoint, along the first dimension."""
+
+    parts: Sequence[Destination]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shapes = [part.shape for part in self.parts]
+        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+    def fill(self, tensor: Tensor) -> None:
+        for part, rows in zip(self.parts, torch.split(tensor, [part.shape[0] for part in self.parts]), strict=True):
+            part.fill(rows)
 
 
 class TorchModel(Protocol):

@@ -1,5 +1,6 @@
 """Llama and families that differ only in biases, over a flat batch of tokens and a paged KV cache."""
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -8,7 +9,15 @@ from torch import Tensor
 from neaptide.executors.torch.layers.linear import Linear
 from neaptide.executors.torch.layers.norm import RMSNorm
 from neaptide.executors.torch.layers.rotary import Rotary
-from neaptide.executors.torch.models.base import Destination, GivingUp, TorchModel, in_turn, row_tiles
+from neaptide.executors.torch.models.base import (
+    Destination,
+    GivingUp,
+    RotaryRows,
+    Rows,
+    TorchModel,
+    in_turn,
+    row_tiles,
+)
 from neaptide.kernels.layer_ops import TorchLayerOps
 from neaptide.kernels.paged_attention import StepAttention
 from neaptide.models.config import LlamaLikeConfig
@@ -21,6 +30,7 @@ class DecoderLayer:
         self._ops = ops
         hidden, ffn, dim = config.hidden_size, config.intermediate_size, config.head_dim
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, dim
+        self.rotary_dim = config.rotary_dim
         q_size, kv_size = config.num_heads * dim, config.num_kv_heads * dim
         self.input_norm = RMSNorm(hidden, config.rms_norm_eps, ops, dtype=dtype, device=device)
         self.qkv = Linear(q_size + 2 * kv_size, hidden, bias=config.qkv_bias, dtype=dtype, device=device)
@@ -45,34 +55,36 @@ class DecoderLayer:
         """Hook before rotation, for a family's changes to the heads [num_tokens, query, key and value heads,
         head_dim]."""
 
-    def destinations(self, prefix: str, hidden: int, ffn: int) -> dict[str, Destination]:
+    def destinations(self, prefix: str) -> dict[str, Destination]:
         """Checkpoint name -> destination, for this layer."""
-        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         found: dict[str, Destination] = {
-            f"{prefix}.input_layernorm.weight": Destination((hidden,), self.input_norm.weight),
-            f"{prefix}.post_attention_layernorm.weight": Destination((hidden,), self.mlp_norm.weight),
+            f"{prefix}.input_layernorm.weight": Rows.of(self.input_norm.weight),
+            f"{prefix}.post_attention_layernorm.weight": Rows.of(self.mlp_norm.weight),
         }
-        parts = [
-            ("self_attn.q_proj", self.qkv, 0, q_size, True),
-            ("self_attn.k_proj", self.qkv, q_size, kv_size, True),
-            ("self_attn.v_proj", self.qkv, q_size + kv_size, kv_size, False),
-            ("self_attn.o_proj", self.out, 0, hidden, False),
-            ("mlp.gate_proj", self.gate_up, 0, ffn, False),
-            ("mlp.up_proj", self.gate_up, ffn, ffn, False),
-            ("mlp.down_proj", self.down, 0, hidden, False),
+        named: list[tuple[tuple[str, ...], Linear, Callable[[Tensor], list[Destination]]]] = [
+            (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), self.qkv, self.heads_of),
+            (("self_attn.o_proj",), self.out, lambda rows: [Rows.of(rows)]),
+            (("mlp.gate_proj", "mlp.up_proj"), self.gate_up, halves_of),
+            (("mlp.down_proj",), self.down, lambda rows: [Rows.of(rows)]),
         ]
-        for name, linear, start, size, rotary in parts:
+        for names, linear, parts_of in named:
             for kind, tensor in (("weight", linear.weight), ("bias", linear.bias)):
                 if tensor is not None:
-                    rows = tensor[start : start + size]
-                    view = self.interleaved(rows) if rotary else rows
-                    found[f"{prefix}.{name}.{kind}"] = Destination(tuple(rows.shape), view)
+                    found |= zip((f"{prefix}.{name}.{kind}" for name in names), parts_of(tensor), strict=True)
         return found
 
-    def interleaved(self, rows: Tensor) -> Tensor:
-        """View of rotary ``rows`` in the checkpoint's order: the two halves of each head, one after the other."""
-        pairs = rows.view(-1, self.head_dim // 2, 2, *rows.shape[1:])  # [heads, head_dim / 2, 2, ...]
-        return pairs.transpose(1, 2)  # [heads, 2, head_dim / 2, ...]
+    def heads_of(self, rows: Tensor) -> list[Destination]:
+        """Destinations of queries, keys and values in ``rows`` of all heads."""
+        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        query, key, value = torch.split(rows, [q_size, kv_size, kv_size])
+        return [self.rotary_rows(query), self.rotary_rows(key), Rows.of(value)]
+
+    def rotary_rows(self, rows: Tensor) -> RotaryRows:
+        return RotaryRows(tuple(rows.shape), rows, self.head_dim, self.rotary_dim)
+
+
+def halves_of(rows: Tensor) -> list[Destination]:
+    return [Rows.of(half) for half in rows.chunk(2)]
 
 
 class Llama(TorchModel):
@@ -118,15 +130,13 @@ class Llama(TorchModel):
         return [*in_layers, self.lm_head]
 
     def destinations(self) -> dict[str, Destination]:
-        config = self.config
-        table_shape = (config.vocab_size, config.hidden_size)
-        found = {
-            "model.embed_tokens.weight": Destination(table_shape, self.embedding),
-            "model.norm.weight": Destination((config.hidden_size,), self.norm.weight),
+        found: dict[str, Destination] = {
+            "model.embed_tokens.weight": Rows.of(self.embedding),
+            "model.norm.weight": Rows.of(self.norm.weight),
         }
-        if not config.tie_word_embeddings:
+        if not self.config.tie_word_embeddings:
             assert self.lm_head.weight is not None
-            found["lm_head.weight"] = Destination(table_shape, self.lm_head.weight)
+            found["lm_head.weight"] = Rows.of(self.lm_head.weight)
         for index, layer in enumerate(self.layers):
-            found |= layer.destinations(f"model.layers.{index}", config.hidden_size, config.intermediate_size)
+            found |= layer.destinations(f"model.layers.{index}")
         return found

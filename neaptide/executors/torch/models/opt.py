@@ -5,7 +5,7 @@ from torch import Tensor
 
 from neaptide.executors.torch.layers.linear import Linear
 from neaptide.executors.torch.layers.norm import LayerNorm
-from neaptide.executors.torch.models.base import Destination, GivingUp, TorchModel, in_turn, row_tiles
+from neaptide.executors.torch.models.base import Destination, GivingUp, Rows, TorchModel, in_turn, row_tiles
 from neaptide.kernels.layer_ops import TorchLayerOps
 from neaptide.kernels.paged_attention import StepAttention, write_kv
 from neaptide.models.families.opt import OptConfig
@@ -60,7 +60,7 @@ class OptLayer:
         for name, linear, rows in parts:
             for kind, tensor in (("weight", linear.weight), ("bias", linear.bias)):
                 if tensor is not None:
-                    found[f"{prefix}.{name}.{kind}"] = Destination(tuple(tensor[rows].shape), tensor[rows])
+                    found[f"{prefix}.{name}.{kind}"] = Rows.of(tensor[rows])
         return found
 
 
@@ -101,16 +101,16 @@ class Opt(TorchModel):
         return [*in_layers, self.lm_head]
 
     def destinations(self) -> dict[str, Destination]:
-        decoder, table_shape = "model.decoder", tuple(self.embedding.shape)
-        found = {
-            f"{decoder}.embed_tokens.weight": Destination(table_shape, self.embedding),
-            f"{decoder}.embed_positions.weight": Destination(tuple(self.positions.shape), self.positions),
+        decoder = "model.decoder"
+        found: dict[str, Destination] = {
+            f"{decoder}.embed_tokens.weight": Rows.of(self.embedding),
+            f"{decoder}.embed_positions.weight": Rows.of(self.positions),
         }
         if self.norm is not None:
             found |= norm_destinations(f"{decoder}.final_layer_norm", self.norm)
         if not self.config.tie_word_embeddings:
             assert self.lm_head.weight is not None
-            found["lm_head.weight"] = Destination(table_shape, self.lm_head.weight)
+            found["lm_head.weight"] = Rows.of(self.lm_head.weight)
         for index, layer in enumerate(self.layers):
             found |= layer.destinations(f"{decoder}.layers.{index}")
         return found
@@ -119,4 +119,4 @@ class Opt(TorchModel):
 def norm_destinations(name: str, norm: LayerNorm) -> dict[str, Destination]:
     """Checkpoint name -> destination, for a norm's weight and bias."""
     parts = (("weight", norm.weight), ("bias", norm.bias))
-    return {f"{name}.{kind}": Destination(tuple(tensor.shape), tensor) for kind, tensor in parts}
+    return {f"{name}.{kind}": Rows.of(tensor) for kind, tensor in parts}

@@ -24,11 +24,11 @@ class Qwen3Layer(DecoderLayer):
         self._ops.norm_heads_(qkv[:, : self.num_heads], self.query_norm, self._eps)
         self._ops.norm_heads_(qkv[:, self.num_heads : keys_end], self.key_norm, self._eps)
 
-    def destinations(self, prefix: str, hidden: int, ffn: int) -> dict[str, Destination]:
-        found = super().destinations(prefix, hidden, ffn)
+    def destinations(self, prefix: str) -> dict[str, Destination]:
+        found = super().destinations(prefix)
         for name, weight in (("q_norm", self.query_norm), ("k_norm", self.key_norm)):
             # In the order of the head dimensions that it scales.
-            found[f"{prefix}.self_attn.{name}.weight"] = Destination((self.head_dim,), self.interleaved(weight))
+            found[f"{prefix}.self_attn.{name}.weight"] = self.rotary_rows(weight)
         return found
 
 

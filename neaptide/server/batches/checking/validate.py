@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from neaptide.server.batches.checking.job_files import PlanWriter
+from neaptide.server.batches.checking.unreadable import unreadable
 from neaptide.server.batches.lines import CompiledLine, LineCompiler
 from neaptide.server.batches.served import Abilities, is_model_name
 from neaptide.server.batches.storing.models import LineResult, LineState, NewLine
@@ -178,6 +179,7 @@ class Validator:
         self._custom_ids: set[str] = set()
         self._group: list[NewLine] = []
         self._report = CheckReport()
+        self._num_errors = 0
 
     def run(self) -> CheckReport:
         """Checks the file and writes the job's plan.
@@ -192,6 +194,7 @@ class Validator:
             if not self._report.num_lines:
                 self._add_error(LineFault("empty_file", "The input file has no requests."), None)
             if self._report.errors:
+                self._say_what_is_left_out()
                 plan.abandon()
             else:
                 self._keep(self._group)
@@ -229,8 +232,15 @@ class Validator:
                 return
 
     def _add_error(self, fault: LineFault, line_no: int | None) -> None:
+        self._num_errors += 1
         if len(self._report.errors) < MAX_ERRORS:
             self._report.errors.append(fault.entry(line_no))
+
+    def _say_what_is_left_out(self) -> None:
+        more = self._num_errors - len(self._report.errors)
+        if more > 0:
+            fault = LineFault("too_many_errors", f"{more} more errors are not listed.")
+            self._report.errors.append(fault.entry(None))
 
     def _compile(self, raw: RawLine, custom_id: str, body: dict[str, Any], plan: PlanWriter) -> None:
         first_row, result = plan.num_rows, None
@@ -336,8 +346,8 @@ def _parse(content: bytes) -> dict[str, Any]:
         raise LineFault("invalid_request", f"The line is longer than {MAX_BODY_BYTES} bytes.")
     try:
         line = parse_json(content)
-    except InvalidRequestError:
-        raise LineFault("invalid_json_line", "This line is not parseable as valid JSON.") from None
+    except InvalidRequestError as error:
+        raise LineFault("invalid_json_line", unreadable(content, error), error.param) from None
     if not isinstance(line, dict):
         raise LineFault("invalid_request", "The line is not a JSON object.")
     return line

@@ -38,7 +38,7 @@ class PlanRequest(msgspec.Struct, array_like=True, frozen=True):
     jobs: list[JobRows]
     order: str
     token_s: float
-    """Seconds that the device takes to compute a token."""
+    """Seconds that the device takes for a token's matrix products."""
     kv_token_s: float
     """Seconds that the device takes to read the KV of a token."""
     kv_tokens: int

@@ -391,10 +391,14 @@ def check_form(form: UploadForm) -> None:
     if not name:
         message = "The file has no name; with curl: -F file=@PATH."
         raise InvalidRequestError(message, param="file", code="invalid_value")
-    if len(name) > MAX_FILENAME_CHARS or any(ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF for c in name):
-        raise InvalidRequestError("The file name is not valid.", param="file", code="invalid_value")
-    if form.purpose == "batch" and not name.endswith(".jsonl"):
-        raise InvalidRequestError("Invalid file format for Batch API. Must be .jsonl")
+    if len(name) > MAX_FILENAME_CHARS:
+        message = f"The file name has {len(name)} characters; at most {MAX_FILENAME_CHARS} are possible."
+        raise InvalidRequestError(message, param="file", code="invalid_value")
+    if any(ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF for c in name):
+        raise InvalidRequestError("The file name has control characters.", param="file", code="invalid_value")
+    if form.purpose == "batch" and not name.lower().endswith(".jsonl"):
+        message = "Invalid file format for Batch API. The file's name must end with .jsonl"
+        raise InvalidRequestError(message, param="file", code="invalid_value")
     seconds = form.expires_after_s
     if seconds is not None and not MIN_EXPIRY_S <= seconds <= MAX_EXPIRY_S:
         raise InvalidRequestError(

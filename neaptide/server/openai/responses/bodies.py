@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from neaptide.server.openai.schemas import (
     MAX_TOP_LOGPROBS,
@@ -19,30 +19,35 @@ from neaptide.server.openai.schemas import (
 _INT31 = (1 << 31) - 1
 
 
-class TextPart(Body):
+class ItemPart(Body):
     """A part of an item's content; only text is supported."""
 
-    type: Literal["input_text", "output_text", "text"]
-    text: str
+    type: str = Field(max_length=64)
+    text: str | None = None
+    refusal: str | None = None
 
 
-TextParts = Annotated[list[TextPart], Field(fail_fast=True)]
+ItemParts = Annotated[list[ItemPart], Field(fail_fast=True)]
 
 
 class InputItem(Body):
-    """An entry of ``input``: a message, a call that the model made, or a call's result."""
+    """An entry of ``input``: a message, a call that the model made, a call's result, or the model's reasoning."""
 
     type: str = Field(default="message", max_length=64)
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | TextParts | None = None
+    status: str | None = Field(default=None, max_length=64)
+    content: str | ItemParts | None = None
+    summary: ItemParts = Field(default_factory=list)
     call_id: str | None = Field(default=None, max_length=256)
     name: str | None = Field(default=None, max_length=256)
     arguments: str = ""
-    output: str | TextParts | None = None
+    output: str | ItemParts | None = None
 
 
 class TextFormat(Body):
-    """Format of the output: ``text.format``."""
+    """Format of the output: ``text.format``. Other fields than these are refused: they would change the output."""
+
+    model_config = ConfigDict(extra="allow")
 
     type: str = Field(max_length=64)
     name: str | None = None

@@ -4,17 +4,27 @@ from collections.abc import Sequence
 
 from neaptide.server.openai.replies import RequestMetrics, TokenLogprob
 from neaptide.server.openai.respond import Delta, ResponseAssembler
-from neaptide.server.openai.responses.replies import OutputItem, ResponseEvent, Status, WholeEvent
+from neaptide.server.openai.responses.replies import (
+    OutputItem,
+    OutputText,
+    ReasoningText,
+    ResponseEvent,
+    Status,
+    WholeEvent,
+)
 from neaptide.server.openai.responses.shape import (
     call_item,
+    call_status,
     logprobs_of,
     message_item,
     new_id,
+    reasoning_item,
+    reasoning_part,
     response,
     status_of,
     text_part,
 )
-from neaptide.server.openai.tool_calls import ParsedToolCall
+from neaptide.server.parsers.calls import ParsedToolCall
 
 
 class ResponseEvents:
@@ -31,6 +41,9 @@ class ResponseEvents:
         """Id of the unfinished message."""
         self._text: list[str] = []
         self._logprobs: list[TokenLogprob] = []
+        self._reasoning_id: str | None = None
+        """Id of the unfinished reasoning."""
+        self._thoughts: list[str] = []
         self._has_begun = False
 
     def shape(self, delta: Delta) -> Sequence[ResponseEvent]:
@@ -41,15 +54,22 @@ class ResponseEvents:
             begun = response(self._reply, self._id, "in_progress", [], None)
             events.append({"type": "response.created", "sequence_number": self._next(), "response": begun})
             events.append({"type": "response.in_progress", "sequence_number": self._next(), "response": begun})
-        if delta.text or delta.tokens:
+        if delta.reasoning:
+            self._end_message("completed", events)
+            self._think(delta.reasoning, events)
+        if delta.text or (delta.tokens and self._reasoning_id is None):
+            self._end_reasoning("completed", events)
             self._write(delta, events)
         for call in delta.calls:
+            self._end_reasoning("completed", events)
             self._end_message("completed", events)
             self._add_call(call, events)
         if delta.finish_reason is not None:
+            status = status_of(delta.finish_reason)
+            self._end_reasoning(status, events)
             if not self._items and self._message_id is None:
                 self._begin_message(events)  # An empty answer is an item, too.
-            self._end_message(status_of(delta.finish_reason), events)
+            self._end_message(status, events)
         return events
 
     def finish(self, metrics: RequestMetrics) -> Sequence[ResponseEvent]:
@@ -89,12 +109,48 @@ class ResponseEvents:
             }
         )
 
+    def _think(self, text: str, events: list[ResponseEvent]) -> None:
+        if self._reasoning_id is None:
+            item_id = self._reasoning_id = new_id("rs")
+            self._thoughts = []
+            events.append(self._item_event("added", reasoning_item(item_id, "in_progress", None)))
+            events.append(self._part_event("added", item_id, reasoning_part("")))
+        self._thoughts.append(text)
+        events.append(
+            {
+                "type": "response.reasoning_text.delta",
+                "sequence_number": self._next(),
+                "output_index": self._index,
+                "item_id": self._reasoning_id,
+                "content_index": 0,
+                "delta": text,
+            }
+        )
+
+    def _end_reasoning(self, status: Status, events: list[ResponseEvent]) -> None:
+        item_id, self._reasoning_id = self._reasoning_id, None
+        if item_id is None:
+            return
+        text = "".join(self._thoughts)
+        events.append(
+            {
+                "type": "response.reasoning_text.done",
+                "sequence_number": self._next(),
+                "output_index": self._index,
+                "item_id": item_id,
+                "content_index": 0,
+                "text": text,
+            }
+        )
+        events.append(self._part_event("done", item_id, reasoning_part(text)))
+        self._add_done(reasoning_item(item_id, status, text), events)
+
     def _begin_message(self, events: list[ResponseEvent]) -> None:
         item_id = self._message_id = new_id("msg")
         self._text, self._logprobs = [], []
         item = message_item(item_id, "in_progress", [])
         events.append(self._item_event("added", item))
-        events.append(self._part_event("added", item_id, "", []))
+        events.append(self._part_event("added", item_id, text_part("", [])))
 
     def _end_message(self, status: Status, events: list[ResponseEvent]) -> None:
         item_id, self._message_id = self._message_id, None
@@ -112,7 +168,7 @@ class ResponseEvents:
                 "logprobs": self._logprobs,
             }
         )
-        events.append(self._part_event("done", item_id, text, self._logprobs))
+        events.append(self._part_event("done", item_id, text_part(text, self._logprobs)))
         self._add_done(message_item(item_id, status, [text_part(text, self._logprobs)]), events)
 
     def _add_call(self, call: ParsedToolCall, events: list[ResponseEvent]) -> None:
@@ -137,7 +193,7 @@ class ResponseEvents:
                 "arguments": call.arguments,
             }
         )
-        self._add_done(call_item(item_id, call, "completed"), events)
+        self._add_done(call_item(item_id, call, call_status(call)), events)
 
     def _add_done(self, item: OutputItem, events: list[ResponseEvent]) -> None:
         events.append(self._item_event("done", item))
@@ -151,12 +207,12 @@ class ResponseEvents:
             "item": item,
         }
 
-    def _part_event(self, what: str, item_id: str, text: str, logprobs: list[TokenLogprob]) -> ResponseEvent:
+    def _part_event(self, what: str, item_id: str, part: OutputText | ReasoningText) -> ResponseEvent:
         return {
             "type": "response.content_part.added" if what == "added" else "response.content_part.done",
             "sequence_number": self._next(),
             "output_index": self._index,
             "item_id": item_id,
             "content_index": 0,
-            "part": text_part(text, logprobs),
+            "part": part,
         }

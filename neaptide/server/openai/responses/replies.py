@@ -36,7 +36,24 @@ class OutputCall(TypedDict):
     status: Status
 
 
-OutputItem = OutputMessage | OutputCall
+@exact
+class ReasoningText(TypedDict):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+@exact
+class OutputReasoning(TypedDict):
+    """The model's reasoning. There is never a summary."""
+
+    type: Literal["reasoning"]
+    id: str
+    status: Status
+    summary: list[Any]
+    content: list[ReasoningText]
+
+
+OutputItem = OutputReasoning | OutputMessage | OutputCall
 
 
 @exact
@@ -127,7 +144,7 @@ class _OfItem(TypedDict):
 class PartEvent(_OfItem):
     type: Literal["response.content_part.added", "response.content_part.done"]
     content_index: int
-    part: OutputText
+    part: OutputText | ReasoningText
 
 
 @exact
@@ -147,6 +164,20 @@ class TextDoneEvent(_OfItem):
 
 
 @exact
+class ReasoningDeltaEvent(_OfItem):
+    type: Literal["response.reasoning_text.delta"]
+    content_index: int
+    delta: str
+
+
+@exact
+class ReasoningDoneEvent(_OfItem):
+    type: Literal["response.reasoning_text.done"]
+    content_index: int
+    text: str
+
+
+@exact
 class ArgumentsDeltaEvent(_OfItem):
     type: Literal["response.function_call_arguments.delta"]
     delta: str
@@ -159,5 +190,13 @@ class ArgumentsDoneEvent(_OfItem):
 
 
 ResponseEvent = (
-    WholeEvent | ItemEvent | PartEvent | TextDeltaEvent | TextDoneEvent | ArgumentsDeltaEvent | ArgumentsDoneEvent
+    WholeEvent
+    | ItemEvent
+    | PartEvent
+    | TextDeltaEvent
+    | TextDoneEvent
+    | ReasoningDeltaEvent
+    | ReasoningDoneEvent
+    | ArgumentsDeltaEvent
+    | ArgumentsDoneEvent
 )

@@ -13,12 +13,14 @@ from neaptide.server.openai.responses.replies import (
     OutputCall,
     OutputItem,
     OutputMessage,
+    OutputReasoning,
     OutputText,
+    ReasoningText,
     ResponseObject,
     ResponseUsage,
     Status,
 )
-from neaptide.server.openai.tool_calls import ParsedToolCall
+from neaptide.server.parsers.calls import ParsedToolCall
 
 if TYPE_CHECKING:
     from neaptide.server.openai.reply_form import Reply
@@ -48,10 +50,14 @@ def asked_of(body: ResponsesBody, temperature: float, top_p: float) -> Asked:
 def build_response(reply: "Reply", choice: "ChoiceAssembler", used: Usage, response_id: str) -> ResponseObject:
     status = status_of(choice.finish_reason)
     items: list[OutputItem] = []
-    if choice.text or not choice.calls:
+    if choice.reasoning:
+        items.append(
+            reasoning_item(new_id("rs"), "completed" if choice.text or choice.calls else status, choice.reasoning)
+        )
+    if choice.text or not (choice.calls or choice.reasoning):
         part = text_part(choice.text, logprobs_of(reply, choice.tokens))
         items.append(message_item(new_id("msg"), status, [part]))
-    items += [call_item(new_id("fc"), call, "completed") for call in choice.calls]
+    items += [call_item(new_id("fc"), call, call_status(call)) for call in choice.calls]
     return response(reply, response_id, status, items, used)
 
 
@@ -91,6 +97,16 @@ def message_item(item_id: str, status: Status, content: list[OutputText]) -> Out
     return {"type": "message", "id": item_id, "status": status, "role": "assistant", "content": content}
 
 
+def reasoning_item(item_id: str, status: Status, text: str | None) -> OutputReasoning:
+    """The item of the reasoning; without content if the text is None."""
+    content = [] if text is None else [reasoning_part(text)]
+    return {"type": "reasoning", "id": item_id, "status": status, "summary": [], "content": content}
+
+
+def reasoning_part(text: str) -> ReasoningText:
+    return {"type": "reasoning_text", "text": text}
+
+
 def text_part(text: str, logprobs: list[TokenLogprob]) -> OutputText:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
@@ -106,6 +122,11 @@ def call_item(item_id: str, call: ParsedToolCall, status: Status, *, has_argumen
     }
 
 
+def call_status(call: ParsedToolCall) -> Status:
+    """The status of a call's item."""
+    return "completed" if call.is_whole else "incomplete"
+
+
 def logprobs_of(reply: "Reply", tokens: Sequence[ScoredToken]) -> list[TokenLogprob]:
     """Log-probabilities of the tokens; empty if the request did not ask for them."""
     return chat_logprobs(tokens, reply.context.tokenizer)["content"] if reply.form.wants_logprobs else []
@@ -119,6 +140,6 @@ def _usage(used: Usage) -> ResponseUsage:
             "cache_write_tokens": 0,
         },
         "output_tokens": used["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": used["completion_tokens_details"]["reasoning_tokens"]},
         "total_tokens": used["total_tokens"],
     }

@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from neaptide.server.http.errors import InvalidRequestError, UnsupportedParameterError
-from neaptide.server.http.jsonbody import parse_object
 from neaptide.server.openai.responses.bodies import (
     FieldsOfChats,
     FunctionTool,
     InputItem,
+    ItemPart,
     NamedChoice,
     ResponsesBody,
-    TextPart,
 )
 
 _STORED = {
@@ -38,7 +37,9 @@ _ASKS_NOTHING: Mapping[str, Any] = {
 """Values of chat fields that do not change the output, in addition to null and false."""
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = frozenset({_LOGPROBS, "reasoning.encrypted_content"})
-"""Accepted values of ``include``. The output has no reasoning of its own, so nothing is missing."""
+"""Accepted values of ``include``. Reasoning comes as text, so its encrypted form adds nothing."""
+_TEXT_TYPES = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
+"""Types of parts that are text."""
 _SAME = (
     *("model", "temperature", "top_p", "top_k", "seed", "parallel_tool_calls", "service_tier", "cache_salt"),
     *("ttft_slo_ms", "tpot_slo_ms", "chat_template_kwargs", "stream"),
@@ -62,6 +63,8 @@ def as_chat(body: ResponsesBody) -> dict[str, Any]:
     _check(body)
     chat = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     chat["messages"] = _messages(body)
+    if (continued := _continued(body)) is not None:
+        chat["continue_final_message"] = continued
     if body.max_output_tokens is not None:
         chat["max_completion_tokens"] = body.max_output_tokens
     if body.tools:
@@ -116,13 +119,28 @@ def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
     return messages
 
 
+def _continued(body: ResponsesBody) -> str | None:
+    """The field of the last message that the answer goes on with: of an item that was sent back unfinished."""
+    if isinstance(body.input, str):
+        return None
+    last = body.input[-1]
+    if last.status not in ("in_progress", "incomplete"):
+        return None
+    if last.type == "message" and last.role == "assistant":
+        return "content"
+    return "reasoning_content" if last.type == "reasoning" else None
+
+
 def _add(item: InputItem, place: str, messages: list[dict[str, Any]]) -> None:
-    """Appends the item; calls of one turn go into one message."""
+    """Appends the item. Reasoning, text and calls of one turn go into one message."""
     if item.type == "message":
         role = _needed(item.role, f"{place}.role")
-        messages.append({"role": role, "content": _text(_needed(item.content, f"{place}.content"))})
+        content = _text(_needed(item.content, f"{place}.content"), f"{place}.content")
+        if role == "assistant" and messages and _is_reasoning_alone(messages[-1]):
+            messages[-1]["content"] = content
+        else:
+            messages.append({"role": role, "content": content})
     elif item.type == "function_call":
-        _check_arguments(item.arguments, f"{place}.arguments")
         function = {"name": _needed(item.name, f"{place}.name"), "arguments": item.arguments}
         call = {"id": _needed(item.call_id, f"{place}.call_id"), "type": "function", "function": function}
         if not messages or messages[-1]["role"] != "assistant":
@@ -130,10 +148,19 @@ def _add(item: InputItem, place: str, messages: list[dict[str, Any]]) -> None:
         messages[-1].setdefault("tool_calls", []).append(call)
     elif item.type == "function_call_output":
         call_id = _needed(item.call_id, f"{place}.call_id")
-        content = _text(_needed(item.output, f"{place}.output"))
+        content = _text(_needed(item.output, f"{place}.output"), f"{place}.output")
         messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
-    elif item.type != "reasoning":  # Reasoning of another model, which only that model could use.
+    elif item.type == "reasoning":
+        # A summary alone comes from a model that keeps its thoughts; encrypted ones cannot be read here.
+        thoughts = _text(item.content or item.summary, f"{place}.content")
+        if thoughts:
+            messages.append({"role": "assistant", "content": "", "reasoning_content": thoughts})
+    else:
         raise UnsupportedParameterError("Items of this type are not supported.", param=f"{place}.type")
+
+
+def _is_reasoning_alone(message: Mapping[str, Any]) -> bool:
+    return "reasoning_content" in message and not message["content"] and "tool_calls" not in message
 
 
 def _needed(value: Any, param: str) -> Any:
@@ -144,15 +171,16 @@ def _needed(value: Any, param: str) -> Any:
     return value
 
 
-def _check_arguments(text: str, param: str) -> None:
-    try:
-        parse_object(text.encode() if text.strip() else b"{}", of_a_model=True)
-    except InvalidRequestError:
-        raise InvalidRequestError("Arguments must be a JSON object.", param=param, code="invalid_value") from None
-
-
-def _text(content: str | Sequence[TextPart]) -> str:
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+def _text(content: str | Sequence[ItemPart], place: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for index, part in enumerate(content):
+        if part.type not in _TEXT_TYPES:
+            raise UnsupportedParameterError("Only text is supported.", param=f"{place}.{index}.type")
+        name = "refusal" if part.type == "refusal" else "text"
+        texts.append(_needed(getattr(part, name), f"{place}.{index}.{name}"))
+    return "\n".join(texts)
 
 
 # ---- tools and format ------------------------------------------------------------------------------------
@@ -173,9 +201,11 @@ def _choice(choice: str | NamedChoice) -> str | Mapping[str, Any]:
 
 def _response_format(body: ResponsesBody) -> dict[str, Any] | None:
     wanted = None if body.text is None else body.text.format
-    if wanted is None or wanted.type in ("text", "json_object"):
-        return None if wanted is None else {"type": wanted.type}
+    if wanted is None:
+        return None
     if wanted.type != "json_schema":
-        raise InvalidRequestError("Unknown type.", param="text.format.type", code="invalid_value")
+        if wanted.type not in ("text", "json_object"):
+            raise InvalidRequestError("Unknown type.", param="text.format.type", code="invalid_value")
+        return {"type": wanted.type, "schema": wanted.schema_, **(wanted.model_extra or {})}
     schema = {"name": wanted.name or "answer", "schema": _needed(wanted.schema_, "text.format.schema")}
-    return {"type": "json_schema", "json_schema": schema}
+    return {"type": "json_schema", "json_schema": schema, **(wanted.model_extra or {})}

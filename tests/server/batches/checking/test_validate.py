@@ -1,5 +1,6 @@
 """What makes a batch fail before anything runs, with the code and the physical line of each finding."""
 
+import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,9 +51,9 @@ def with_body(**fields: Any) -> dict[str, Any]:
     ("bad", "code", "param"),
     [
         ("{", "invalid_json_line", None),
-        ('{"custom_id": "x", "custom_id": "y"}', "invalid_json_line", None),
-        ('{"custom_id": NaN}', "invalid_json_line", None),
-        ('{"custom_id": "\\ud800"}', "invalid_json_line", None),
+        ('{"custom_id": "x", "custom_id": "y"}', "invalid_json_line", "custom_id"),
+        ('{"custom_id": NaN}', "invalid_json_line", "custom_id"),
+        ('{"custom_id": "\\ud800"}', "invalid_json_line", "custom_id"),
         ("[" * 50_000, "invalid_json_line", None),
         ("[]", "invalid_request", None),
         ("3", "invalid_request", None),
@@ -103,7 +104,41 @@ def test_an_empty_file(tmp_path: Path, content: bytes) -> None:
 
 def test_every_bad_line_is_listed_up_to_a_hundred(tmp_path: Path) -> None:
     report, _ = validate(tmp_path, b"x\n" * 250)
-    assert [e["line"] for e in report.errors] == list(range(1, 101))
+    assert [e["line"] for e in report.errors] == [*range(1, 101), None]
+    assert (report.errors[-1]["code"], report.errors[-1]["message"]) == (
+        "too_many_errors",
+        "150 more errors are not listed.",
+    )
+
+
+TEXT = json.dumps(line("x") | {"body": {"seed": 1, "text": "caf\u00e9"}}, ensure_ascii=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "param"),
+    [
+        (TEXT.encode("utf-16"), "the file is UTF-16; save it as UTF-8", None),
+        (TEXT.encode("utf-16-le"), "there is a NUL at byte 2; UTF-16 has many", None),
+        (TEXT.encode("latin-1"), "is not UTF-8; save the file as UTF-8", None),
+        (gzip.compress(TEXT.encode()), "compressed with gzip; upload it uncompressed", None),
+        (json.dumps(line("x"), indent=2).encode(), "a request is one line, not JSON over several lines", None),
+        (TEXT[:20].encode(), "it ends too early", None),
+        (TEXT.replace(",", ";", 1).encode(), "Expecting ',' delimiter, at character 18", None),
+        (TEXT.replace("1,", "NaN,").encode(), "not finite or does not fit 64 bits", "body.seed"),
+        (TEXT.replace("1,", f"{2**64},").encode(), "not finite or does not fit 64 bits", "body.seed"),
+        (TEXT.replace("caf\u00e9", "\\ud800").encode(), "lone surrogate", "body.text"),
+        (TEXT.replace('"text"', '"seed"').encode(), "duplicate keys", "seed"),
+        (TEXT.replace("caf", "\0").encode(), "there is a NUL at byte", None),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_told_why_and_where(
+    content: bytes, words: str, param: str | None, tmp_path: Path
+) -> None:
+    report, _ = validate(tmp_path, content + b"\n")
+    first = report.errors[0]
+    assert words in first["message"]
+    assert first["message"].startswith("This line is not parseable as valid JSON: ")
+    assert (first["code"], first["line"], first["param"]) == ("invalid_json_line", 1, param)
 
 
 def test_too_many_lines(tmp_path: Path) -> None:
@@ -176,7 +211,7 @@ async def test_one_bad_line_fails_the_batch_and_nothing_runs(tmp_path: Path) -> 
             {
                 "code": "invalid_json_line",
                 "line": 601,
-                "message": "This line is not parseable as valid JSON.",
+                "message": "This line is not parseable as valid JSON: Expecting value, at character 1.",
                 "param": None,
             }
         ]

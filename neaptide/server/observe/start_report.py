@@ -1,0 +1,60 @@
+"""The report at start: what was found in the model's files, in five lines."""
+
+from pathlib import Path
+
+from neaptide.models.checkpoint import weight_headers
+from neaptide.models.config import LlamaLikeConfig, ModelConfig, ModelFacts
+from neaptide.models.weights_header import num_parameters
+from neaptide.server.context import ServingContext
+from neaptide.server.settings import Settings
+from neaptide.server.text.chat_template import DEFAULT
+from neaptide.server.text.ends import Ends
+
+
+def start_report(context: ServingContext, model: ModelFacts, ends: Ends, settings: Settings) -> list[str]:
+    """Lines for the log: model and dtype, context, end tokens, templates and parsers, and what is off."""
+    tokenizer = context.tokenizer
+    return [
+        f"model: {context.model_id}, {_kind(model, tokenizer.directory, settings)}",
+        f"context: {context.max_model_len} tokens{_reach(context, model)}",
+        f"ends: {ends.described(tokenizer)}",
+        f"template: {', '.join(tokenizer.facts) or 'none'}; {_parsers(context)}",
+        f"off: {'; '.join(_off(context, ends)) or 'nothing'}",
+    ]
+
+
+def _kind(model: ModelFacts, directory: Path, settings: Settings) -> str:
+    count = num_parameters(weight_headers(directory))
+    size = f"{count / 1e6:.0f}M parameters" if count < 1e9 else f"{count / 1e9:.1f}B parameters"
+    if not isinstance(model, ModelConfig):
+        return f"{size}, dtype {settings.dtype}"
+    return f"{model.architecture}, {size} in {model.dtype}, dtype {settings.dtype}"
+
+
+def _reach(context: ServingContext, model: ModelFacts) -> str:
+    """Why the context has this length, and how far it could go."""
+    scaling = f", rope {model.rope.rope_type}" if isinstance(model, LlamaLikeConfig) else ""
+    longest = model.max_position_embeddings
+    return scaling + (f", up to {longest} by max_model_len" if longest > context.max_model_len else "")
+
+
+def _parsers(context: ServingContext) -> str:
+    found = context.parsers
+    return f"tool calls: {found.tool_name}; reasoning: {found.reasoning_name}"
+
+
+def _off(context: ServingContext, ends: Ends) -> list[str]:
+    """What this model cannot do, with the reason."""
+    facts, template = context.tokenizer.facts, context.tokenizer.template
+    found = []
+    if not facts:
+        found.append("chats (there is no chat template)")
+    elif DEFAULT not in facts:
+        found.append("chats that name no template (there is no default)")
+    if template is not None and not template.shows_tools:
+        found.append("tools (the chat template shows none)")
+    if not context.follows_grammars:
+        found.append("structured output (the executor enforces none)")
+    if not ends.ids:
+        found.append("stopping by itself (no file names an end token)")
+    return found

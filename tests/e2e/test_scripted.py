@@ -1,0 +1,132 @@
+"""What real models write, said by a scripted checkpoint: both processes, real sockets, the real client."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from neaptide.launch.serve import embedded_model_path
+from tests.e2e.server import RunningServer, result_lines, submit_batch, wait_terminal
+
+MODEL = "scripted"
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+    },
+}
+QUESTION: list[Any] = [{"role": "user", "content": "Weather in Cologne?"}]
+ARGUMENTS = '{"city": "Cologne", "days": 2}'
+THOUGHT, SECOND_THOUGHT = "I need the weather. <tool_call>{}</tool_call>?", "It rains."
+SCRIPT = [
+    {
+        "after": "Weather in Cologne?",
+        "say": f"{THOUGHT}\n</think>\n\nLet me see.\n"
+        f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
+    },
+    # Only if the prompt has the reasoning, the call and its result, as the template writes them.
+    {
+        "after": f"<think>{THOUGHT}</think>Let me see.\n<tool_call>\n"
+        f'{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call><|end|><|tool|>rain<|end|>',
+        "say": f"{SECOND_THOUGHT}\n</think>\n\nTake an umbrella.",
+    },
+]
+
+
+def make_model(directory: Path) -> Path:
+    """The embedded model's tokenizer with reasoning marks as special tokens, a template that opens reasoning, a script
+    for weights."""
+    directory.mkdir()
+    for name in ("config.json", "tokenizer_config.json"):
+        shutil.copy(embedded_model_path() / name, directory)
+    tokenizer = json.loads((embedded_model_path() / "tokenizer.json").read_text())
+    first = max(token["id"] for token in tokenizer["added_tokens"]) + 1
+    plain = set(tokenizer["model"]["vocab"].values())
+    free = [number for number in range(first, 416 + 2) if number not in plain][:2]
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    tokenizer["added_tokens"] += [
+        {"id": number, "content": text, **flags} for number, text in zip(free, ("<think>", "</think>"), strict=True)
+    ]
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"vocab_size": 418}))
+    template = (embedded_model_path() / "chat_template.jinja").read_text()
+    thoughts = "('<think>' + message.reasoning_content + '</think>' if message.reasoning_content else '')"
+    template = template.replace("+ '|>' +", f"+ '|>' + {thoughts} +", 1)
+    template = template.replace("'<|assistant|>'", "'<|assistant|><think>'", 1)
+    (directory / "chat_template.jinja").write_text(template)
+    (directory / "script.json").write_text(json.dumps(SCRIPT))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    directory = tmp_path_factory.mktemp("scripted")
+    model = make_model(directory / MODEL)
+    flags = ["--executor", "sim", "--sim-step-ms", "0", "--enable-auto-tool-choice", "--completion-windows", "24h,5m"]
+    with RunningServer(directory, str(model), *flags) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(scripted: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=scripted.base_url, api_key="EMPTY", max_retries=0) as client:
+        yield client
+
+
+def test_two_turns_with_a_tool_and_reasoning(client: openai.OpenAI) -> None:
+    first: Any = client.chat.completions.create(model=MODEL, messages=QUESTION, tools=[WEATHER]).choices[0]
+    (call,) = first.message.tool_calls
+    assert (first.finish_reason, first.message.content) == ("tool_calls", "Let me see.\n")
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", json.loads(ARGUMENTS))
+    assert first.message.reasoning_content == THOUGHT
+    answered = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
+    messages = [*QUESTION, first.message.model_dump(exclude_none=True), answered]
+    second: Any = client.chat.completions.create(model=MODEL, messages=messages, tools=[WEATHER])
+    message = second.choices[0].message
+    assert (message.content, message.reasoning_content) == ("Take an umbrella.", SECOND_THOUGHT)
+    assert 0 < second.usage.completion_tokens_details.reasoning_tokens < second.usage.completion_tokens
+
+
+def test_a_stream_says_the_same(client: openai.OpenAI) -> None:
+    reasoning, content, arguments, finish = "", "", "", None
+    for chunk in client.chat.completions.create(model=MODEL, messages=QUESTION, tools=[WEATHER], stream=True):
+        choice: Any = chunk.choices[0]
+        reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+        content += choice.delta.content or ""
+        for part in choice.delta.tool_calls or []:
+            arguments += part.function.arguments
+        finish = choice.finish_reason or finish
+    assert (reasoning, content, arguments, finish) == (THOUGHT, "Let me see.\n", ARGUMENTS, "tool_calls")
+
+
+def test_two_turns_of_responses_send_the_items_back(client: openai.OpenAI) -> None:
+    tool: Any = {"type": "function", **WEATHER["function"], "strict": False}
+    asked: list[Any] = [*QUESTION]
+    first = client.responses.create(model=MODEL, input=asked, tools=[tool])
+    assert [item.type for item in first.output] == ["reasoning", "message", "function_call"]
+    asked += [item.model_dump(exclude_none=True) for item in first.output]
+    asked.append({"type": "function_call_output", "call_id": asked[-1]["call_id"], "output": "rain"})
+    second = client.responses.create(model=MODEL, input=asked, tools=[tool])
+    assert [item.type for item in second.output] == ["reasoning", "message"]
+    assert second.output_text == "Take an umbrella."
+
+
+def test_a_batch_has_calls_and_reasoning(scripted: RunningServer) -> None:
+    body = {"model": MODEL, "messages": QUESTION, "tools": [WEATHER]}
+    batch = wait_terminal(scripted, submit_batch(scripted, [body]))
+    (result,) = result_lines(scripted, batch)
+    message = result["response"]["body"]["choices"][0]["message"]
+    assert message["reasoning_content"] == THOUGHT
+    assert message["tool_calls"][0]["function"]["arguments"] == ARGUMENTS
+
+
+def test_a_text_prompt_is_not_parsed(client: openai.OpenAI) -> None:
+    reply = client.completions.create(model=MODEL, prompt="Weather in Cologne?", max_tokens=400)
+    assert reply.choices[0].text.startswith(THOUGHT)
+    assert "<tool_call>" in reply.choices[0].text

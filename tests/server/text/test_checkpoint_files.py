@@ -1,0 +1,115 @@
+"""Checkpoints as they are on the hub: end tokens and special tokens stand in any of several files."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from transformers import AutoTokenizer
+
+from neaptide.engine.clock import MonotonicClock
+from neaptide.engine.config import CacheConfig
+from neaptide.engine.params import FinishReason
+from neaptide.executors.torch.torch_executor import TorchExecutor
+from neaptide.launch.serve import embedded_model_path, model_context
+from neaptide.server.settings import Settings
+from neaptide.server.text.tokenizer import Tokenizer
+from tests.executors.engine_run import EngineRun
+from tests.server.conftest import USER
+from tests.server.text.made import write_tokenizer
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{{ '<|assistant|>' if add_generation_prompt }}"
+)
+ENDING = TEMPLATE.replace("m.content }}", "m.content }}{{ '<|end|>' }}\n")
+PAD, END = 0, 5
+
+
+def write_fine_tune(directory: Path, template: str, files: dict[str, Any]) -> Path:
+    """The embedded model as a fine-tune: no file but those given names an end."""
+    write_tokenizer(directory, template, eos_token=None)
+    config = json.loads((directory / "config.json").read_text())
+    config["eos_token_id"] = None
+    (directory / "config.json").write_text(json.dumps(config))
+    for name, entries in files.items():
+        known = json.loads((directory / name).read_text()) if (directory / name).exists() else {}
+        (directory / name).write_text(json.dumps(known | entries))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("template", "files", "expected"),
+    [
+        (TEMPLATE, {"config.json": {"eos_token_id": 5}}, (END,)),
+        (TEMPLATE, {"generation_config.json": {"eos_token_id": [5]}}, (END,)),
+        (TEMPLATE, {"tokenizer_config.json": {"eos_token": "<|end|>"}}, (END,)),
+        (TEMPLATE, {"tokenizer_config.json": {"eos_token": {"content": "<|end|>"}}}, (END,)),
+        (TEMPLATE, {"special_tokens_map.json": {"eos_token": {"content": "<|end|>"}}}, (END,)),
+        (ENDING, {}, (END,)),
+        (ENDING, {"config.json": {"eos_token_id": 0}}, (PAD, END)),
+        (TEMPLATE, {}, ()),
+        (TEMPLATE + "<|bos|>", {}, ()),
+        ("<|end|>{{ messages[0].content }}", {}, ()),
+    ],
+)
+def test_ends_are_the_union_of_all_files(
+    template: str, files: dict[str, Any], expected: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = tmp_path / "m"
+    directory.mkdir()
+    write_fine_tune(directory, template, files)
+    with caplog.at_level(logging.INFO):
+        context, config = model_context(Settings(model=str(directory)), tmp_path / "data")
+    assert context.eos_token_ids == config.executor.eos_token_ids == expected
+    report = {line.partition(":")[0]: line for line in caplog.messages}
+    assert ("stopping by itself" in report["off"]) == (not expected)
+    assert list(report) == ["model", "context", "ends", "template", "off"]
+
+
+def test_a_typical_fine_tune_stops(tmp_path: Path) -> None:
+    """The configuration is the base model's, the end stands in the tokenizer's alone, and nothing else says more."""
+    directory = tmp_path / "m"
+    shutil.copytree(embedded_model_path(), directory)
+    (directory / "generation_config.json").unlink()
+    config = json.loads((directory / "config.json").read_text()) | {"eos_token_id": PAD}
+    (directory / "config.json").write_text(json.dumps(config))
+    settings = Settings(model=str(directory), max_model_len=512, profile="cpu-neaptide-tiny", device="cpu")
+    context, engine = model_context(settings, tmp_path / "data")
+    run = msgspec.structs.replace(engine.executor, num_threads=1)
+    executor = TorchExecutor(run, CacheConfig(block_size=16, num_blocks=64), MonotonicClock())
+    cache = msgspec.structs.replace(engine.cache, block_size=16)
+    alone = EngineRun(
+        msgspec.structs.replace(engine, cache=cache), executor, eos_token_ids=executor.model_config.eos_token_ids
+    )
+    alone.add("a", context.tokenizer.encode_chat(USER), max_tokens=200, ignore_eos=False)
+    alone.finish()
+    assert alone.ends["a"].finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config.json": {"pad_token": "[PAD]", "eos_token": "<|im_end|>"}},
+        {"tokenizer_config.json": {"extra_special_tokens": ["[A]", "[B]"]}},
+        {"tokenizer_config.json": {"additional_special_tokens": ["[A]"], "image_token": "[I]"}},
+        {
+            "tokenizer_config.json": {
+                "added_tokens_decoder": {
+                    "417": {"content": "[D]", "special": True, "normalized": False},
+                    "416": {"content": "[C]", "special": False, "normalized": False},
+                }
+            }
+        },
+        {"special_tokens_map.json": {"pad_token": "[PAD]", "additional_special_tokens": ["[E]"]}},
+        {"added_tokens.json": {"[G]": 417, "[F]": 416}, "special_tokens_map.json": {"pad_token": "[F]"}},
+    ],
+)
+def test_added_tokens_are_those_of_transformers(files: dict[str, Any], tmp_path: Path) -> None:
+    write_fine_tune(tmp_path, TEMPLATE, files)
+    ours, reference = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert ours.added_tokens == reference.get_added_vocab()
+    text = "a[PAD]<|im_end|>[A] [B][C][D][E] [F][G][I]b"
+    assert ours.encode(text, add_special_tokens=False) == reference.encode(text, add_special_tokens=False)
