@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from neaptide.models.checkpoint import weight_headers
-from neaptide.models.config import LlamaLikeConfig, ModelConfig, ModelFacts
+from neaptide.models.config import LlamaLikeConfig, ModelConfig, ModelFacts, UnsupportedModelError
 from neaptide.models.weights_header import num_parameters
 from neaptide.server.context import ServingContext
 from neaptide.server.settings import Settings
@@ -24,11 +24,19 @@ def start_report(context: ServingContext, model: ModelFacts, ends: Ends, setting
 
 
 def _kind(model: ModelFacts, directory: Path, settings: Settings) -> str:
-    count = num_parameters(weight_headers(directory))
-    size = f"{count / 1e6:.0f}M parameters" if count < 1e9 else f"{count / 1e9:.1f}B parameters"
-    if not isinstance(model, ModelConfig):
-        return f"{size}, dtype {settings.dtype}"
-    return f"{model.architecture}, {size} in {model.dtype}, dtype {settings.dtype}"
+    if isinstance(model, ModelConfig):
+        return f"{model.architecture}, {_size(directory)} in {model.dtype}, dtype {settings.dtype}"
+    return f"{_size(directory)}, dtype {settings.dtype}"
+
+
+def _size(directory: Path) -> str:
+    try:
+        count = num_parameters(weight_headers(directory))
+    except UnsupportedModelError:  # Other executors read other files.
+        count = 0
+    if not count:
+        return "weights of unknown size"
+    return f"{count / 1e6:.0f}M parameters" if count < 1e9 else f"{count / 1e9:.1f}B parameters"
 
 
 def _reach(context: ServingContext, model: ModelFacts) -> str:
