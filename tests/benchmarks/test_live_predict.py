@@ -173,7 +173,7 @@ def test_the_share_of_the_runs_own_machine_is_what_its_capped_ceiling_leaves(ste
     real, ceiling = steady["real"], steady["capped_tokens_per_s"]
     assert real["offline_tokens_per_s"] + real["online_tokens_per_s"] < ceiling
     left = ceiling - real["online_tokens_per_s"]
-    assert 0.85 < steady["share_of_it"] < 1.0  # 0.43 of a ceiling whose steps are not capped
+    assert 0.8 < steady["share_of_it"] < 1.0  # 0.43 of a ceiling whose steps are not capped
     assert steady["share_of_it"] == pytest.approx(real["offline_tokens_per_s"] / left, abs=1e-3)
 
 

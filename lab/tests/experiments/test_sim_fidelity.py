@@ -184,7 +184,7 @@ def failed(found: Findings) -> list[str]:
 
 
 def test_a_right_profile_passes(tmp_path: Path) -> None:
-    found = compare(tmp_path, costs_times(RIGHT), duration_s=24.0)
+    found = compare(tmp_path, costs_times(RIGHT), duration_s=30.0)
     assert failed(found) == []
     assert found.simulated.machine.drift == pytest.approx(1.1, rel=0.01)
     assert found.undrifted.machine.drift == 1.0

@@ -7,13 +7,16 @@ entry whose ``after`` stands last in the prompt; an empty ``after`` stands at it
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
-from tokenizers import Tokenizer
 
 from neaptide.engine.clock import Clock
 from neaptide.engine.interfaces import CostModel
 from neaptide.executors.simulated.hash_executor import SimExecutor
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 SCRIPT_FILE = "script.json"
 
@@ -28,7 +31,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Script:
     """Outputs of a model, as tokens of its tokenizer."""
 
-    def __init__(self, entries: Sequence[Entry], tokenizer: Tokenizer, eos_token_id: int) -> None:
+    def __init__(self, entries: Sequence[Entry], tokenizer: "Tokenizer", eos_token_id: int) -> None:
         self._entries, self._tokenizer = entries, tokenizer
         self._outputs = [
             [*tokenizer.encode(entry.say, add_special_tokens=False).ids, eos_token_id] for entry in entries
@@ -43,6 +46,8 @@ class Script:
             raise ValueError(f"{SCRIPT_FILE} cannot be read: {error}") from error
         if not entries:
             raise ValueError(f"{SCRIPT_FILE} has no entry")
+        from tokenizers import Tokenizer  # Only for a script: the engine's interpreter may lack it.
+
         return cls(entries, Tokenizer.from_file(str(directory / "tokenizer.json")), eos_token_id)
 
     def choose(self, prompt_token_ids: Sequence[int]) -> int:

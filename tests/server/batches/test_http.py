@@ -295,7 +295,7 @@ async def test_content_knows_its_length_and_ranges(tmp_path: Path) -> None:
         ({"purpose": "batch"}, {"other": ("in.jsonl", b"x")}, "file"),
         ({}, {"file": ("in.jsonl", b"x")}, "purpose"),
         ({"purpose": "assistants"}, {"file": ("in.jsonl", b"x")}, "purpose"),
-        ({"purpose": "batch"}, {"file": ("in.csv", b"x")}, None),
+        ({"purpose": "batch"}, {"file": ("in.csv", b"x")}, "file"),
         (
             {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": "soon"},
             {"file": ("in.jsonl", b"x")},

@@ -94,7 +94,7 @@ async def test_too_large(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("form", "param"),
     [
-        (UploadForm("input.txt", "batch"), None),
+        (UploadForm("input.txt", "batch"), "file"),
         (UploadForm("input.jsonl", "fine-tune"), "purpose"),
         (UploadForm("", "user_data"), "file"),
         (UploadForm("a\nb.jsonl", "batch"), "file"),
