@@ -1,5 +1,5 @@
 """Counters of sent online requests: memory that the API process writes and a running step reads. An arrival aborts the
-step (ADR 48)."""
+step (ADR 56)."""
 
 import ctypes
 import mmap
