@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from neaptide.engine.arrays import FloatArray
 from neaptide.engine.steps.plan import BatchShape
 from tests.engine.harness import Harness, flex, online
 from tests.engine.scheduler.judging import judged
@@ -39,7 +40,7 @@ def bounds(harness: Harness) -> Bounds:
     found = judged(harness)
     lengths_s = np.arange(0.0, 100.0, TOKEN_S / 4)
 
-    def longest_s(late: np.ndarray) -> float:
+    def longest_s(late: FloatArray) -> float:
         in_time = late <= NEGLIGIBLE
         return float("inf") if in_time.all() else float(lengths_s[in_time][-1])
 
