@@ -102,8 +102,10 @@ def test_parts_make_up_what_the_client_saw(kept: Path) -> None:
 
 
 def test_the_report_says_who_was_late_and_for_what(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two chats came while the machine was slow. Half a second of it is beyond what was predicted of their steps, or was
-    predicted once the slowness was known. Without the streams' decodes one would have been in time."""
+    """Two chats came while the machine was slow: their steps took longer than predicted, or were predicted to be long.
+
+    Without the streams' decodes one would have been in time.
+    """
     late.report(kept)
     said = capsys.readouterr().out
     assert said.startswith("beside: 2 of 6 chats late (targets 250 and 60 ms)")
