@@ -315,7 +315,7 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
     from neaptide.server.engine_client.interpreter import Interpreter, InterpreterError
     from neaptide.server.observe.start_report import start_report
     from neaptide.server.parsers.choose import check_names
-    from neaptide.server.text.ends import Ends
+    from neaptide.server.text.ends import EndTokens
     from neaptide.server.text.tokenizer import Tokenizer
 
     try:
@@ -341,7 +341,7 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
             settings.max_model_len,
             max_model_len,
         )
-    ends = Ends.of(model, tokenizer)
+    ends = EndTokens.of(model, tokenizer)
     config = engine_config(settings, model_path, fingerprint, max_model_len, data_dir, ends.ids)
     context = ServingContext(
         model_id=settings.served_model_name or settings.model.rstrip("/").rpartition("/")[2],

@@ -17,7 +17,7 @@ MAX_CONTEXT_TOKENS = 1 << 23
 """Bounds the table of rotations to a few GB."""
 
 
-class Context(NamedTuple):
+class ContextLengths(NamedTuple):
     """Lengths in tokens."""
 
     default: int
@@ -39,8 +39,8 @@ def kind_of(fields: RawConfig) -> str:
     return _ALIASES.get(name, name) if isinstance(name, str) else str(name)
 
 
-def context(raw: RawConfig, trained_tokens: int) -> Context:
-    """Context lengths of a model.
+def context(raw: RawConfig, trained_tokens: int) -> ContextLengths:
+    """ContextLengths lengths of a model.
 
     Args:
         raw: ``config.json``.
@@ -51,15 +51,15 @@ def context(raw: RawConfig, trained_tokens: int) -> Context:
     """
     fields = fields_of(raw)
     kind = kind_of(fields)
-    found = Context(trained_tokens, trained_tokens)
+    found = ContextLengths(trained_tokens, trained_tokens)
     if kind == "longrope":
-        found = Context(min(_original(raw, fields, trained_tokens), trained_tokens), trained_tokens)
+        found = ContextLengths(min(_original(raw, fields, trained_tokens), trained_tokens), trained_tokens)
     elif kind == "yarn":
         longest = int(_original(raw, fields, trained_tokens) * _factor(raw, fields, trained_tokens))
-        found = Context(trained_tokens, max(trained_tokens, longest))
+        found = ContextLengths(trained_tokens, max(trained_tokens, longest))
     elif kind not in ("default", "llama3") and fields.get("factor") is not None:
         scaled = int(trained_tokens * number(fields, "factor"))
-        found = Context(scaled, scaled)
+        found = ContextLengths(scaled, scaled)
     if found.longest > MAX_CONTEXT_TOKENS:
         raise UnsupportedModelError(
             f"config.json: a context of {found.longest} tokens is not supported: at most {MAX_CONTEXT_TOKENS}"
@@ -121,7 +121,7 @@ def rope(raw: RawConfig, rotary_dim: int, trained_tokens: int) -> RopeConfig:
 
 
 def _original(raw: RawConfig, fields: RawConfig, trained_tokens: int) -> int:
-    """Context of the training before the frequencies were stretched."""
+    """ContextLengths of the training before the frequencies were stretched."""
     name = "original_max_position_embeddings"
     return positive_int(fields, name, positive_int(raw, name, trained_tokens))
 

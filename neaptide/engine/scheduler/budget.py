@@ -52,12 +52,12 @@ class Reads(NamedTuple):
 
     @classmethod
     def among(cls, read_tokens: IntArray, shared_tokens: int = 0) -> "Reads":
-        """Of decodes that read so many each, at least one."""
+        """Reads of at least one decode, from what each reads."""
         return cls(int(np.add.reduce(read_tokens)), largest(read_tokens), shared_tokens)
 
     @classmethod
     def of(cls, contexts: IntArray, shared_tokens: int = 0) -> "Reads":
-        """Of decodes on so many computed tokens each, at least one: those, and the one that each computes."""
+        """Reads of at least one decode, from the computed tokens of each; each also reads what it computes."""
         total_tokens, longest_tokens, _ = cls.among(contexts)
         return cls(total_tokens + len(contexts), longest_tokens + 1, shared_tokens)
 
@@ -182,15 +182,15 @@ class PromptSteps:
     """
 
     step_s: float
-    """What a step full of prompt tokens is expected to take ..."""
+    """Expected time of a step full of prompt tokens."""
     margin_s: float
-    """... and may take longer, each for itself."""
+    """Margin of each such step."""
     least_s: float
-    """What it takes without them."""
+    """Time of the step without them."""
     token_steps: float
-    """Steps that a token without context takes: one over the tokens of a step ..."""
+    """Steps that a token without context takes: one over the tokens of a step."""
     context_steps: float
-    """... and what each token of context adds to that."""
+    """What each token of context adds to ``token_steps``."""
 
     @classmethod
     def beside(cls, budget: StepBudget, limit_s: float, least_tokens: int, longest_tokens: int) -> "PromptSteps":

@@ -20,7 +20,7 @@ from neaptide.engine.interfaces import CostModel
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.budget import PromptSteps, Reads
 from neaptide.engine.scheduler.draft import Candidate, Draft
-from neaptide.engine.scheduler.traffic import WINDOW_S, Traffic
+from neaptide.engine.scheduler.traffic import WINDOW_S, RecentTraffic
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.engine.table import Streams
 
@@ -52,7 +52,7 @@ MAX_STREAMS = 64
 """Streams that are looked at one by one; more are looked at in as many groups with similar slack."""
 
 
-class Prompt(NamedTuple):
+class PendingPrompt(NamedTuple):
     request: Request
     num_tokens: int
     """Tokens to compute."""
@@ -75,7 +75,7 @@ class Judgement:
         draft: Draft,
         config: SchedulerConfig,
         model: CostModel,
-        traffic: Traffic,
+        traffic: RecentTraffic,
         left_out: Container[str] = (),
     ) -> None:
         self._config, self._model, self._left_out = config, model, left_out
@@ -98,7 +98,7 @@ class Judgement:
         if self.has_streams:
             self._expect_tokens(streams, traffic)
 
-    def _expect_arrivals(self, now_s: float, decodes: BatchShape, traffic: Traffic) -> None:
+    def _expect_arrivals(self, now_s: float, decodes: BatchShape, traffic: RecentTraffic) -> None:
         """Expects the prompts to come to be like the recent ones, at the recent rate."""
         config, model = self._config, self._model
         tokens, ttft_slo_s = traffic.prompts()
@@ -135,7 +135,7 @@ class Judgement:
         self.wait_s = float(waits_s[len(waits_s) // 4]) if len(waits_s) else 0.0
         """Wait that three quarters of the arrivals that can be in time stand."""
 
-    def _expect_tokens(self, streams: Streams, traffic: Traffic) -> None:
+    def _expect_tokens(self, streams: Streams, traffic: RecentTraffic) -> None:
         slo_s = streams.tpot_slo_s
         slack_s = streams.due_s - np.minimum(self._config.delivery_latency_s, DELIVERY_SHARE * slo_s) - self._now_s
         ends = 1.0 / traffic.tokens_left(streams.num_output)
@@ -183,7 +183,7 @@ class Judgement:
 
     # ---- how long online prompts may make a step, and which of them ----
 
-    def choose(self, draft: Draft, prompts: Sequence[Prompt], late: Prompt | None) -> Choice:
+    def choose(self, draft: Draft, prompts: Sequence[PendingPrompt], late: PendingPrompt | None) -> Choice:
         """The step length with the fewest late requests; of equal ones the longest.
 
         ``prompts`` are in deadline order. ``late`` has no deadline any more and comes behind all of them.
@@ -222,7 +222,7 @@ class Judgement:
             num_late += float(self.late_streams(first_s[None], last_s[None], count, margin_s)[0])
         return num_late
 
-    def _lengths(self, draft: Draft, prompts: Sequence[Prompt]) -> list[float]:
+    def _lengths(self, draft: Draft, prompts: Sequence[PendingPrompt]) -> list[float]:
         """Step lengths that are compared, shortest first."""
         budget, first = draft.budget, prompts[0]
         total = sum(prompt.num_tokens for prompt in prompts)
@@ -315,7 +315,7 @@ class Judgement:
 
 
 def _fewest_late(
-    prompts: Sequence[Prompt],
+    prompts: Sequence[PendingPrompt],
     steps: Sequence[float],
     due_s: Sequence[float],
     pace: PromptSteps,

@@ -15,14 +15,16 @@ from neaptide.engine.scheduler.residual import in_whole_tiles, num_paced
 from neaptide.engine.steps.plan import BatchShape
 
 GIANT_SHARE = 0.125
-"""Of the blocks that offline work may hold. A request that needs more and finds no room is passed by: others run
-meanwhile ..."""
+"""Fraction of the blocks that offline work may hold. A request that needs more and finds no room is passed by: others
+run meanwhile."""
 MAX_PASSED = 8
-"""... but no more than so many are passed by in one step ..."""
+"""Most requests that are passed by in one step."""
 PATIENCE_S = 30.0
-"""... and the first of them has blocks reserved for it: a share that grows to all that it needs in this time. None
-while online work alone leaves less than that, nor then for as long again as there were some: blocks are not kept in
-vain for more than half of the time."""
+"""Time in which the reservation for the first of them grows to all that it needs.
+
+Nothing is reserved while online work alone leaves less than that, nor then for as long again as something was: blocks
+are not kept in vain for more than half of the time.
+"""
 
 
 class OfflineFill:
@@ -46,7 +48,7 @@ class OfflineFill:
         self._keeps_headroom, self._passes_giants = "headroom" not in left_out, "giants" not in left_out
         self._may_sit_out = "sit-out" not in left_out
         self._giant = Reservation()
-        """Of the first request that was passed by and still waits."""
+        """Reservation for the first request that was passed by and still waits."""
 
     def remember(self, draft: Draft, passed: Sequence[Request]) -> None:
         """A draft was applied that passed these requests by."""
@@ -123,7 +125,7 @@ class OfflineFill:
         return min(draft.kv.available, most - draft.kv.pool.num_offline)
 
     def most_blocks_now(self, now_s: float, num_blocks: int) -> int:
-        """Of all blocks, those that offline work may hold beside the headroom."""
+        """Blocks that offline work may hold beside the headroom."""
         most = self._most_of(num_blocks)
         return min(most, num_blocks - self._headroom.headroom_blocks(now_s)) if self._keeps_headroom else most
 

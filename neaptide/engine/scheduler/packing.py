@@ -18,25 +18,26 @@ from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.actions import Admit
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
-from neaptide.engine.scheduler.judgement import PACE, Judgement, Prompt
+from neaptide.engine.scheduler.judgement import PACE, Judgement, PendingPrompt
 from neaptide.engine.scheduler.offline_fill import OfflineFill
 from neaptide.engine.scheduler.parts import Divisible
 from neaptide.engine.scheduler.queues import OnlineOrder, Reservation, deadline_order, streams_first
 from neaptide.engine.scheduler.residual import Residual, usual_step
-from neaptide.engine.scheduler.traffic import Traffic
+from neaptide.engine.scheduler.traffic import RecentTraffic
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.engine.steps.step import Step
 
 LOOK_AHEAD = 64
 """Waiting online requests that one step looks at: planning stays short however long the queue is."""
 LATE_PATIENCE_TARGETS, STREAM_PATIENCE_TARGETS, LONGEST_TARGET_S = 9.0, 1.0, 3.0
-"""So many of its TTFT targets a relegated prompt finds no memory or no seat before both are kept for it, in one more
-target all that it needs; a stream that was pushed out in the middle of its answer and is late not so long, for somebody
-reads it. A target counts as the server's if it is shorter, for none should get room sooner by asking for what cannot
-be, and as the third if it is longer ..."""
+"""TTFT targets after which memory and a slot are reserved for a late prompt, and for a late stream that was preempted.
+
+One target later all that it needs is reserved.
+A target counts as the server's if it is shorter, so that none gets room sooner by asking for what cannot be. It counts
+as the third number, in seconds, if it is longer.
+"""
 LATE_SHARE = 0.1
-"""... and nothing is kept in more than this part of the time: what one late prompt gets, others have to wait for, and
-those may be late for it."""
+"""Largest fraction of the time in which something is reserved: others wait for it, and may be late."""
 
 
 LOOK_UPS = 8
@@ -50,7 +51,7 @@ class Notes:
     """What a draft is remembered by."""
 
     lacking: Request | None = None
-    """The first of the relegated requests that found no memory or no seat, a stream if there is one."""
+    """The first late request that found no memory or no slot, a stream if there is one."""
     passed: list[Request] | None = None
     """See ``OfflineFill.fill``."""
     has_late: bool = False
@@ -81,10 +82,10 @@ class NeaptideScheduler(Scheduler, Divisible):
         headroom: HeadroomPredictor,
     ) -> None:
         super().__init__(config, kv, cost_model, headroom)
-        self.traffic = Traffic(config, cost_model)
+        self.traffic = RecentTraffic(config, cost_model)
         self._fill = OfflineFill(config, headroom, self._is_worth_evicting, type(self).left_out)
         self._late = Reservation()
-        """Of a late request."""
+        """Reservation for a late request."""
         self._next_late_s = 0.0
         """When the next one may begin to grow."""
         self._cached: dict[Request, tuple[int, float]] = {}
@@ -205,11 +206,11 @@ class NeaptideScheduler(Scheduler, Divisible):
             pushed_out = (request for request in late if request.num_output_tokens and not draft.is_running(request))
             notes.lacking = next(pushed_out, lacking)
 
-    def _prompt(self, draft: Draft, request: Request) -> Prompt:
+    def _prompt(self, draft: Draft, request: Request) -> PendingPrompt:
         if draft.is_running(request):
-            return Prompt(request, draft.kv.num_uncomputed(request), draft.kv.num_computed(request))
+            return PendingPrompt(request, draft.kv.num_uncomputed(request), draft.kv.num_computed(request))
         cached, _ = self._cached.get(request, (0, 0.0))
-        return Prompt(request, request.num_known_tokens - cached, cached)
+        return PendingPrompt(request, request.num_known_tokens - cached, cached)
 
     def _pack_prompts(
         self, draft: Draft, prompts: list[Request], limit_s: float, ends_s: float
@@ -273,15 +274,17 @@ class NeaptideScheduler(Scheduler, Divisible):
         return due_s, ahead_s
 
     def _holder(self, draft: Draft) -> Request | None:
-        """The relegated request for which something is kept in this step, if there is one."""
+        """The late request for which something is reserved in this step, if there is one."""
         holder = self._late.holder
         if holder is None or holder.status is RequestStatus.FINISHED or not self._late.part(draft.now_s):
             return None
         return holder
 
     def _leaves_claim(self, draft: Draft, request: Request, num_blocks: int) -> bool:
-        """Whether what is kept for a relegated request is still there for it with this one admitted, which takes so
-        many blocks and a seat. Once it has begun, only what it can take in a step is kept."""
+        """Whether enough is left for the reservation if this request is admitted, with so many blocks and a slot.
+
+        Once the holder has begun, only what it can take in a step is reserved.
+        """
         holder = self._holder(draft)
         if holder is None or request is holder or request.num_output_tokens:
             return True

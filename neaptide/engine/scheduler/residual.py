@@ -13,18 +13,18 @@ from neaptide.engine.steps.plan import BatchShape
 from neaptide.engine.steps.step import Step
 
 AVERAGE_S = 30.0
-"""Of the residual that admission follows ..."""
+"""Time constant of the residual that admission follows."""
 LONG_S = 600.0
-"""... and of the one that says which of the two is scarce in the long run."""
+"""Time constant of the residual that says which of the two is scarce in the long run."""
 LEAST_PACED_TOKENS = 128
 """A step's prompts always get so many: BlendServe's batches come in multiples of it."""
 MOST_PACED_TOKENS = 1 << 30
 """More than any step has: where next to nothing is left to read, a density says nothing."""
 DRY_SHARE = 0.3
-"""Of as many steps as the longest answer has, what is lost where the last ones end one after another and no others take
-their place: memory runs dry over twice as many (measured: 0.2 to 0.36)."""
+"""Fraction of the longest answer's steps that is lost while the last answers end one after another and no others take
+their place. Memory runs dry over twice as many (measured: 0.2 to 0.36)."""
 LEAST_LEFT = 0.05
-"""Of a step, at least so much of compute and of bandwidth is taken to be left."""
+"""Least fraction of a step's compute and bandwidth that is taken to be left."""
 
 
 class Residual:
@@ -79,8 +79,7 @@ def in_whole_tiles(num_prompt_tokens: int, num_others: int, tile_tokens: int) ->
 
 
 def usual_step(left: WorkLeft, kv_tokens: int) -> StepMeans:
-    """Of the steps until all of this is done in so much memory, none for the moment perhaps, which runs dry at their
-    end."""
+    """Means of the steps until all of this is done in so much memory, which runs dry at their end."""
     steps = left.planned_steps or left.held_tokens / max(kv_tokens, 1) + DRY_SHARE * left.longest_steps
     return StepMeans(left.held_tokens / steps, left.read_tokens / steps) if steps else StepMeans(0.0, 0.0)
 

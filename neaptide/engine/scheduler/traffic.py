@@ -19,7 +19,7 @@ FIRST_ANSWER_TOKENS = 32
 """Length of the answers before the first has ended."""
 
 
-class Traffic:
+class RecentTraffic:
     """The last ``RECENT`` online requests.
 
     A prompt counts with the tokens that the cache did not have, once that is known.

@@ -8,10 +8,10 @@ from neaptide.models.weights_header import num_parameters
 from neaptide.server.context import ServingContext
 from neaptide.server.settings import Settings
 from neaptide.server.text.chat_template import DEFAULT
-from neaptide.server.text.ends import Ends
+from neaptide.server.text.ends import EndTokens
 
 
-def start_report(context: ServingContext, model: ModelFacts, ends: Ends, settings: Settings) -> list[str]:
+def start_report(context: ServingContext, model: ModelFacts, ends: EndTokens, settings: Settings) -> list[str]:
     """Lines for the log: model and dtype, context, end tokens, templates and parsers, and what is off."""
     tokenizer = context.tokenizer
     return [
@@ -51,7 +51,7 @@ def _parsers(context: ServingContext) -> str:
     return f"tool calls: {found.tool_name}; reasoning: {found.reasoning_name}"
 
 
-def _off(context: ServingContext, ends: Ends) -> list[str]:
+def _off(context: ServingContext, ends: EndTokens) -> list[str]:
     """What this model cannot do, with the reason."""
     facts, template = context.tokenizer.facts, context.tokenizer.template
     found = []

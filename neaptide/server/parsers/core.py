@@ -158,7 +158,7 @@ def _marks_of(*marks: str) -> Marks:
 
 
 @dataclass(slots=True)
-class _Body:
+class _BodyText:
     """A section that has begun."""
 
     section: Section
@@ -215,7 +215,7 @@ class OutputParser:
         self._tail = ""
         """Text that may begin a mark."""
         self._is_last = False
-        self._body: _Body | None = None
+        self._body: _BodyText | None = None
         self._blank = ""
         """White space that is held back."""
         self._is_blank = True
@@ -322,10 +322,10 @@ class OutputParser:
         return found.end()
 
     def _open(self, section: Section, start: int) -> int:
-        self._body = _Body(section, self._section_marks[section.begin])
+        self._body = _BodyText(section, self._section_marks[section.begin])
         return start if section.is_kept else start + len(section.begin)
 
-    def _inside(self, text: str, position: int, body: _Body) -> int:
+    def _inside(self, text: str, position: int, body: _BodyText) -> int:
         if body.section.looks and body.chars < _LOOK_CHARS:
             end = min(len(text), position + _LOOK_CHARS - body.chars)
             body.add(text[position:end])
@@ -355,7 +355,7 @@ class OutputParser:
         self._reject(body)
         return found.start()
 
-    def _reject(self, body: _Body) -> None:
+    def _reject(self, body: _BodyText) -> None:
         self._body = None
         self._show(body.shown())
 

@@ -26,7 +26,7 @@ class Notation(NamedTuple):
     """Characters that end a text without quotes; empty if every text has quotes."""
 
 
-class _CutError(NoCallError):
+class _CutCallError(NoCallError):
     """The text ends too early."""
 
 
@@ -49,7 +49,7 @@ def python_calls(suffix: str = "") -> Parse:
                 calls.append(FoundCall(name, _object(reader, "=", ")", is_cut)))
                 if not (reader.take(",") or reader.take(";")):
                     continue
-        except _CutError:
+        except _CutCallError:
             if not (is_cut and calls):
                 raise
         if is_list and not is_cut:
@@ -93,7 +93,7 @@ def object_calls(notation: Notation) -> Parse:
                 reader.expect("{")
                 calls.append(FoundCall(name, _object(reader, ":", "}", is_cut)))
                 reader.take(",")
-        except _CutError:
+        except _CutCallError:
             if not (is_cut and calls):
                 raise
         return calls
@@ -106,7 +106,7 @@ def _object(reader: "_Reader", sign: str, end: str, is_cut: bool) -> str:
     values: dict[str, Any] = {}
     try:
         reader.members(values, sign, end, 0)
-    except _CutError:
+    except _CutCallError:
         if not is_cut:
             raise
         reader.position = len(reader.text)
@@ -135,13 +135,13 @@ class _Reader:
 
     def expect(self, mark: str) -> None:
         if not self.take(mark):
-            raise _CutError("the end") if self.is_at_end() else NoCallError(f"no {mark}")
+            raise _CutCallError("the end") if self.is_at_end() else NoCallError(f"no {mark}")
 
     def name(self) -> str:
         self._skip()
         found = _NAME.match(self.text, self.position)
         if found is None:
-            raise _CutError("the end") if self.is_at_end() else NoCallError("no name")
+            raise _CutCallError("the end") if self.is_at_end() else NoCallError("no name")
         self.position = found.end()
         return found.group()
 
@@ -149,7 +149,7 @@ class _Reader:
         """Reads names and values up to ``end`` into ``values``."""
         while not self.take(end):
             if values and not self.take(","):
-                raise _CutError("the end") if self.is_at_end() else NoCallError("no comma")
+                raise _CutCallError("the end") if self.is_at_end() else NoCallError("no comma")
             if values and self.take(end):
                 return
             key = self._string()
@@ -179,7 +179,7 @@ class _Reader:
         items: list[Any] = []
         while not self.take(end):
             if items and not self.take(","):
-                raise _CutError("the end") if self.is_at_end() else NoCallError("no comma")
+                raise _CutCallError("the end") if self.is_at_end() else NoCallError("no comma")
             if items and self.take(end):
                 break
             items.append(self.value(depth + 1))
@@ -196,7 +196,7 @@ class _Reader:
             end = next((i for i in range(self.position, len(self.text)) if self.text[i] in ends), len(self.text))
             written, follows = self.text[self.position : end].strip(), self.text[end : end + 1]
         if not follows:
-            raise _CutError("the end")
+            raise _CutCallError("the end")
         self.position = end
         if written in _WORDS:
             return _WORDS[written]
@@ -216,7 +216,7 @@ class _Reader:
         if not self._notation.has_escapes:
             end = self.text.find(quote, start)
             if end < 0:
-                raise _CutError("the end")
+                raise _CutCallError("the end")
             self.position = end + len(quote)
             return self.text[start:end]
         pieces: list[str] = []
@@ -228,7 +228,7 @@ class _Reader:
                 return "".join(pieces)
             piece, start = self._escape(found.end())
             pieces.append(piece)
-        raise _CutError("the end")
+        raise _CutCallError("the end")
 
     def _escape(self, position: int) -> tuple[str, int]:
         letter = self.text[position : position + 1]

@@ -29,10 +29,10 @@ class Tags:
 
 def tagged_calls(tags: Tags) -> Parse:
     """Parser of calls with these tags."""
-    return _Reader(tags).parse
+    return _TagReader(tags).parse
 
 
-class _Reader:
+class _TagReader:
     def __init__(self, tags: Tags) -> None:
         self._tags = tags
         self._blank = re.compile(rf"(?:\s|{tags.between})*" if tags.between else r"\s*")

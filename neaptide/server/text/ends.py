@@ -10,7 +10,7 @@ from neaptide.server.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class EndTokens:
     """The end tokens of a model."""
 
     sources: dict[int, tuple[str, ...]]
@@ -21,7 +21,7 @@ class Ends:
         return tuple(self.sources)
 
     @classmethod
-    def of(cls, model: ModelFacts, tokenizer: Tokenizer) -> "Ends":
+    def of(cls, model: ModelFacts, tokenizer: Tokenizer) -> "EndTokens":
         found: dict[int, list[str]] = {token: ["config"] for token in model.eos_token_ids}
         named = tokenizer.named_tokens.get("eos_token")
         others = {

@@ -17,9 +17,9 @@ WINDOWS = {
     "neaptide.engine.core.EngineCore._planning_s",
     "neaptide.engine.core.EngineCore._starting_s",
     "neaptide.engine.kv.online_returns.OnlineReturns._evicted",
-    "neaptide.engine.scheduler.traffic.Traffic._answers",
-    "neaptide.engine.scheduler.traffic.Traffic._arrivals_s",
-    "neaptide.engine.scheduler.traffic.Traffic._prompts",
+    "neaptide.engine.scheduler.traffic.RecentTraffic._answers",
+    "neaptide.engine.scheduler.traffic.RecentTraffic._arrivals_s",
+    "neaptide.engine.scheduler.traffic.RecentTraffic._prompts",
 }
 """Of the last steps, arrivals, answers and evicted blocks, at most as many as each keeps."""
 

@@ -10,7 +10,7 @@ from neaptide.engine.scheduler.budget import StepBudget
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.judgement import Judgement
 from neaptide.engine.scheduler.packing import NeaptideScheduler
-from neaptide.engine.scheduler.traffic import Traffic
+from neaptide.engine.scheduler.traffic import RecentTraffic
 from tests.engine.harness import Harness
 
 
@@ -34,9 +34,9 @@ def request_of(name: str, num_tokens: int, num_output: int = 0, ttft_slo_s: floa
     return request
 
 
-def traffic_of(model: CostModel, answers: Sequence[int] = (), **fields: object) -> Traffic:
-    """Traffic in which answers of so many tokens have ended."""
-    traffic = Traffic(SchedulerConfig(**fields), model)  # type: ignore[arg-type]
+def traffic_of(model: CostModel, answers: Sequence[int] = (), **fields: object) -> RecentTraffic:
+    """RecentTraffic in which answers of so many tokens have ended."""
+    traffic = RecentTraffic(SchedulerConfig(**fields), model)  # type: ignore[arg-type]
     for index, num_output in enumerate(answers):
         traffic.observe_end(request_of(str(index), 1, num_output))
     return traffic

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from neaptide.engine.scheduler import judgement
 from neaptide.engine.scheduler.budget import PromptSteps
 from neaptide.engine.scheduler.draft import Draft
-from neaptide.engine.scheduler.judgement import EQUAL, Choice, Judgement, Prompt
+from neaptide.engine.scheduler.judgement import EQUAL, Choice, Judgement, PendingPrompt
 from neaptide.engine.scheduler.packing import LATE_CREDIT, LOOK_AHEAD, NeaptideScheduler
 from tests.engine.harness import Harness, flex, online
 from tests.engine.scheduler.bounds.test_worth_bound import Launches
@@ -198,7 +198,7 @@ STEPS = PromptSteps(1.0, 0.0, 0.0, 1.0, 0.0)
 def fewest_late(
     steps: list[float], due_s: list[float], pace: PromptSteps = STEPS, drops_longest: bool = True, has_output: int = -1
 ) -> tuple[list[bool], float, float]:
-    prompts = [Prompt(request_of(str(k), 4, int(k == has_output)), 4, 0) for k in range(len(steps))]
+    prompts = [PendingPrompt(request_of(str(k), 4, int(k == has_output)), 4, 0) for k in range(len(steps))]
     return judgement._fewest_late(prompts, steps, due_s, pace, drops_longest)
 
 
@@ -239,7 +239,7 @@ def chosen(harness: Harness, *prompts: tuple[int, float]) -> Choice:
         request_of(str(k), num_tokens, ttft_slo_s=due_tokens * TOKEN_S, at_s=now_s)
         for k, (num_tokens, due_tokens) in enumerate(prompts)
     ]
-    asked = [Prompt(request, request.num_prompt_tokens, 0) for request in requests]
+    asked = [PendingPrompt(request, request.num_prompt_tokens, 0) for request in requests]
     return judged(harness).choose(with_decodes(harness), asked, None)
 
 
@@ -289,7 +289,7 @@ def test_what_was_compared_is_noted() -> None:
     harness = with_streams(32, 2)
     draft = with_decodes(harness)
     request = request_of("a", 200, ttft_slo_s=50.0, at_s=harness.clock.now())
-    choice = judged(harness).choose(draft, [Prompt(request, 200, 0)], None)
+    choice = judged(harness).choose(draft, [PendingPrompt(request, 200, 0)], None)
     assert [one.length_s for one in draft.candidates] == sorted(one.length_s for one in draft.candidates)
     (best,) = draft.chosen
     assert best in draft.candidates
