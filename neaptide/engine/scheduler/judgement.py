@@ -106,14 +106,14 @@ class Judgement:
             # Nothing is known: one request may come, and half of its target is for its prompt.
             wait_s = UNKNOWN_WAIT * max(config.ttft_slo_s - config.delivery_latency_s, 0.0) / (1 + config.overlap_depth)
             self._set_waits(np.array([wait_s]), 1.0 / WINDOW_S)
-            self._busy = self._load = self._decay = 0.0
+            self._rate, self._busy, self._load, self._decay = 1.0 / WINDOW_S, 0.0, 0.0, 0.0
             return
-        rate, most = traffic.rate(now_s), traffic.longest_tokens
+        self._rate, most = traffic.rate(now_s), traffic.longest_tokens
         whole = model.predict(decodes.plus(most, 0))
         token_s = max(whole.seconds - self.alone_s, 0.0) / most
         own_s, mean_s = tokens * token_s, traffic.mean_tokens * token_s
         drain = max(1.0 - self.alone_s / self.tpot_slo_s, LEAST_GAIN) if self.has_streams else 1.0
-        self._load = rate * mean_s
+        self._load = self._rate * mean_s
         rho = self._load / drain
         # The work that arrivals find has an exponential tail. In a busy period one late prompt is followed by others.
         idle = max(1.0 - rho, LEAST_IDLE)
@@ -123,10 +123,12 @@ class Judgement:
         # A request that arrives in the middle of a step waits for its end, for the steps planned behind it, and for
         # those that came before it.
         spare_s = ttft_slo_s - config.delivery_latency_s - self.alone_s - own_s
-        error_s = whole.margin_s / whole.seconds * (own_s + self.alone_s)
+        error_s = whole.margin_s / max(whole.seconds, 1e-9) * (own_s + self.alone_s)
         waits_s = np.sort((spare_s + ERRORS * error_s).ravel()) / ((1.0 + rho) * (1 + config.overlap_depth))
-        share = rate / len(waits_s) if "arrivals" not in self._left_out else 0.0
+        share = self._rate / len(waits_s) if "arrivals" not in self._left_out else 0.0
+        least_wait_s = max(float(waits_s[0]), 0.0)
         self._set_waits(waits_s[waits_s.searchsorted(0.0) :], share)
+        self.least_wait_s = least_wait_s
 
     def _set_waits(self, waits_s: FloatArray, share: float) -> None:
         """Sets how long arrivals can wait, in order, and how many arrive in a second for each."""
@@ -134,6 +136,8 @@ class Judgement:
         self._sums_s = np.concatenate(([0.0], waits_s.cumsum()))
         self.wait_s = float(waits_s[len(waits_s) // 4]) if len(waits_s) else 0.0
         """Wait that three quarters of the arrivals that can be in time stand."""
+        self.least_wait_s = float(waits_s[0]) if len(waits_s) else 0.0
+        """Wait that all arrivals stand, for a step that is aborted for whoever cannot wait; perhaps none."""
 
     def _expect_tokens(self, streams: Streams, traffic: RecentTraffic) -> None:
         slo_s = streams.tpot_slo_s
@@ -256,13 +260,13 @@ class Judgement:
         error = margin_s / online_s if online_s else 0.0
         wait_s = self.wait_s
         if draft.is_abortable:
-            draft.arrival_waits_s, wait_s = wait_s, self.longest_s
+            draft.arrival_waits_s, wait_s = self.least_wait_s, self.longest_s
         most_s = min(self.gap_s, max(wait_s, SHORTEST * self._config.tpot_slo_s)) / (1.0 + error)
         tokens, lengths_s, token_s = self._offline_lengths(draft, most_s)
         work_s = tokens * token_s
         if draft.is_abortable:
             lost_s = np.maximum(lengths_s - draft.arrival_waits_s, 0.0)
-            work_s = work_s - self._arrivals * len(self._waits_s) * lost_s * lost_s / 2.0
+            work_s = work_s - self._rate * lost_s * lost_s / 2.0
             num_late = self.late_arrivals(np.minimum(lengths_s, draft.arrival_waits_s))
         else:
             num_late = self.late_arrivals(lengths_s, ahead_s)
