@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 from unittest.mock import Mock
 
 import psutil
@@ -13,7 +14,7 @@ import pytest
 
 from neaptide.launch.serve import embedded_model_path
 from neaptide.server.structured.checker import TOO_LONG, CheckerBusyError, GrammarChecker, NoGrammarsError
-from tests.patience import until_here
+from neaptide.server.subprocesses.frames import read_frame
 
 SLOW = f"start: /{'a?' * 10_000}/"
 """It takes the compiler more than a second on any machine: the square of its length."""
@@ -71,9 +72,18 @@ def stopped_in(checker: GrammarChecker, grammar: str, found: list[object]) -> tu
         except CheckerBusyError as error:
             found.append(type(error))
 
+    asked = threading.Event()
+
+    def read_when_asked(stream: BinaryIO) -> bytes | None:
+        asked.set()
+        return read_frame(stream)
+
     asking = threading.Thread(target=ask)
-    asking.start()
-    until_here(checker._lock.locked)
+    with pytest.MonkeyPatch.context() as patch:
+        # A child that is killed before it was asked is only replaced.
+        patch.setattr("neaptide.server.structured.checker.read_frame", read_when_asked)
+        asking.start()
+        assert asked.wait(60.0)
     return child, asking
 
 
