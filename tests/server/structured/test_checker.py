@@ -15,6 +15,7 @@ import pytest
 from neaptide.launch.serve import embedded_model_path
 from neaptide.server.structured.checker import TOO_LONG, CheckerBusyError, GrammarChecker, NoGrammarsError
 from neaptide.server.subprocesses.frames import read_frame
+from tests.patience import until_here
 
 SLOW = f"start: /{'a?' * 10_000}/"
 """It takes the compiler more than a second on any machine: the square of its length."""
@@ -83,7 +84,7 @@ def stopped_in(checker: GrammarChecker, grammar: str, found: list[object]) -> tu
         # A child that is killed before it was asked is only replaced.
         patch.setattr("neaptide.server.structured.checker.read_frame", read_when_asked)
         asking.start()
-        assert asked.wait(60.0)
+        until_here(asked.is_set)
     return child, asking
 
 
