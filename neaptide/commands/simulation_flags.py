@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from neaptide.cluster.autoscaling import Scale
 from neaptide.cluster.routing import ROUTERS
 from neaptide.cluster.simulation.fleet import PLACEMENTS, SimulatedFleet
+from neaptide.engine.config import SchedulerConfig
 from neaptide.estimator.device_profile import DeviceProfile, profile_names
 from neaptide.estimator.recipes import DEFAULT_HEADROOM, HEADROOM_KINDS, check_headroom
 from neaptide.loadgen.workloads.offline_sets import OfflineSet, arriving, load_offline
@@ -104,6 +105,8 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="random spread of step times: standard deviation of their logarithm (0)",
     )
+    price_help = "seconds of offline work that one online request in time is worth (1.5)"
+    add("--late-price-s", type=float, default=SchedulerConfig().late_price_s, metavar="X", help=price_help)
     planning_help = "factor on the profile's planning time; 0: planning takes no time (1)"
     add("--planning-scale", type=float, default=1.0, metavar="X", help=planning_help)
     host_help = "host memory for evicted KV blocks (0)"
@@ -169,6 +172,8 @@ def check_flags(args: argparse.Namespace) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
     if not 0.0 <= args.noise < MAX_NOISE:
         raise ValueError(f"--noise must be at least 0 and below {MAX_NOISE:g}")
+    if not 0.0 <= args.late_price_s < math.inf:
+        raise ValueError("--late-price-s must be at least 0 and finite")
     if not 0.0 <= args.planning_scale < MAX_PLANNING_SCALE:
         raise ValueError(f"--planning-scale must be at least 0 and below {MAX_PLANNING_SCALE:g}")
     if not 0.0 <= args.host_cache_gib <= MAX_HOST_CACHE_GIB:
@@ -236,6 +241,7 @@ def scenario_of(
         keep_order=args.keep_order,
         step_noise=args.noise,
         headroom=args.headroom,
+        late_price_s=args.late_price_s,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_model_len=args.max_model_len,

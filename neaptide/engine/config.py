@@ -30,8 +30,8 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the executor reads blocks from either end and copies single slots; stated by the executor once
     started."""
     shared_reads: SharedReads | None = None
-    """What the executor's kernel reads once for several requests; stated by the executor once started. ``None``: every
-    request reads its own."""
+    """Prefixes that the executor's kernel reads once for several requests; stated by the executor once started.
+    ``None``: every request reads its own."""
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -105,7 +105,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     1 if the cost curve already includes this. Calibration does not measure it.
     """
     shared_reads: SharedReads | None = None
-    """What the executor's attention kernel reads once for several requests; None if every request reads its own."""
+    """Prefixes that the attention kernel reads once for several requests; None if every request reads its own."""
     overlaps_copies: bool = False
     """Whether copies of single KV slots to and from host memory run while a step computes, so that only the time beyond
     it counts. Our executors wait for them."""

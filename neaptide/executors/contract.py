@@ -51,7 +51,7 @@ class Capabilities(NamedTuple):
     abortable_steps: bool = False
     """While computing an abortable step, the executor checks for arriving online requests."""
     shared_reads: SharedReads | None = None
-    """What its attention kernel reads once for several requests; None if every request reads its own."""
+    """Prefixes that its attention kernel reads once for several requests; None if every request reads its own."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -36,6 +36,7 @@ from neaptide.server.text.native_memory import keep_little
 if TYPE_CHECKING:
     import uvicorn
 
+    from neaptide.models.config import ModelFacts
     from neaptide.server.batches.service import BatchService
     from neaptide.server.context import ServingContext
     from neaptide.server.counterfactual.service import Shadow
@@ -334,13 +335,7 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
         check_names(settings.tool_call_parser, settings.reasoning_parser)
     except (UnsupportedModelError, OSError, ValueError) as error:
         raise LaunchError(one_line(str(error))) from error
-    max_model_len = min(settings.max_model_len or model.served_context_tokens, model.max_position_embeddings)
-    if settings.max_model_len is not None and settings.max_model_len > max_model_len:
-        logger.warning(
-            "max_model_len = %d is above the %d tokens (prompt + output) that the model's positions reach; using these",
-            settings.max_model_len,
-            max_model_len,
-        )
+    max_model_len = _max_model_len(settings, model)
     ends = EndTokens.of(model, tokenizer)
     config = engine_config(settings, model_path, fingerprint, max_model_len, data_dir, ends.ids)
     context = ServingContext(
@@ -368,6 +363,18 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
     if context.parsers.warning:
         logger.warning("%s", context.parsers.warning)
     return context, config
+
+
+def _max_model_len(settings: Settings, model: "ModelFacts") -> int:
+    """Most prompt and output tokens of a request; a setting above what the model's positions reach is cut."""
+    max_model_len = min(settings.max_model_len or model.served_context_tokens, model.max_position_embeddings)
+    if settings.max_model_len is not None and settings.max_model_len > max_model_len:
+        logger.warning(
+            "max_model_len = %d is above the %d tokens (prompt + output) that the model's positions reach; using these",
+            settings.max_model_len,
+            max_model_len,
+        )
+    return max_model_len
 
 
 # ---- engine process --------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def _limit_lines(draft: Draft) -> list[str]:
 
 def _candidate_text(candidate: Candidate, is_chosen: bool) -> str:
     value = "" if candidate.value is None else f", {candidate.value:.3f} s of offline work a second"
-    reason = "fewest late, then longest" if candidate.value is None else "most for its time"
+    reason = "fewest late, then longest" if candidate.value is None else "most for its time, or nearly"
     chosen = f" <- chosen: {reason}" if is_chosen else ""
     return f"    {1e3 * candidate.length_s:.2f} ms: {candidate.num_late:.3f} requests late{value}{chosen}"
 

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from neaptide.engine.config import SchedulerConfig
 from neaptide.loadgen.percentiles import percentile
 from neaptide.simulation.measures import CLOCK_ERROR_S, Measures, Window
 
@@ -74,6 +75,7 @@ class SimSettings(msgspec.Struct, kw_only=True):
     overlap_depth: int
     planning_scale: float
     num_host_blocks: int = 0
+    late_price_s: float = SchedulerConfig().late_price_s
     left_out: tuple[str, ...] = ()
     plan: str | None = None
 

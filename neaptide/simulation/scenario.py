@@ -171,6 +171,7 @@ class Scenario:
             planning_scale=self.planning_scale,
             overlap_depth=self.overlap_depth,
             num_host_blocks=self.num_host_blocks,
+            late_price_s=self.late_price_s,
             left_out=self.left_out,
             plan=self.order,
         )

@@ -1,4 +1,4 @@
-"""What real models write, said by a scripted checkpoint: both processes, real sockets, the real client."""
+"""Outputs of real models, said by a scripted checkpoint: both processes, real sockets, the real client."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What a token costs, from a profile and from a server's cost model."""
+"""Costs of a token, from a profile and from a server's cost model."""
 
 import msgspec
 

@@ -183,7 +183,7 @@ async def test_no_request_waits_for_a_connection() -> None:
     "url", ["http://127.0.0.1:8000", "http://localhost:8000/v1", "http://[::1]:8000", "http://a.localhost"]
 )
 def test_this_machine_is_never_reached_by_a_proxy(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the command line's own clients too; other hosts follow the variables."""
+    """The command line's own clients too; other hosts follow the variables."""
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://proxy.invalid:1")
     assert _proxy_of(url) is None

@@ -234,7 +234,10 @@ def batch_fault(fate: str, batch: Mapping[str, Any], results: bytes) -> str | No
     # A cancel may come before the file is checked: then there are no lines yet.
     if fate == "cancelled" and not counts["total"]:
         return None
-    if counts["completed"] + counts["failed"] != counts["total"] or counts["total"] != LINES:
+    num_ended = counts["completed"] + counts["failed"]
+    # Lines that a cancel kept from running count as neither.
+    is_counted = num_ended <= counts["total"] if fate == "cancelled" else num_ended == counts["total"]
+    if not is_counted or counts["total"] != LINES:
         return f"its counts are {counts}"
     if len(ids) != LINES or max(ids.values()) > 1:
         return f"{len(ids)} of {LINES} lines are in its files, the most frequent {max(ids.values(), default=0)} times"

@@ -159,7 +159,7 @@ class WrongCost:
 
 @dataclass(slots=True, frozen=True)
 class Load:
-    """What a case stands for."""
+    """Kind of load that a case stands for."""
 
     scenario: Scenario
     cancels: tuple[tuple[float, int], ...]

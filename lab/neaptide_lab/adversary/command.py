@@ -35,7 +35,7 @@ TABLE_WIDTH = 118
 
 @dataclass(slots=True, frozen=True)
 class Result:
-    """What a search for one promise gave."""
+    """Result of a search for one promise."""
 
     promise: str
     niche: str

@@ -18,7 +18,7 @@ MAX_REQUESTS = 200
 MAX_DURATION_S = 60.0
 LEAST_DURATION_S = 2.0
 DURATIONS_S = 4.0, 20.0
-"""Of cases without chats, on a fast machine."""
+"""Values for cases without chats, on a fast machine."""
 CHATS = 20, 100
 """Requests of a group of chats."""
 MOST_DRAWN_ANSWER_TOKENS = 300
@@ -47,7 +47,7 @@ class Machine:
     step_s: float
     """A step of decodes alone."""
     decode_s: float
-    """What one more decode adds to a step."""
+    """Time that one more decode adds to a step, in seconds."""
     num_blocks: int
     block_size: int
 

@@ -1,4 +1,4 @@
-"""What a policy promises, each as a function that says by how much a case breaks it."""
+"""Promises of a policy, each a function that says by how much a case breaks it."""
 
 import math
 from collections.abc import Callable
@@ -71,7 +71,7 @@ class Breach:
 
     @property
     def score(self) -> float:
-        """What the search maximizes."""
+        """Value that the search maximizes."""
         return self.amount + 0.02 * self.hint
 
 

@@ -36,7 +36,7 @@ class TooLong(Exception):
 
 @dataclass(slots=True, frozen=True)
 class Chat:
-    """What the client of one online request saw."""
+    """Times of one online request as its client saw them."""
 
     arrival_s: float
     began_s: float

@@ -39,7 +39,7 @@ PLAIN_CASE: tuple[dict[str, Any], ...] = (
 
 
 def size_of(case: Case) -> tuple[float, ...]:
-    """What a smaller case has less of: groups, unusual features, requests, digits, tokens and seconds."""
+    """Size of a case: groups, unusual features, requests, digits, tokens and seconds; a smaller case has less."""
     groups = case.groups
     unusual = sum(any(getattr(case, name) != value for name, value in plain.items()) for plain in PLAIN_CASE)
     unusual += sum(getattr(group, name) != value for group in case.chats for name, value in PLAIN_CHATS.items())

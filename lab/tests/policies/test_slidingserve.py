@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.tests.policies.chats import add_chat
 from neaptide.engine.interfaces import CostModel, Prediction
 from neaptide.engine.steps.plan import BatchShape
 from neaptide_lab.policies.slidingserve import Slack, SlidingServe, knapsack, ternary_search
 from tests.engine.baselines.costs import PerTokenCost
-from tests.engine.harness import Harness, batch, online
+from tests.engine.harness import Harness, batch
 
 
 class SquareCost:
@@ -33,13 +34,6 @@ def sliding(cost_model: CostModel | None = None, **fields: object) -> Harness:
 def scheduler_of(harness: Harness) -> SlidingServe:
     assert isinstance(harness.core.scheduler, SlidingServe)
     return harness.core.scheduler
-
-
-def add(harness: Harness, request_id: str, num_tokens: int, ttft: float, max_tokens: int = 2, **fields: float) -> None:
-    prompt = [7 + len(request_id)] * num_tokens  # lengths of names differ: nothing is shared
-    harness.core.handle(
-        online(request_id, prompt, max_tokens, arrival_s=harness.clock.now(), ttft_slo_s=ttft, **fields)
-    )
 
 
 # ---- the parts ----
@@ -116,20 +110,20 @@ def test_no_chunk_fits_into_no_slack() -> None:
 def test_protected_prompts_come_first_then_urgent_ones_then_the_shortest() -> None:
     """A token takes 1.01 ms."""
     harness = sliding(max_num_batched_tokens=1000)
-    add(harness, "lost", 300, 0.2)  # takes 303 of 200 ms
-    add(harness, "urgent", 190, 0.35)  # 192 of 350 ms
-    add(harness, "tiny", 21, 0.31)  # 21 of 310 ms
-    add(harness, "long", 300, 3.1)  # 303 of 3,100 ms
+    add_chat(harness, "lost", 300, 0.2)  # takes 303 of 200 ms
+    add_chat(harness, "urgent", 190, 0.35)  # 192 of 350 ms
+    add_chat(harness, "tiny", 21, 0.31)  # 21 of 310 ms
+    add_chat(harness, "long", 300, 3.1)  # 303 of 3,100 ms
     draft = harness.core.scheduler.draft(harness.clock.now())
     assert [request.request_id for request, _ in draft.parts()] == ["urgent", "tiny", "long", "lost"]
 
 
 def test_streams_that_are_late_anyway_do_not_bound_the_chunk() -> None:
     harness = sliding()
-    add(harness, "stream", 8, 0.001, max_tokens=20, tpot_slo_s=0.1)
+    add_chat(harness, "stream", 8, 0.001, max_tokens=20, tpot_slo_s=0.1)
     harness.step()
     harness.clock.sleep_until(5.0)
-    add(harness, "long", 3000, 30.0)
+    add_chat(harness, "long", 3000, 30.0)
     assert harness.step() == {"stream": 1, "long": 80}  # 100 ms, as the TPOT target; 89 tokens in whole units
 
 
@@ -139,9 +133,9 @@ def test_where_a_first_token_would_be_late_the_knapsack_drops_the_fewest() -> No
     In the sorter's order `second` is late behind `first`. One of them can be in time; `third` is not asked about.
     """
     harness = sliding(max_num_batched_tokens=1000)
-    add(harness, "first", 300, 0.4)
-    add(harness, "second", 200, 0.3)
-    add(harness, "third", 50, 5.0)
+    add_chat(harness, "first", 300, 0.4)
+    add_chat(harness, "second", 200, 0.3)
+    add_chat(harness, "third", 50, 5.0)
     draft = harness.core.scheduler.draft(harness.clock.now())
     # ceil(303 / 2.34) = 130 of 128 units: `first` alone is too long for the time that `second` has.
     assert [request.request_id for request, _ in draft.parts()] == ["second", "third", "first"]
@@ -150,20 +144,20 @@ def test_where_a_first_token_would_be_late_the_knapsack_drops_the_fewest() -> No
 def test_the_step_is_greedy_where_a_first_token_would_be_late() -> None:
     """Two of three equal prompts are in time. A step of n tokens takes 10 + n * n / 100 ms."""
     harness = sliding(SquareCost())
-    add(harness, "stream", 8, 0.1, max_tokens=20, tpot_slo_s=0.1)
+    add_chat(harness, "stream", 8, 0.1, max_tokens=20, tpot_slo_s=0.1)
     harness.step()  # ends at 11 ms; the second token is due at 200 ms
     for name in ("a", "bb", "ccc"):
-        add(harness, name, 100, 0.4)
+        add_chat(harness, name, 100, 0.4)
     # 128 tokens take 176 ms of 189, 144 take 220; so 100 tokens take 138 ms each.
     assert harness.step() == {"stream": 1, "a": 100, "bb": 28}
 
 
 def test_offline_work_has_what_is_left_of_the_chunk(tmp_path: Path) -> None:
     harness = sliding()
-    add(harness, "stream", 8, 0.1, max_tokens=20, tpot_slo_s=0.4)
+    add_chat(harness, "stream", 8, 0.1, max_tokens=20, tpot_slo_s=0.4)
     harness.step()
     harness.core.handle(batch(tmp_path, "job", [[9] * 3000]))
-    add(harness, "short", 100, 30.0)
+    add_chat(harness, "short", 100, 30.0)
     # 482 ms are left: 471 tokens, and 464 in whole units.
     assert harness.step() == {"stream": 1, "short": 100, "job:0": 364}
 

@@ -239,12 +239,10 @@ class Scheduler(ABC):
 
         It is measured in full steps, because a small prompt adds nothing to the time of reading the weights.
         """
-        num_blocks = max(self.config.max_num_batched_tokens // self.kv.block_size, 1)
-        again = BatchShape()
-        again.add(num_blocks * self.kv.block_size, 0)
+        num_blocks = self._full_blocks()
         copies, nothing = BatchShape(swapped_blocks=num_blocks), self.cost_model.predict(BatchShape()).seconds
         copies_s = self.cost_model.predict(copies).seconds - nothing
-        again_s = self.cost_model.predict(again).seconds - nothing
+        again_s = num_blocks * self.block_s()
         return copies_s / again_s if again_s > 0.0 else 0.0
 
     def online_return_s(self, draft: Draft, num_blocks: int, keep: Collection[int] = ()) -> float:
@@ -261,11 +259,15 @@ class Scheduler(ABC):
 
     def block_s(self) -> float:
         """Time that a block of prompt tokens adds to a full step."""
-        num_blocks = max(self.config.max_num_batched_tokens // self.kv.block_size, 1)
+        num_blocks = self._full_blocks()
         full = BatchShape()
         full.add(num_blocks * self.kv.block_size, 0)
         empty_s = self.cost_model.predict(BatchShape()).seconds
         return max(self.cost_model.predict(full).seconds - empty_s, 0.0) / num_blocks
+
+    def _full_blocks(self) -> int:
+        """Blocks of prompt tokens in a full step."""
+        return max(self.config.max_num_batched_tokens // self.kv.block_size, 1)
 
     def draft(self, now_s: float) -> Draft:
         """The policy's next step. Changes nothing.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neaptide.engine.arrays import IntArray, largest
+from neaptide.engine.arrays import FloatArray, IntArray, largest
 from neaptide.engine.interfaces import CostModel, Prediction
 from neaptide.engine.steps.plan import BatchShape
 
@@ -84,7 +84,7 @@ class StepBudget:
         return self.predict(self.shape)
 
     def predict(self, shape: BatchShape) -> Prediction:
-        """What a step of this shape takes, with the wait for masks."""
+        """Time of a step of this shape, with the wait for masks."""
         if shape != self._asked:
             seconds, margin_s = self._cost_model.predict(shape)
             self._asked, self._answer = shape.copy(), Prediction(seconds + self._mask_wait_s, margin_s)
@@ -190,7 +190,7 @@ class PromptSteps:
     token_steps: float
     """Steps that a token without context takes: one over the tokens of a step."""
     context_steps: float
-    """What each token of context adds to ``token_steps``."""
+    """Increase of ``token_steps`` with each token of context."""
 
     @classmethod
     def beside(cls, budget: StepBudget, limit_s: float, least_tokens: int, longest_tokens: int) -> "PromptSteps":
@@ -208,8 +208,8 @@ class PromptSteps:
         context_steps = max(1 / behind - 1 / first, 0.0) / context if context else 0.0
         return cls(seconds, margin_s, budget.predict_with(0).seconds, 1 / first, context_steps)
 
-    def of(self, num_tokens: int, context_tokens: int) -> float:
-        """Steps that so many tokens behind so much context take."""
+    def of(self, num_tokens: FloatArray, context_tokens: FloatArray) -> FloatArray:
+        """[prompts] steps that so many tokens of each take behind so much context."""
         return num_tokens * (self.token_steps + self.context_steps * (context_tokens + num_tokens / 2))
 
     def seconds(self, steps: float) -> float:

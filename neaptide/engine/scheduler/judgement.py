@@ -16,7 +16,7 @@ import numpy as np
 
 from neaptide.engine.arrays import FloatArray, smallest
 from neaptide.engine.config import SchedulerConfig
-from neaptide.engine.interfaces import CostModel
+from neaptide.engine.interfaces import CostModel, Prediction
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.budget import PromptSteps, Reads
 from neaptide.engine.scheduler.draft import Candidate, Draft
@@ -53,6 +53,8 @@ MAX_STREAMS = 64
 
 
 class PendingPrompt(NamedTuple):
+    """An online request with prompt left to compute."""
+
     request: Request
     num_tokens: int
     """Tokens to compute."""
@@ -60,7 +62,7 @@ class PendingPrompt(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Longest step for online prompts, and which of them can be in time."""
+    """Longest step for online prompts in seconds, which of them can be in time, and which are given up."""
 
     limit_s: float
     in_time: list[Request]
@@ -123,7 +125,7 @@ class Judgement:
         # A request that arrives in the middle of a step waits for its end, for the steps planned behind it, and for
         # those that came before it.
         spare_s = ttft_slo_s - config.delivery_latency_s - self.alone_s - own_s
-        error_s = whole.margin_s / max(whole.seconds, 1e-9) * (own_s + self.alone_s)
+        error_s = _relative_error(whole) * (own_s + self.alone_s)
         waits_s = np.sort((spare_s + ERRORS * error_s).ravel()) / ((1.0 + rho) * (1 + config.overlap_depth))
         share = self._rate / len(waits_s) if "arrivals" not in self._left_out else 0.0
         least_wait_s = max(float(waits_s[0]), 0.0)
@@ -202,7 +204,7 @@ class Judgement:
         best, best_late, best_kept = Candidate("prompts", 0.0, 0.0), math.inf, [True] * len(prompts)
         for limit_s in self._lengths(draft, every):
             pace = PromptSteps.beside(draft.budget, limit_s, draft.kv.block_size, longest)
-            steps = (tokens * (pace.token_steps + pace.context_steps * (contexts + tokens / 2.0))).tolist()
+            steps = pace.of(tokens, contexts).tolist()
             kept, num_late, total = _fewest_late(prompts, steps, due_s, pace, drops_longest)
             num_late += self._late_beside(total + (steps[-1] if late is not None else 0.0), pace)
             candidate = Candidate("prompts", limit_s, num_late)
@@ -254,10 +256,7 @@ class Judgement:
             ahead_s: time that these prompts take after the step.
         """
         budget = draft.budget
-        online_s, margin_s = budget.prediction
-        if not draft.num_parts:
-            online_s, margin_s = budget.predict_with(budget.tokens_left)
-        error = margin_s / online_s if online_s else 0.0
+        error = _relative_error(budget.prediction if draft.num_parts else budget.predict_with(budget.tokens_left))
         wait_s = self.wait_s
         if draft.is_abortable:
             draft.arrival_waits_s, wait_s = self.least_wait_s, self.longest_s
@@ -302,7 +301,8 @@ class Judgement:
             count = min(count, most)
             shape, num_decodes = budget.shape, min(count, len(rows))
             if num_decodes:
-                shape = shape.plus_decodes(num_decodes, reads.total_tokens * num_decodes // len(rows), reads[1])
+                total_tokens = reads.total_tokens * num_decodes // len(rows)
+                shape = shape.plus_decodes(num_decodes, total_tokens, reads.longest_tokens)
             if count > num_decodes:
                 shape = shape.plus(count - num_decodes, 0)
             tokens.append(count)
@@ -348,6 +348,11 @@ def _fewest_late(
             margin_s, spare_s = pace.most_late_s(total), due_s[index] - pace.seconds(total)
             num_late += min(max(0.5 - spare_s / (2.0 * margin_s), 0.0), 1.0) if margin_s > 0.0 else spare_s < 0.0
     return kept, num_late, total
+
+
+def _relative_error(prediction: Prediction) -> float:
+    """Margin of a predicted time as a fraction of it."""
+    return prediction.margin_s / prediction.seconds if prediction.seconds else 0.0
 
 
 def _share_beyond(spare_s: FloatArray, margin_s: FloatArray) -> FloatArray:

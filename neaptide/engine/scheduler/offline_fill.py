@@ -168,10 +168,12 @@ class OfflineFill:
         cost = draft.kv.admission_cost(hit, left)
         is_alone = not draft.num_running_offline and not draft.waiting_online
         room = draft.kv.available if is_alone else self._blocks_to_admit(draft)
-        has_room = cost <= room - self._reserved_blocks(draft, request, passed)
-        if has_room and (is_alone or self._is_worth_it(draft, left, cost, hit.block_ids)):
-            draft.admit(request, hit, chunk)
-            return True
+        if cost <= room - self._reserved_blocks(draft, request, passed):
+            if is_alone or self._is_worth_it(draft, left, cost, hit.block_ids):
+                draft.admit(request, hit, chunk)
+                return True
+            draft.offline_ended_by = Limit.MEMORY
+            return False
         draft.offline_ended_by = Limit.MEMORY
         is_returned = draft.pool.ends is not None and request.num_preemptions > 0
         if not self._passes_giants or (cost < GIANT_SHARE * self._most_blocks(draft) and not is_returned):

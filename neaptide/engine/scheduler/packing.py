@@ -32,9 +32,8 @@ LOOK_AHEAD = 64
 LATE_PATIENCE_TARGETS, STREAM_PATIENCE_TARGETS, LONGEST_TARGET_S = 9.0, 1.0, 3.0
 """TTFT targets after which memory and a slot are reserved for a late prompt, and for a late stream that was preempted.
 
-One target later all that it needs is reserved.
-A target counts as the server's if it is shorter, so that none gets room sooner by asking for what cannot be. It counts
-as the third number, in seconds, if it is longer.
+One target later all that it needs is reserved. A target counts as the server's if it is shorter, so that none gets room
+sooner by asking for what cannot be. It counts as the third number, in seconds, if it is longer.
 """
 LATE_SHARE = 0.1
 """Largest fraction of the time in which something is reserved: others wait for it, and may be late."""
@@ -55,6 +54,7 @@ class Notes:
     passed: list[Request] | None = None
     """See ``OfflineFill.fill``."""
     has_late: bool = False
+    """Whether a prompt is late."""
     late_s: float = 0.0
     """Seconds of the step for the late prompt whose turn it is."""
     in_time: list[Request] = field(default_factory=list)
@@ -117,17 +117,14 @@ class NeaptideScheduler(Scheduler, Divisible):
 
     def _look_up_prompts(self, now_s: float) -> None:
         """Looks up what the cache has of the first waiting prompts, again after half of a TTFT target."""
-        waiting = self.queues.waiting_online
-        first = bisect_left(waiting, (False, now_s), key=lambda r: (not r.num_output_tokens, r.next_deadline_s))
-        due = [
-            request
-            for request in waiting[first : first + LOOK_AHEAD]
-            if now_s >= self._cached.get(request, (0, now_s))[1]
-        ]
-        kv = self.kv.draft() if due else None
-        for request in due[:LOOK_UPS]:
-            assert kv is not None
-            self._cached[request] = kv.match_prefix(request).num_tokens, now_s + 0.5 * request.ttft_slo_s
+        if not self.queues.waiting_online:
+            return
+        late, in_time = _by_lateness(self.queues.waiting_online, now_s)
+        due = [each for each in in_time + late[:1] if now_s >= self._cached.get(each, (0, now_s))[1]]
+        if due:
+            kv = self.kv.draft()
+            for request in due[:LOOK_UPS]:
+                self._cached[request] = kv.match_prefix(request).num_tokens, now_s + 0.5 * request.ttft_slo_s
 
     def observe_step(self, step: Step, seconds: float) -> None:
         if (ends := self.queues.pool.ends) is not None:
@@ -197,7 +194,7 @@ class NeaptideScheduler(Scheduler, Divisible):
         ends_s = math.inf
         if late and self._late_credit_s > 0.0:
             before_s = draft.budget.prediction.seconds
-            ends_s, lacking = self._pack_prompts(draft, late[:1], limit_s, ends_s)
+            ends_s, _ = self._pack_prompts(draft, late[:1], limit_s, ends_s)
             notes.late_s = draft.budget.prediction.seconds - before_s
         ends_s, _ = self._pack_prompts(draft, ahead, limit_s, ends_s)
         late_limit_s = min(limit_s, PACE * judgement.tpot_slo_s) if judgement.has_streams else limit_s

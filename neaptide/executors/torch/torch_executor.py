@@ -161,7 +161,7 @@ class TorchExecutor:
 
     @property
     def shared_reads(self) -> SharedReads | None:
-        """What the attention kernel reads once for several decodes; None if every decode reads its own."""
+        """Prefixes that the attention kernel reads once for several decodes; None if every decode reads its own."""
         count = self._runner.kernels.decodes_per_read
         return SharedReads(count, MIN_SHARED_TOKENS) if count > 1 else None
 

@@ -52,7 +52,7 @@ def _parsers(context: ServingContext) -> str:
 
 
 def _off(context: ServingContext, ends: EndTokens) -> list[str]:
-    """What this model cannot do, with the reason."""
+    """Features that this model lacks, each with the reason."""
     facts, template = context.tokenizer.facts, context.tokenizer.template
     found = []
     if not facts:

@@ -252,29 +252,8 @@ def _finish(
         raise InvalidRequestError("min_tokens is above max_tokens.", param="min_tokens", code="invalid_value")
     tier, service_tier = _tier(body.service_tier, default_tier)
     options = body.stream_options
-    form = ReplyForm(
-        endpoint=endpoint,
-        model=body.model or context.model_id,
-        service_tier=service_tier,
-        n=body.n,
-        num_prompts=len(asked.prompts),
-        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
-        include_stop=body.include_stop_str_in_output,
-        stop_token_ids=tuple(body.stop_token_ids),
-        min_tokens=body.min_tokens,
-        skip_special_tokens=body.skip_special_tokens,
-        return_token_ids=body.return_token_ids,
-        wants_logprobs=asked.logprobs is not None,
-        echoed=_echoed(asked) if asked.echo else [],
-        tools=tuple(dict.fromkeys(tool.function.name for tool in asked.tools)),
-        parallel_tool_calls=asked.parallel_tool_calls,
-        is_forced=asked.constraint is not None and asked.constraint.forces_calls,
-        parameter_types=_parameter_types(asked.tools, context),
-        is_reasoning=asked.is_reasoning,
-        shows_reasoning=asked.shows_reasoning,
-    )
     return Prepared(
-        form=form,
+        form=_reply_form(endpoint, body, context, service_tier, asked),
         tier=tier,
         created=int(context.wall_clock()),
         context=context,
@@ -295,6 +274,32 @@ def _finish(
         cache_salt=body.cache_salt,
         constraint=asked.constraint,
         is_cut=wanted is not None and min(max_tokens) < wanted,
+    )
+
+
+def _reply_form(
+    endpoint: str, body: GenerationBody, context: ServingContext, service_tier: TierName, asked: _Asked
+) -> ReplyForm:
+    return ReplyForm(
+        endpoint=endpoint,
+        model=body.model or context.model_id,
+        service_tier=service_tier,
+        n=body.n,
+        num_prompts=len(asked.prompts),
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
+        include_stop=body.include_stop_str_in_output,
+        stop_token_ids=tuple(body.stop_token_ids),
+        min_tokens=body.min_tokens,
+        skip_special_tokens=body.skip_special_tokens,
+        return_token_ids=body.return_token_ids,
+        wants_logprobs=asked.logprobs is not None,
+        echoed=_echoed(asked) if asked.echo else [],
+        tools=tuple(dict.fromkeys(tool.function.name for tool in asked.tools)),
+        parallel_tool_calls=asked.parallel_tool_calls,
+        is_forced=asked.constraint is not None and asked.constraint.forces_calls,
+        parameter_types=_parameter_types(asked.tools, context),
+        is_reasoning=asked.is_reasoning,
+        shows_reasoning=asked.shows_reasoning,
     )
 
 

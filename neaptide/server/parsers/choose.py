@@ -26,7 +26,7 @@ class OutputParsers(NamedTuple):
     """Names in vLLM's list, for reports."""
     reasoning_name: str = NONE
     warning: str = ""
-    """What the operator should know; empty if all is well."""
+    """Warning for the operator; empty if all is well."""
 
 
 class _Sign(NamedTuple):
@@ -139,7 +139,7 @@ def choose_parsers(tool_name: str, reasoning_name: str, template: str | None, to
 
 
 def _suffix(tokens: Collection[str]) -> str:
-    """What ends the names of Hunyuan's tags in this checkpoint, with its colon."""
+    """End of the names of Hunyuan's tags in this checkpoint, with its colon."""
     found = (_SUFFIX.fullmatch(token) for token in tokens)
     return next((match[1] for match in found if match is not None), "")
 

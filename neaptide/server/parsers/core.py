@@ -108,7 +108,7 @@ class ReasoningFormat:
 
 
 class Pieces(NamedTuple):
-    """What one piece of output adds."""
+    """Additions by one piece of output."""
 
     content: str = ""
     reasoning: str = ""
@@ -234,7 +234,7 @@ class OutputParser:
         return tuple(mark for form in formats if form is not None for mark in form.marks)
 
     def push(self, piece: str) -> Pieces:
-        """What is decided with this piece."""
+        """Content, reasoning and calls that are decided with this piece of output."""
         known = len(self.calls)
         self._read(self._tail + piece)
         return self._pieces(known)

@@ -20,7 +20,7 @@ class Tags:
     """Ends a parameter; plain text."""
     call_end: str = r"\Z"
     between: str = ""
-    """What may stand between calls, in addition to white space."""
+    """Characters that may stand between calls, in addition to white space."""
     is_verbatim: bool = False
     """Whether the line ends around a value belong to it."""
     says_types: bool = False

@@ -20,7 +20,7 @@ def harness_of(*left_out: str, **fields: object) -> Harness:
 
 @pytest.mark.parametrize(("left_out", "num_late"), [((), 2.0), (("arrivals",), 0.0)])
 def test_arrivals(left_out: tuple[str, ...], num_late: float) -> None:
-    """Of two a second that can wait for half a second, those of the second after it."""
+    """Two requests a second arrive, and each can wait for half a second: those after it are late."""
     harness = harness_of(ttft_slo_s=50.0)
     harness.core.scheduler.observe_arrival(request_of("a", 16, ttft_slo_s=64 * TOKEN_S))
     assert judged(harness, left_out).late_arrivals(np.array([1.5])) == [num_late]

@@ -21,7 +21,7 @@ WINDOWS = {
     "neaptide.engine.scheduler.traffic.RecentTraffic._arrivals_s",
     "neaptide.engine.scheduler.traffic.RecentTraffic._prompts",
 }
-"""Of the last steps, arrivals, answers and evicted blocks, at most as many as each keeps."""
+"""Records of the last steps, arrivals, answers and evicted blocks, at most as many as each keeps."""
 
 
 def visits(harness: Harness, recorder: TrafficRecorder, directory: Path, number: int) -> None:

@@ -5,6 +5,7 @@ Times are whole numbers of binary fractions of a second, so that a limit is met 
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -143,7 +144,7 @@ def test_a_prediction_that_may_be_wrong_makes_a_share_of_it_late() -> None:
 
 
 def test_tokens_in_between_count_as_they_fall_behind() -> None:
-    """Of eight tokens the first has half a second, the last is one too late: 0, 1/2, 1 and 1 of four looked at."""
+    """The first of eight tokens has half a second, the last is one too late: 0, 1/2, 1 and 1 of four looked at."""
     found = judged(with_streams(1))
     late = found.late_streams(np.array([[0.5]]), np.array([[-1.0]]), 8.0, np.array([[0.25]]))
     assert late.tolist() == pytest.approx([(2.5 * 8 / 4 + 64 / 61) / 31])
@@ -244,7 +245,7 @@ def chosen(harness: Harness, *prompts: tuple[int, float]) -> Choice:
 
 
 def with_decodes(harness: Harness) -> Draft:
-    """Of a step, the decodes of all streams."""
+    """A draft with the decodes of all streams."""
     draft = empty_draft(harness)
     rows, reads = draft.decoding_streams()
     draft.add_decodes(rows, lambda _: True, draft.kv.available, reads)
@@ -271,7 +272,7 @@ def test_a_prompt_stalls_streams_whose_answers_are_long_and_is_late_itself_besid
 
 
 def test_a_prompt_that_has_time_makes_no_stream_late() -> None:
-    """Of steps that do not the longest, a target's time: the last is shorter, so that all together keep the pace."""
+    """A target's time is the longest step that makes none late: the last step is shorter, so all keep the pace."""
     assert chosen(with_streams(32, 3000), (200, 2000.0)).limit_s == TPOT_TOKENS * TOKEN_S
 
 
@@ -367,7 +368,7 @@ def test_offline_work_leaves_a_prompt_in_time_that_goes_on_after_the_step_if_tha
 # ---- late prompts ----
 
 
-def test_the_oldest_late_prompt_gets_on_under_overload_with_a_fiftieth_of_the_time() -> None:
+def test_the_oldest_late_prompt_gets_on_under_overload_with_a_hundredth_of_the_time() -> None:
     """Every step's time is asked for by a prompt that can be in time."""
     harness = engine(max_num_batched_tokens=40)
     harness.core.handle(online("late", [7] * 1000, max_tokens=1, ttft_slo_s=TOKEN_S))
@@ -383,6 +384,30 @@ def test_the_oldest_late_prompt_gets_on_under_overload_with_a_fiftieth_of_the_ti
             done[name] += tokens.get(name, 0)
     assert done["late"] / (200 * 40) == pytest.approx(LATE_CREDIT, abs=0.006)
     assert done["younger"] == 0
+
+
+def test_a_prompt_in_time_counts_without_its_cached_tokens_however_many_late_ones_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness, prompt = engine(max_num_seqs=1), list(range(7, 47))
+    harness.core.handle(online("first", prompt, max_tokens=1))
+    harness.run()
+    now_s = harness.clock.now()
+    for number in range(LOOK_AHEAD + 1):
+        asked = online(f"late{number}", [60 + number] * 8, ttft_slo_s=TOKEN_S, arrival_s=now_s - 1.0)
+        harness.core.handle(asked)
+    harness.core.handle(online("again", prompt, ttft_slo_s=1e6, arrival_s=now_s))
+    seen: list[PendingPrompt] = []
+    choose = Judgement.choose
+
+    def look(self: Judgement, draft: Draft, prompts: Sequence[PendingPrompt], late: PendingPrompt | None) -> Choice:
+        seen.extend(prompts)
+        return choose(self, draft, prompts, late)
+
+    monkeypatch.setattr(Judgement, "choose", look)
+    harness.step()
+    (found,) = [each for each in seen if each.request.request_id == "again"]
+    assert (found.num_tokens, found.context_tokens) == (4, 36)
 
 
 # ---- whatever the state ----

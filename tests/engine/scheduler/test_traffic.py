@@ -1,4 +1,4 @@
-"""What recent online traffic says of the requests to come, to the token."""
+"""Expectations from recent online traffic, to the token."""
 
 import numpy as np
 import pytest

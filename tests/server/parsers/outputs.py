@@ -1,4 +1,4 @@
-"""What models of each format write: their families' documented forms, with our functions.
+"""Outputs of models of each format: their families' documented forms, with our functions.
 
 Every output calls ``weather`` with ``WEATHER``, unless it is listed with other calls.
 """

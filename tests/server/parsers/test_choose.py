@@ -100,7 +100,7 @@ def test_the_embedded_model_has_hermes_calls_and_no_reasoning(tmp_path: Path) ->
 
 
 class OwnFormat:
-    """What a user writes: a callable without arguments that returns the format."""
+    """A user's format: a callable without arguments that returns the format."""
 
     def __new__(cls) -> ToolFormat:  # type: ignore[misc]
         return ToolFormat("own", (Section("CALL ", ("\n",)),), json_calls())

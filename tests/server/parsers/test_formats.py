@@ -1,4 +1,4 @@
-"""What each family writes comes back as calls, reasoning and content, in one piece and in any pieces."""
+"""Outputs of each family come back as calls, reasoning and content, in one piece and in any pieces."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What models write, through the API: whole and streamed replies of the real client, over real sockets."""
+"""Outputs of models through the API: whole and streamed replies of the real client, over real sockets."""
 
 import json
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What no policy can exceed on a cell, as the figures of a run: most requests in time, most offline work.
+"""Upper bounds of a cell, as the figures of a run: most requests in time, most offline work.
 
 Offline work is bounded beside all of the online requests: where not all can be in time, nothing is said of it.
 """

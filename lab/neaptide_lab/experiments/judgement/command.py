@@ -148,7 +148,7 @@ def _cells(args: argparse.Namespace) -> list[Cell]:
 
 
 def _trees(args: argparse.Namespace) -> dict[bool, Tree]:
-    """Of policies of the commit before (True), and of this code."""
+    """Names of the policies of the commit before (True) and of this code (False)."""
     trees = {False: Tree(ROOT)}
     if args.before is not None:
         trees[True] = tree_of(args.before, args.cache)
@@ -158,7 +158,7 @@ def _trees(args: argparse.Namespace) -> dict[bool, Tree]:
 
 
 def _titles(cell: Cell, args: argparse.Namespace, caps: dict[str, str]) -> list[str]:
-    """What the cell is run under. Rivals run on the code of the commit before, if there is one: it does not change."""
+    """Policies of a cell. Rivals run on the code of the commit before, if there is one: it does not change."""
     before = BEFORE if args.before is not None else ""
     titles = [f"{BEFORE}{OURS}"] if before else []
     titles += args.policies

@@ -90,7 +90,7 @@ class Summary:
 
     @property
     def points(self) -> Interval | None:
-        """Of the pairs' points, each pair alike; None without online requests."""
+        """Mean of the pairs' points, each pair alike; None without online requests."""
         values = [pair.points for pair in self.pairs if pair.points is not None]
         return bootstrap(values) if values else None
 

@@ -1,4 +1,4 @@
-"""What must be true of our policy, judged on the runs that there are. Claims begin with the requirement's number."""
+"""Verdicts on what must be true of our policy, from the runs that there are. A claim begins with its number."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

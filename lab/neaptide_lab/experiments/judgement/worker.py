@@ -21,7 +21,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, kw_only=True):
-    """What a run gave. Shares are of the online requests that arrived in the window; None where there are none."""
+    """Figures of a run. Shares are of the online requests that arrived in the window; None where there are none."""
 
     requests: int
     attained: float | None

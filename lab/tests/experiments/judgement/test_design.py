@@ -1,4 +1,4 @@
-"""What the design covers, and that what is chosen on is not what is reported."""
+"""The design covers every pair, and what is chosen on is not what is reported."""
 
 from itertools import combinations, product
 

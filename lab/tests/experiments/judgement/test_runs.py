@@ -1,4 +1,4 @@
-"""What is run again, and what is kept."""
+"""Runs that are kept, and those that are made again."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ from neaptide_lab.experiments.judgement.worker import Figures
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
     """A tree with a policy of ours and one of others."""
-    for name in ("neaptide/engine/scheduler/slack.py", "lab/neaptide_lab/policies/bros.py", "docs/page.md"):
+    for name in ("neaptide/engine/scheduler/judgement.py", "lab/neaptide_lab/policies/bros.py", "docs/page.md"):
         path = tmp_path / "tree" / name
         path.parent.mkdir(parents=True)
         path.write_text("first")
@@ -55,7 +55,7 @@ def test_another_seed_is_another_cell(tmp_path: Path, tree: Tree) -> None:
 @pytest.mark.parametrize(
     ("changed", "ours_differs", "others_differ"),
     [
-        ("neaptide/engine/scheduler/slack.py", True, True),
+        ("neaptide/engine/scheduler/judgement.py", True, True),
         ("lab/neaptide_lab/policies/bros.py", False, True),
         ("docs/page.md", False, False),
     ],
@@ -121,5 +121,5 @@ def test_a_bound_is_at_least_what_a_policy_attains_and_is_kept_by_what_decides_i
     assert (ours.attained or 0.0) <= (bound.attained or 0.0)
     assert 0.0 < ours.offline_tokens_per_s <= bound.offline_tokens_per_s
     key = Run(one, BOUND, tree).key
-    (tree.root / "neaptide/engine/scheduler/slack.py").write_text("second")
+    (tree.root / "neaptide/engine/scheduler/judgement.py").write_text("second")
     assert Run(one, BOUND, Tree(tree.root)).key == key
