@@ -10,6 +10,7 @@ Sources: Moore and Hodgson's rule (fewest late jobs on one machine), Pollaczek a
 import math
 from collections.abc import Container, Sequence
 from heapq import heappop, heappush
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -67,6 +68,22 @@ class Choice(NamedTuple):
     limit_s: float
     in_time: list[Request]
     late: list[Request]
+
+
+class OfflineSteps(NamedTuple):
+    """Steps with more and more offline work, the first without any."""
+
+    tokens: FloatArray
+    """[lengths] offline tokens."""
+    lengths_s: FloatArray
+    """[lengths] times."""
+    token_s: float
+    """Time of a token in the fullest step."""
+    saved_s: float
+    """By how much their predictions are shorter than ``lengths_s``.
+
+    A step of another kind has a fit of its own, by which the first offline tokens may save time. They cannot.
+    """
 
 
 class Judgement:
@@ -261,7 +278,7 @@ class Judgement:
         if draft.is_abortable:
             draft.arrival_waits_s, wait_s = self.least_wait_s, self.longest_s
         most_s = min(self.gap_s, max(wait_s, SHORTEST * self._config.tpot_slo_s)) / (1.0 + error)
-        tokens, lengths_s, token_s = self._offline_lengths(draft, most_s)
+        tokens, lengths_s, token_s, saved_s = self._offline_steps(draft, most_s)
         work_s = tokens * token_s
         if draft.is_abortable:
             lost_s = np.maximum(lengths_s - draft.arrival_waits_s, 0.0)
@@ -286,17 +303,16 @@ class Judgement:
         candidates = [Candidate("offline", *each) for each in found]
         draft.candidates += candidates
         draft.chosen.append(candidates[best])
-        return candidates[best].length_s
+        return candidates[best].length_s - saved_s
 
-    def _offline_lengths(self, draft: Draft, most_s: float) -> tuple[FloatArray, FloatArray, float]:
-        """Numbers of offline tokens, the lengths of steps with them, and the seconds of a token in the fullest step."""
+    def _offline_steps(self, draft: Draft, most_s: float) -> OfflineSteps:
         budget = draft.budget
         most, online_s = budget.tokens_left, budget.prediction.seconds
         if most <= 0:
-            return np.zeros(1), np.array([online_s]), 0.0
+            return OfflineSteps(np.zeros(1), np.array([online_s]), 0.0, 0.0)
         rows = draft.due_decodes(online=False)[:most]
         reads = Reads.of(draft.table.computed[rows]) if len(rows) else Reads(0, 0)
-        tokens, lengths_s, count = [0], [online_s], 1
+        tokens, predicted_s, count = [0], [online_s], 1
         while tokens[-1] < most:
             count = min(count, most)
             shape, num_decodes = budget.shape, min(count, len(rows))
@@ -306,16 +322,18 @@ class Judgement:
             if count > num_decodes:
                 shape = shape.plus(count - num_decodes, 0)
             tokens.append(count)
-            # A longer step never does less, whatever a fit says.
-            lengths_s.append(max(budget.predict(shape).seconds, lengths_s[-1]))
+            predicted_s.append(budget.predict(shape).seconds)
             count *= GROWTH
-        token_s = (lengths_s[-1] - online_s) / most
-        # Between two counts times are nearly a line.
-        least_s = lengths_s[1]
-        # A length beyond that of the fullest step brings nothing.
-        compared_s = np.linspace(least_s, max(min(most_s, lengths_s[-1]), least_s), NUM_LENGTHS)
-        compared = np.interp(compared_s, lengths_s, tokens)
-        return np.concatenate(((0.0,), compared)), np.concatenate(((online_s,), compared_s)), token_s
+        first_s = (predicted_s[2] - predicted_s[1]) / (tokens[2] - tokens[1]) if len(tokens) > 2 else 0.0
+        saved_s = max(online_s + first_s - predicted_s[1], 0.0) if draft.num_parts else 0.0
+        # A longer step never does less, whatever a fit says.
+        lengths_s = list(accumulate((online_s, *(seconds + saved_s for seconds in predicted_s[1:])), max))
+        # Between two counts times are nearly a line. A length beyond that of the fullest step brings nothing.
+        least_s, fullest_s = lengths_s[1], lengths_s[-1]
+        compared_s = np.linspace(least_s, max(min(most_s, fullest_s), least_s), NUM_LENGTHS)
+        compared = np.concatenate(((0.0,), np.interp(compared_s, lengths_s, tokens)))
+        compared_s = np.concatenate(((online_s,), compared_s))
+        return OfflineSteps(compared, compared_s, (fullest_s - online_s) / most, saved_s)
 
 
 def _fewest_late(
