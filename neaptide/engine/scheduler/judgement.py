@@ -300,8 +300,6 @@ class Judgement:
         """Numbers of offline tokens, the lengths of steps with them, and the seconds of a token in the fullest step."""
         budget = draft.budget
         most, online_s = budget.tokens_left, budget.prediction.seconds
-        if most <= 0:
-            return [0.0], [online_s], 0.0
         rows = draft.due_decodes(online=False)[:most]
         reads = Reads.of(draft.table.computed[rows]) if len(rows) else Reads(0, 0)
         tokens, lengths_s, count = [0], [online_s], 1
