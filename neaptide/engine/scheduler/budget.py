@@ -89,6 +89,10 @@ class StepBudget:
         self._asked, self._answer = shape, Prediction(seconds + self._mask_wait_s, margin_s)
         return self._answer
 
+    def expected_s(self, shape: BatchShape) -> float:
+        """The same without the margin, for shapes that the step will hardly have: the last answer is kept."""
+        return self._cost_model.predict(shape).seconds + self._mask_wait_s
+
     def _most_s(self, prediction: Prediction, limit_s: float) -> float:
         """What such a step takes at most, or as much more than ``limit_s`` as its prediction is above its own limit."""
         seconds, margin_s = prediction

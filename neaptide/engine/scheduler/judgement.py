@@ -268,7 +268,7 @@ class Judgement:
         most_s = min(self.gap_s, max(wait_s, SHORTEST * self._config.tpot_slo_s)) / (1.0 + error)
         tokens, lengths_s, token_s = self._offline_lengths(draft, most_s)
         at_s = np.array(lengths_s)
-        late = self.late_arrivals(np.minimum(at_s, draft.arrival_waits_s), ahead_s)
+        late = self.late_arrivals(np.minimum(at_s, draft.arrival_waits_s) if draft.is_abortable else at_s, ahead_s)
         margins_s = (error * at_s)[:, None]
         if self.has_streams:
             left_s = self._slack_s - at_s[:, None]
@@ -283,7 +283,7 @@ class Judgement:
             values.append((work_s - self._config.late_price_s * (num_late - least_late)) / max(length_s, 1e-9))
         candidates = [Candidate("offline", *each) for each in zip(lengths_s, num_lates, values, strict=True)]
         # An empty step brings nothing, and offline work must go on.
-        first = 0 if draft.num_parts or len(values) == 1 else 1
+        first = 0 if draft.num_parts else 1
         best = candidates[first + self._index_of_best(values[first:])]
         draft.candidates += candidates
         draft.chosen.append(best)
@@ -312,7 +312,7 @@ class Judgement:
                 shape.add(count - num_decodes, 0)
             tokens.append(count)
             # A longer step never does less, whatever a fit says.
-            lengths_s.append(max(budget.predict(shape).seconds, lengths_s[-1]))
+            lengths_s.append(max(budget.expected_s(shape), lengths_s[-1]))
             count *= GROWTH
         token_s = (lengths_s[-1] - online_s) / most
         # A length beyond that of the fullest step brings nothing.
