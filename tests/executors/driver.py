@@ -56,6 +56,8 @@ def write_family(
     }
     if family == "opt":
         shape |= {"ffn_dim": 80, "init_std": spread, "pad_token_id": 0}
+    elif family in ("gpt2", "gpt_neox"):
+        shape |= {"n_inner" if family == "gpt2" else "intermediate_size": 80, "initializer_range": spread}
     else:
         shape |= {"intermediate_size": 80, "num_key_value_heads": 2, "initializer_range": spread}
     torch.manual_seed(0)

@@ -1,58 +1,55 @@
-"""Parsing shared by Llama and its descendants."""
+"""Parsing shared by all families: sizes, positions, windows, and entries with other names or defaults."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
-from neaptide.models.config import LlamaLikeConfig, UnsupportedModelError
+from neaptide.models.config import VLLM, DecoderConfig, UnsupportedModelError
 from neaptide.models.fields import RawConfig, dtype, number, positive_int
 from neaptide.models.rope import context, fields_of, rope
 
 
-class Biases(NamedTuple):
-    """Which projections have a bias."""
-
-    qkv: bool = False
-    out: bool = False
-    mlp: bool = False
-
-
-def parse_llama_like(
+def parse_decoder(
     raw: RawConfig,
     eos_token_ids: tuple[int, ...],
-    architecture: str,
-    biases: Biases,
     *,
     context_tokens: int,
     head_dim: int | None = None,
-) -> LlamaLikeConfig:
-    """The configuration of a Llama-like checkpoint.
+    eps: float = 1e-6,
+    activations: Sequence[str] = ("silu",),
+    is_rotated: bool = True,
+) -> DecoderConfig:
+    """The configuration of a checkpoint like Llama's, to which a family adds its own traits.
 
     Args:
         raw: ``config.json``.
         eos_token_ids: of the model.
-        architecture: its name in the registry.
-        biases: of this family.
         context_tokens: the family's default for ``max_position_embeddings``.
         head_dim: the family's default; None divides ``hidden_size`` by the number of heads.
+        eps: the family's default for ``rms_norm_eps``.
+        activations: those that the family may have, with its default first.
+        is_rotated: False for learned positions.
 
     Raises:
         UnsupportedModelError: a value is missing or invalid, or the variant is not supported.
     """
-    if raw.get("hidden_act", "silu") != "silu":
-        raise UnsupportedModelError(f"hidden_act {raw['hidden_act']!r} is not supported: only silu")
+    activation = str(raw.get("hidden_act") or activations[0])
+    if activation not in activations:
+        raise UnsupportedModelError(
+            f"hidden_act {activation!r} is not supported: only {', '.join(activations)}; {VLLM}"
+        )
     hidden_size = positive_int(raw, "hidden_size")
     num_heads = positive_int(raw, "num_attention_heads")
     num_kv_heads = positive_int(raw, "num_key_value_heads", num_heads)
-    head_dim = positive_int(raw, "head_dim", head_dim or hidden_size // num_heads)
+    head_dim = positive_int(raw, "head_dim", head_dim or _head_dim(hidden_size, num_heads))
     if num_heads % num_kv_heads:
         raise UnsupportedModelError(f"{num_heads} attention heads cannot share {num_kv_heads} key/value heads evenly")
-    if head_dim % 2:
+    if is_rotated and head_dim % 2:
         raise UnsupportedModelError(f"head_dim {head_dim} is odd: rotary embedding needs pairs")
-    rotary_dim = _rotary_dim(raw, head_dim)
+    rotary_dim = _rotary_dim(raw, head_dim) if is_rotated else 0
     trained_tokens = positive_int(raw, "max_position_embeddings", context_tokens)
     lengths = context(raw, trained_tokens)
-    return LlamaLikeConfig(
-        architecture=architecture,
+    return DecoderConfig(
+        architecture=raw["architectures"][0],
         vocab_size=positive_int(raw, "vocab_size"),
         max_position_embeddings=lengths.longest,
         default_context_tokens=lengths.default,
@@ -63,15 +60,19 @@ def parse_llama_like(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=number(raw, "rms_norm_eps", 1e-6),
-        rope=rope(raw, rotary_dim, trained_tokens),
+        norm_eps=number(raw, "rms_norm_eps", eps),
+        rope=rope(raw, rotary_dim, trained_tokens) if is_rotated else None,
         rotary_dim=rotary_dim,
+        activation=activation,
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        qkv_bias=biases.qkv,
-        out_bias=biases.out,
-        mlp_bias=biases.mlp,
         dtype=dtype(raw),
     )
+
+
+def _head_dim(hidden_size: int, num_heads: int) -> int:
+    if hidden_size < num_heads:
+        raise UnsupportedModelError(f"hidden_size {hidden_size} is too small for {num_heads} attention heads")
+    return hidden_size // num_heads
 
 
 def _rotary_dim(raw: RawConfig, head_dim: int) -> int:
@@ -82,6 +83,21 @@ def _rotary_dim(raw: RawConfig, head_dim: int) -> int:
     return rotary_dim
 
 
+def renamed(raw: RawConfig, names: Mapping[str, str]) -> RawConfig:
+    """The entries with the family's names (keys of ``names``) under Llama's."""
+    return raw | {ours: raw[theirs] for theirs, ours in names.items() if raw.get(theirs) is not None}
+
+
+def with_defaults(raw: RawConfig, **defaults: object) -> RawConfig:
+    """The entries, with a default for each of these that is missing or null."""
+    return defaults | {key: value for key, value in raw.items() if value is not None or key not in defaults}
+
+
+def flag(raw: RawConfig, key: str, default: bool = False) -> bool:
+    value = raw.get(key)
+    return default if value is None else bool(value)
+
+
 def refuse(raw: RawConfig, *keys: str) -> None:
     """Refuses features that the family does not support.
 
@@ -90,7 +106,7 @@ def refuse(raw: RawConfig, *keys: str) -> None:
     """
     for key in keys:
         if raw.get(key):
-            raise UnsupportedModelError(f"{key} is not supported")
+            raise UnsupportedModelError(f"{key} is not supported; {VLLM}")
 
 
 def refuse_windows(raw: RawConfig) -> None:
@@ -102,11 +118,17 @@ def refuse_windows(raw: RawConfig) -> None:
     refuse(raw, "use_sliding_window")
     kinds = sorted({str(kind) for kind in raw.get("layer_types") or ()} - {"full_attention"})
     if kinds:
-        raise UnsupportedModelError(f"layer_types {', '.join(kinds)} is not supported: only full_attention")
+        raise UnsupportedModelError(
+            f"layer_types {', '.join(kinds)} is not supported: only full_attention; {VLLM}"
+        )
 
 
-def within_window(config: LlamaLikeConfig, window_tokens: int) -> LlamaLikeConfig:
-    """The configuration with contexts of at most a sliding window's length, up to which full attention is the same."""
+def within_window(config: DecoderConfig, window_tokens: int) -> DecoderConfig:
+    """The configuration with contexts of at most a sliding window's length.
+
+    Neaptide computes full attention. A token sees as many tokens as the window is long, including itself, so up to that
+    length both are the same.
+    """
     return replace(
         config,
         max_position_embeddings=min(config.max_position_embeddings, window_tokens),
