@@ -110,6 +110,9 @@ class TensorNames(NamedTuple):
     down: str = "mlp.down_proj"
 
 
+LLAMA_NAMES = TensorNames()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig(ModelConfig):
     """What the layers of a dense decoder are made of. The defaults are Llama's."""
@@ -164,7 +167,7 @@ class DecoderConfig(ModelConfig):
     """Factor on what attention and feed-forward add to the residual stream."""
     logit_scale: float = 1.0
 
-    names: TensorNames = TensorNames()
+    names: TensorNames = LLAMA_NAMES
 
     def served(self, max_model_len: int, eos_token_ids: tuple[int, ...] | None) -> Self:
         model = self.ending(eos_token_ids)

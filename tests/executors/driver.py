@@ -65,7 +65,7 @@ def write_family(
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("bias") or "norm" in name:
+            if name.endswith("bias") or "norm" in name or ".ln_" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     return model

@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from neaptide.models.config import VLLM, DecoderConfig, UnsupportedModelError
 from neaptide.models.fields import RawConfig, dtype, number, positive_int
 from neaptide.models.rope import context, fields_of, rope
+
+NO_KEYS: Mapping[str, str] = MappingProxyType({})
 
 
 def parse_decoder(
@@ -17,6 +20,7 @@ def parse_decoder(
     eps: float = 1e-6,
     activations: Sequence[str] = ("silu",),
     is_rotated: bool = True,
+    keys: Mapping[str, str] = NO_KEYS,
 ) -> DecoderConfig:
     """The configuration of a checkpoint like Llama's, to which a family adds its own traits.
 
@@ -28,39 +32,44 @@ def parse_decoder(
         eps: the family's default for ``rms_norm_eps``.
         activations: those that the family may have, with its default first.
         is_rotated: False for learned positions.
+        keys: the family's name of an entry, by Llama's.
 
     Raises:
         UnsupportedModelError: a value is missing or invalid, or the variant is not supported.
     """
-    activation = str(raw.get("hidden_act") or activations[0])
+
+    def size(name: str, default: int | None = None) -> int:
+        return positive_int(raw, keys.get(name, name), default)
+
+    activation_key = keys.get("hidden_act", "hidden_act")
+    activation = str(raw.get(activation_key) or activations[0])
     if activation not in activations:
         raise UnsupportedModelError(
-            f"hidden_act {activation!r} is not supported: only {', '.join(activations)}; {VLLM}"
+            f"{activation_key} {activation!r} is not supported: only {', '.join(activations)}; {VLLM}"
         )
-    hidden_size = positive_int(raw, "hidden_size")
-    num_heads = positive_int(raw, "num_attention_heads")
-    num_kv_heads = positive_int(raw, "num_key_value_heads", num_heads)
-    head_dim = positive_int(raw, "head_dim", head_dim or _head_dim(hidden_size, num_heads))
+    hidden_size, num_heads = size("hidden_size"), size("num_attention_heads")
+    num_kv_heads = size("num_key_value_heads", num_heads)
+    head_dim = size("head_dim", head_dim or _head_dim(hidden_size, num_heads))
     if num_heads % num_kv_heads:
         raise UnsupportedModelError(f"{num_heads} attention heads cannot share {num_kv_heads} key/value heads evenly")
     if is_rotated and head_dim % 2:
         raise UnsupportedModelError(f"head_dim {head_dim} is odd: rotary embedding needs pairs")
     rotary_dim = _rotary_dim(raw, head_dim) if is_rotated else 0
-    trained_tokens = positive_int(raw, "max_position_embeddings", context_tokens)
+    trained_tokens = size("max_position_embeddings", context_tokens)
     lengths = context(raw, trained_tokens)
     return DecoderConfig(
         architecture=raw["architectures"][0],
-        vocab_size=positive_int(raw, "vocab_size"),
+        vocab_size=size("vocab_size"),
         max_position_embeddings=lengths.longest,
         default_context_tokens=lengths.default,
         eos_token_ids=eos_token_ids,
         hidden_size=hidden_size,
-        intermediate_size=positive_int(raw, "intermediate_size"),
-        num_layers=positive_int(raw, "num_hidden_layers"),
+        intermediate_size=size("intermediate_size"),
+        num_layers=size("num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        norm_eps=number(raw, "rms_norm_eps", eps),
+        norm_eps=number(raw, keys.get("rms_norm_eps", "rms_norm_eps"), eps),
         rope=rope(raw, rotary_dim, trained_tokens) if is_rotated else None,
         rotary_dim=rotary_dim,
         activation=activation,
@@ -81,11 +90,6 @@ def _rotary_dim(raw: RawConfig, head_dim: int) -> int:
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
         raise UnsupportedModelError(f"partial_rotary_factor {share} is not supported: {rotary_dim} of {head_dim} pairs")
     return rotary_dim
-
-
-def renamed(raw: RawConfig, names: Mapping[str, str]) -> RawConfig:
-    """The entries with the family's names (keys of ``names``) under Llama's."""
-    return raw | {ours: raw[theirs] for theirs, ours in names.items() if raw.get(theirs) is not None}
 
 
 def with_defaults(raw: RawConfig, **defaults: object) -> RawConfig:
@@ -118,9 +122,7 @@ def refuse_windows(raw: RawConfig) -> None:
     refuse(raw, "use_sliding_window")
     kinds = sorted({str(kind) for kind in raw.get("layer_types") or ()} - {"full_attention"})
     if kinds:
-        raise UnsupportedModelError(
-            f"layer_types {', '.join(kinds)} is not supported: only full_attention; {VLLM}"
-        )
+        raise UnsupportedModelError(f"layer_types {', '.join(kinds)} is not supported: only full_attention; {VLLM}")
 
 
 def within_window(config: DecoderConfig, window_tokens: int) -> DecoderConfig:

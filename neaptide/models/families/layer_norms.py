@@ -6,13 +6,14 @@ All of them raise ``UnsupportedModelError`` if a value is missing or invalid, or
 from dataclasses import replace
 
 from neaptide.models.config import VLLM, DecoderConfig, TensorNames, UnsupportedModelError
-from neaptide.models.families.decoder import flag, parse_decoder, refuse, renamed, with_defaults, within_window
+from neaptide.models.families.decoder import flag, parse_decoder, refuse, with_defaults, within_window
 from neaptide.models.fields import RawConfig, number, positive_int
 
 Ends = tuple[int, ...]
 """End-of-sequence tokens."""
 
 _GELUS = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu", "relu")
+_EPS = {"rms_norm_eps": "layer_norm_eps"}
 
 
 def gpt2(raw: RawConfig, ends: Ends) -> DecoderConfig:
@@ -20,12 +21,11 @@ def gpt2(raw: RawConfig, ends: Ends) -> DecoderConfig:
     refuse(raw, "scale_attn_by_inverse_layer_idx", "add_cross_attention")
     if not flag(raw, "scale_attn_weights", True):
         raise UnsupportedModelError(f"scale_attn_weights false is not supported; {VLLM}")
-    names = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
-    names |= {"n_positions": "max_position_embeddings", "n_inner": "intermediate_size"}
-    names |= {"activation_function": "hidden_act", "layer_norm_epsilon": "rms_norm_eps"}
-    raw = with_defaults(renamed(raw, names), tie_word_embeddings=True)
-    raw = with_defaults(raw, intermediate_size=4 * positive_int(raw, "hidden_size"))
-    config = parse_decoder(raw, ends, context_tokens=1024, eps=1e-5, activations=_GELUS, is_rotated=False)
+    raw = with_defaults(raw, tie_word_embeddings=True, n_inner=4 * positive_int(raw, "n_embd"))
+    keys = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+    keys |= {"max_position_embeddings": "n_positions", "intermediate_size": "n_inner"}
+    keys |= {"hidden_act": "activation_function", "rms_norm_eps": "layer_norm_epsilon"}
+    config = parse_decoder(raw, ends, context_tokens=1024, eps=1e-5, activations=_GELUS, is_rotated=False, keys=keys)
     return replace(
         _whole_heads(config),
         norm="layer",
@@ -63,9 +63,9 @@ def opt(raw: RawConfig, ends: Ends) -> DecoderConfig:
     """OPT: learned positions, and norms before attention and feed-forward or on the sums."""
     if not flag(raw, "layer_norm_elementwise_affine", True):
         raise UnsupportedModelError("layer_norm_elementwise_affine false is not supported: norms have weights")
-    raw = renamed(raw, {"ffn_dim": "intermediate_size", "activation_function": "hidden_act"})
     raw = with_defaults(raw, tie_word_embeddings=True)
-    config = parse_decoder(raw, ends, context_tokens=2048, eps=1e-5, activations=("relu",), is_rotated=False)
+    keys = {"intermediate_size": "ffn_dim", "hidden_act": "activation_function"}
+    config = parse_decoder(raw, ends, context_tokens=2048, eps=1e-5, activations=("relu",), is_rotated=False, keys=keys)
     embedded = positive_int(raw, "word_embed_proj_dim", config.hidden_size)
     if embedded != config.hidden_size:
         raise UnsupportedModelError(
@@ -99,13 +99,13 @@ def opt(raw: RawConfig, ends: Ends) -> DecoderConfig:
 
 def gpt_neox(raw: RawConfig, ends: Ends) -> DecoderConfig:
     """GPT-NeoX and Pythia: partial rotation, attention and feed-forward in parallel, heads stacked one by one."""
-    names = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta", "layer_norm_eps": "rms_norm_eps"}
-    raw = with_defaults(renamed(raw, names), partial_rotary_factor=0.25)
+    raw = raw | {"partial_rotary_factor": number(raw, "rotary_pct", 0.25)}
+    raw = raw | {"rope_theta": number(raw, "rotary_emb_base", 10_000.0)}
     activations = ("gelu", *_GELUS)
-    config = _whole_heads(parse_decoder(raw, ends, context_tokens=2048, eps=1e-5, activations=activations))
+    config = parse_decoder(raw, ends, context_tokens=2048, eps=1e-5, activations=activations, keys=_EPS)
     bias = flag(raw, "attention_bias", True)
     return replace(
-        config,
+        _whole_heads(config),
         norm="layer",
         norm_bias=True,
         parallel=flag(raw, "use_parallel_residual", True),
@@ -130,8 +130,8 @@ def gpt_neox(raw: RawConfig, ends: Ends) -> DecoderConfig:
 def phi(raw: RawConfig, ends: Ends) -> DecoderConfig:
     """Phi-1, Phi-1.5 and Phi-2: partial rotation, attention and feed-forward in parallel on one norm, biases."""
     refuse(raw, "qk_layernorm")
-    raw = with_defaults(renamed(raw, {"layer_norm_eps": "rms_norm_eps"}), partial_rotary_factor=0.5)
-    config = parse_decoder(raw, ends, context_tokens=2048, eps=1e-5, activations=_GELUS)
+    raw = with_defaults(raw, partial_rotary_factor=0.5)
+    config = parse_decoder(raw, ends, context_tokens=2048, eps=1e-5, activations=_GELUS, keys=_EPS)
     return replace(
         config,
         norm="layer",
@@ -150,8 +150,8 @@ def phi(raw: RawConfig, ends: Ends) -> DecoderConfig:
 def stablelm(raw: RawConfig, ends: Ends) -> DecoderConfig:
     """StableLM: partial rotation, in some checkpoints attention and feed-forward in parallel on one norm."""
     refuse(raw, "qk_layernorm")
-    raw = with_defaults(renamed(raw, {"layer_norm_eps": "rms_norm_eps"}), partial_rotary_factor=0.25)
-    config = parse_decoder(raw, ends, context_tokens=4096, eps=1e-5)
+    raw = with_defaults(raw, partial_rotary_factor=0.25)
+    config = parse_decoder(raw, ends, context_tokens=4096, eps=1e-5, keys=_EPS)
     is_parallel = flag(raw, "use_parallel_residual")
     return replace(
         _whole_heads(config),
@@ -165,8 +165,9 @@ def stablelm(raw: RawConfig, ends: Ends) -> DecoderConfig:
 
 def starcoder2(raw: RawConfig, ends: Ends) -> DecoderConfig:
     """StarCoder2: a feed-forward without a gate, biases, in some checkpoints a sliding window."""
-    raw = with_defaults(renamed(raw, {"norm_epsilon": "rms_norm_eps"}), tie_word_embeddings=True)
-    config = parse_decoder(raw, ends, context_tokens=4096, eps=1e-5, activations=("gelu_pytorch_tanh", *_GELUS))
+    raw = with_defaults(raw, tie_word_embeddings=True)
+    keys, activations = {"rms_norm_eps": "norm_epsilon"}, ("gelu_pytorch_tanh", *_GELUS)
+    config = parse_decoder(raw, ends, context_tokens=4096, eps=1e-5, activations=activations, keys=keys)
     bias = flag(raw, "use_bias", True)
     config = replace(
         config,
@@ -185,8 +186,9 @@ def starcoder2(raw: RawConfig, ends: Ends) -> DecoderConfig:
 
 def nemotron(raw: RawConfig, ends: Ends) -> DecoderConfig:
     """Nemotron and Minitron: norms whose weights are stored less 1, squared ReLU without a gate, partial rotation."""
-    raw = with_defaults(renamed(raw, {"norm_eps": "rms_norm_eps"}), partial_rotary_factor=0.5)
-    config = parse_decoder(raw, ends, context_tokens=4096, eps=1e-5, activations=("relu2",))
+    raw = with_defaults(raw, partial_rotary_factor=0.5)
+    keys = {"rms_norm_eps": "norm_eps"}
+    config = parse_decoder(raw, ends, context_tokens=4096, eps=1e-5, activations=("relu2",), keys=keys)
     bias = flag(raw, "attention_bias")
     return replace(
         config,
@@ -204,8 +206,8 @@ def nemotron(raw: RawConfig, ends: Ends) -> DecoderConfig:
 def cohere(raw: RawConfig, ends: Ends) -> DecoderConfig:
     """Command R and Aya: attention and feed-forward in parallel on one norm, rotated pairs next to each other."""
     refuse(raw, "use_qk_norm")
-    raw = with_defaults(renamed(raw, {"layer_norm_eps": "rms_norm_eps"}), rope_theta=5e5, tie_word_embeddings=True)
-    config = parse_decoder(raw, ends, context_tokens=8192, eps=1e-5)
+    raw = with_defaults(raw, rope_theta=5e5, tie_word_embeddings=True)
+    config = parse_decoder(raw, ends, context_tokens=8192, eps=1e-5, keys=_EPS)
     bias = flag(raw, "attention_bias")
     return replace(
         config,

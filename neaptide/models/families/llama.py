@@ -11,7 +11,6 @@ from neaptide.models.families.decoder import (
     parse_decoder,
     refuse,
     refuse_windows,
-    renamed,
     with_defaults,
     within_window,
 )
@@ -87,7 +86,8 @@ def smollm3(raw: RawConfig, ends: Ends) -> DecoderConfig:
         rotated = [(layer + 1) % every for layer in range(config.num_layers)]
     if not isinstance(rotated, list) or len(rotated) != config.num_layers:
         raise UnsupportedModelError(f"config.json: no_rope_layers must be a list of {config.num_layers} numbers")
-    return replace(config, unrotated_layers=frozenset(layer for layer, is_rotated in enumerate(rotated) if not is_rotated))
+    unrotated = frozenset(layer for layer, is_rotated in enumerate(rotated) if not is_rotated)
+    return replace(config, unrotated_layers=unrotated)
 
 
 def granite(raw: RawConfig, ends: Ends) -> DecoderConfig:

@@ -133,7 +133,7 @@ class ByHead(NamedTuple):
         return Stacked(self.parts).shape
 
     def fill(self, tensor: Tensor) -> None:
-        heads = tensor.unflatten(0, (-1, len(self.parts), self.head_dim))
+        heads = tensor.reshape(-1, len(self.parts), self.head_dim, *tensor.shape[1:])
         for part, rows in zip(self.parts, heads.unbind(1), strict=True):
             part.fill(rows.flatten(0, 1))
 

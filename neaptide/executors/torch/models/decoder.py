@@ -55,9 +55,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class DecoderLayer:
     """Attention and feed-forward, added to the residual stream in place."""
 
-    def __init__(
-        self, config: DecoderConfig, index: int, dtype: torch.dtype, device: torch.device, ops: TorchLayerOps
-    ):
+    def __init__(self, config: DecoderConfig, index: int, dtype: torch.dtype, device: torch.device, ops: TorchLayerOps):
         self.config, self._ops = config, ops
         hidden, ffn, dim = config.hidden_size, config.intermediate_size, config.head_dim
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, dim
@@ -185,9 +183,7 @@ class Decoder(TorchModel):
         self.layers = [self.layer_class(config, index, dtype, device, ops) for index in range(config.num_layers)]
         self.norm = make_norm(config, stream_eps(config), ops, dtype, device) if config.final_norm else None
         tied = self.embedding if config.tie_word_embeddings else None
-        self.lm_head = Linear(
-            config.vocab_size, hidden, bias=config.head_bias, dtype=dtype, device=device, weight=tied
-        )
+        self.lm_head = Linear(config.vocab_size, hidden, bias=config.head_bias, dtype=dtype, device=device, weight=tied)
         self.positions: Tensor | None = None
         self.rotary: Rotary | None = None
         if config.rope is None:
@@ -264,9 +260,7 @@ def stream_eps(config: DecoderConfig) -> float:
     return config.norm_eps / config.residual_scale**2
 
 
-def make_norm(
-    config: DecoderConfig, eps: float, ops: TorchLayerOps, dtype: torch.dtype, device: torch.device
-) -> Norm:
+def make_norm(config: DecoderConfig, eps: float, ops: TorchLayerOps, dtype: torch.dtype, device: torch.device) -> Norm:
     size = config.hidden_size
     if config.norm == "rms":
         return RMSNorm(size, eps, ops, dtype=dtype, device=device)

@@ -77,7 +77,7 @@ class RecordedLayers:
         job, num_tokens = plan.job_for(self._kv_cache[0]), len(token_ids)
         hidden, rotation = self._model.inputs(token_ids, positions)
         self._hidden[:num_tokens] = hidden
-        if self._rotation is not None:
+        if self._rotation is not None and rotation is not None:
             self._rotation[:num_tokens] = rotation
         self._slots[:num_tokens] = plan.slots
         counts, share = (None, 0.0) if giving_up is None else (giving_up.arrivals.address, giving_up.share)
