@@ -267,7 +267,11 @@ def test_windows_that_qwen_does_not_use_do_not_matter(tmp_path: Path) -> None:
 
 SHORT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("GPT2LMHeadModel", {"n_embd": 48}, {"intermediate_size": 192, "max_position_embeddings": 1024, "rope": None}),
-    ("GPTNeoXForCausalLM", {}, {"rotary_dim": 2, "parallel": True, "max_position_embeddings": 256}),
+    (
+        "GPTNeoXForCausalLM",
+        {"num_key_value_heads": 2},
+        {"num_kv_heads": 6, "rotary_dim": 2, "parallel": True, "max_position_embeddings": 256},
+    ),
     (
         "GPTNeoXForCausalLM",
         {"rotary_pct": 0.5, "rotary_emb_base": 7},

@@ -21,7 +21,7 @@ def gpt2(raw: RawConfig, ends: Ends) -> DecoderConfig:
     refuse(raw, "scale_attn_by_inverse_layer_idx", "add_cross_attention")
     if not flag(raw, "scale_attn_weights", True):
         raise UnsupportedModelError(f"scale_attn_weights false is not supported; {VLLM}")
-    raw = with_defaults(raw, tie_word_embeddings=True, n_inner=4 * positive_int(raw, "n_embd"))
+    raw = _one_kv_head_each(with_defaults(raw, tie_word_embeddings=True, n_inner=4 * positive_int(raw, "n_embd")))
     keys = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
     keys |= {"max_position_embeddings": "n_positions", "intermediate_size": "n_inner"}
     keys |= {"hidden_act": "activation_function", "rms_norm_eps": "layer_norm_epsilon"}
@@ -51,6 +51,11 @@ def gpt2(raw: RawConfig, ends: Ends) -> DecoderConfig:
     )
 
 
+def _one_kv_head_each(raw: RawConfig) -> RawConfig:
+    """The entries without one that the family does not have: each query head has its own keys and values."""
+    return raw | {"num_key_value_heads": None}
+
+
 def _whole_heads(config: DecoderConfig) -> DecoderConfig:
     if config.hidden_size != config.num_heads * config.head_dim:
         raise UnsupportedModelError(
@@ -63,7 +68,7 @@ def opt(raw: RawConfig, ends: Ends) -> DecoderConfig:
     """OPT: learned positions, and norms before attention and feed-forward or on the sums."""
     if not flag(raw, "layer_norm_elementwise_affine", True):
         raise UnsupportedModelError("layer_norm_elementwise_affine false is not supported: norms have weights")
-    raw = with_defaults(raw, tie_word_embeddings=True)
+    raw = _one_kv_head_each(with_defaults(raw, tie_word_embeddings=True))
     keys = {"intermediate_size": "ffn_dim", "hidden_act": "activation_function"}
     config = parse_decoder(raw, ends, context_tokens=2048, eps=1e-5, activations=("relu",), is_rotated=False, keys=keys)
     embedded = positive_int(raw, "word_embed_proj_dim", config.hidden_size)
@@ -99,7 +104,7 @@ def opt(raw: RawConfig, ends: Ends) -> DecoderConfig:
 
 def gpt_neox(raw: RawConfig, ends: Ends) -> DecoderConfig:
     """GPT-NeoX and Pythia: partial rotation, attention and feed-forward in parallel, heads stacked one by one."""
-    raw = raw | {"partial_rotary_factor": number(raw, "rotary_pct", 0.25)}
+    raw = _one_kv_head_each(raw) | {"partial_rotary_factor": number(raw, "rotary_pct", 0.25)}
     raw = raw | {"rope_theta": number(raw, "rotary_emb_base", 10_000.0)}
     activations = ("gelu", *_GELUS)
     config = parse_decoder(raw, ends, context_tokens=2048, eps=1e-5, activations=activations, keys=_EPS)

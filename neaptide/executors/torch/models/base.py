@@ -162,7 +162,7 @@ class Shifted(NamedTuple):
         return self.to.shape
 
     def fill(self, tensor: Tensor) -> None:
-        self.to.fill(tensor + self.offset)
+        self.to.fill(tensor.float() + self.offset)
 
 
 class TorchModel(Protocol):
