@@ -71,32 +71,30 @@ class DecoderLayer:
         def norm(exists: bool, eps: float) -> Norm | None:
             return make_norm(config, eps, ops, dtype, device) if exists else None
 
-        has_first, has_last = config.norm_place != "after", config.norm_place in ("after", "both")
+        has_first, has_last = config.norm_place in ("before", "both"), config.norm_place != "before"
         self.attention_norm = norm(has_first, stream_eps(config))
         self.mlp_norm = norm(has_first and not config.shared_norm, stream_eps(config))
         self.attention_out_norm = norm(has_last, config.norm_eps)
         self.mlp_out_norm = norm(has_last, config.norm_eps)
-        self._is_on_sum = config.norm_place == "on_sum"
+        self._is_on_sum, self._is_parallel = config.norm_place == "on_sum", config.parallel
         sizes = {"none": None, "head": (dim, dim), "all": (q_size, kv_size)}[config.qk_norm]
         self.qk_norms = None if sizes is None else [torch.empty(size, dtype=dtype, device=device) for size in sizes]
 
     def forward_(self, hidden: Tensor, rotation: Tensor | None, kv_cache: Tensor, plan: StepAttention) -> None:
         """Adds this layer to ``hidden`` [num_tokens, hidden_size] and writes the tokens' keys and values."""
         first, second = self.attention_norm, self.mlp_norm
-        if self._is_on_sum:
-            first = second = None
         inputs = hidden if first is None else first(hidden)
         attended = self._attend(inputs, rotation if self.is_rotated else None, kv_cache, plan)
-        if self.config.parallel:
+        if self._is_parallel:
             inputs = inputs if second is None else second(hidden)
             self.out.add_to(hidden, attended)
             for rows, row_inputs in zip(row_tiles(hidden), row_tiles(inputs), strict=True):
                 self.down.add_to(rows, self._activate(self.up(row_inputs)))
             return
-        self._add(self.out, attended, hidden, self.attention_norm, self.attention_out_norm)
+        self._add(self.out, attended, hidden, self.attention_out_norm)
         for rows in row_tiles(hidden):
             activated = self._activate(self.up(rows if second is None else second(rows)))
-            self._add(self.down, activated, rows, self.mlp_norm, self.mlp_out_norm)
+            self._add(self.down, activated, rows, self.mlp_out_norm)
 
     def _attend(self, inputs: Tensor, rotation: Tensor | None, kv_cache: Tensor, plan: StepAttention) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, num_heads * head_dim]."""
@@ -118,15 +116,15 @@ class DecoderLayer:
             # The norm of all heads together is that of one wide head.
             self._ops.norm_heads_(heads.view(len(heads), -1, len(norm)), norm, self.config.norm_eps)
 
-    def _add(self, linear: Linear, x: Tensor, hidden: Tensor, norm: Norm | None, out_norm: Norm | None) -> None:
+    def _add(self, linear: Linear, x: Tensor, hidden: Tensor, norm: Norm | None) -> None:
         """Adds a projection to the residual stream, with the norm that comes after it."""
-        if out_norm is not None:
-            hidden.add_(out_norm(linear(x)))
-            return
-        linear.add_to(hidden, x)
-        if self._is_on_sum:
-            assert norm is not None
+        if norm is None:
+            linear.add_to(hidden, x)
+        elif self._is_on_sum:
+            linear.add_to(hidden, x)
             hidden.copy_(norm(hidden))
+        else:
+            hidden.add_(norm(linear(x)))
 
     def destinations(self, prefix: str) -> dict[str, Destination]:
         """Checkpoint name -> destination, for this layer."""
