@@ -111,7 +111,7 @@ def test_layers_that_torch_has_a_part_in_are_left_as_they_are(tmp_path: Path, mo
     [
         ("opt", {}),
         ("olmo2", {}),
-        ("hunyuan_v1_dense", {}),
+        ("gpt2", {}),
         ("arcee", {}),
         ("llama", {"cpu_kernels": "torch"}),
         ("llama", {"num_blocks": 1, "block_size": 2}),
