@@ -226,7 +226,7 @@ OPT: dict[str, Any] = {
         ("Cohere", {"use_qk_norm": True}, "use_qk_norm is not supported; --executor vllm"),
         ("StableLm", {"qk_layernorm": True}, "qk_layernorm is not supported; --executor vllm"),
         ("Phi", {"hidden_act": "silu"}, "hidden_act 'silu' is not supported: only gelu_new, "),
-        ("GPTNeoX", {"num_attention_heads": 7, "num_key_value_heads": 7}, "hidden_size 48 is not a multiple of the 7"),
+        ("GPTNeoX", {"num_attention_heads": 7, "rotary_pct": 1.0}, "hidden_size 48 is not a multiple of the 7"),
         ("Granite", {"residual_multiplier": 0}, "residual_multiplier must be a positive number"),
         ("Llama", {"hidden_size": 4}, "hidden_size 4 is too small for 6 attention heads"),
         ("OPT", {"word_embed_proj_dim": 24}, "word_embed_proj_dim 24 is not supported: only hidden_size, 48"),
