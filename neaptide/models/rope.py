@@ -7,7 +7,7 @@ those that vLLM gives.
 import math
 from typing import NamedTuple
 
-from neaptide.models.config import RopeConfig, UnsupportedModelError
+from neaptide.models.config import VLLM, RopeConfig, UnsupportedModelError
 from neaptide.models.fields import RawConfig, entries, number, positive_int
 
 _ALIASES = {"su": "longrope", "mrope": "default"}
@@ -76,7 +76,7 @@ def rope(raw: RawConfig, rotary_dim: int, trained_tokens: int) -> RopeConfig:
     fields = fields_of(raw)
     kind = kind_of(fields)
     if kind not in _KINDS:
-        raise UnsupportedModelError(f"rope type {kind!r} is not supported: only {', '.join(_KINDS)}")
+        raise UnsupportedModelError(f"rope type {kind!r} is not supported: only {', '.join(_KINDS)}; {VLLM}")
     theta = number(fields, "rope_theta", number(raw, "rope_theta", 10_000.0))
     if kind == "default":
         return RopeConfig(kind, theta)
