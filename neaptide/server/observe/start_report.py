@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from neaptide.models.checkpoint import weight_headers
-from neaptide.models.config import LlamaLikeConfig, ModelConfig, ModelFacts, UnsupportedModelError
+from neaptide.models.config import DecoderConfig, ModelConfig, ModelFacts, UnsupportedModelError
 from neaptide.models.weights_header import num_parameters
 from neaptide.server.context import ServingContext
 from neaptide.server.settings import Settings
@@ -41,7 +41,8 @@ def _size(directory: Path) -> str:
 
 def _reach(context: ServingContext, model: ModelFacts) -> str:
     """Why the context has this length, and how far it could go."""
-    scaling = f", rope {model.rope.rope_type}" if isinstance(model, LlamaLikeConfig) else ""
+    rope = model.rope if isinstance(model, DecoderConfig) else None
+    scaling = "" if rope is None else f", rope {rope.rope_type}"
     longest = model.max_position_embeddings
     return scaling + (f", up to {longest} by max_model_len" if longest > context.max_model_len else "")
 
