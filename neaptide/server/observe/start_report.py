@@ -6,6 +6,7 @@ from neaptide.models.checkpoint import weight_headers
 from neaptide.models.config import DecoderConfig, ModelConfig, ModelFacts, UnsupportedModelError
 from neaptide.models.weights_header import num_parameters
 from neaptide.server.context import ServingContext
+from neaptide.server.parsers.choose import NONE
 from neaptide.server.settings import Settings
 from neaptide.server.text.chat_template import DEFAULT
 from neaptide.server.text.ends import EndTokens
@@ -48,8 +49,9 @@ def _reach(context: ServingContext, model: ModelFacts) -> str:
 
 
 def _parsers(context: ServingContext) -> str:
-    found = context.parsers
-    return f"tool calls: {found.tool_name}; reasoning: {found.reasoning_name}"
+    found, template = context.parsers, context.tokenizer.template
+    tools = NONE if template is not None and not template.shows_tools else found.tool_name
+    return f"tool calls: {tools}; reasoning: {found.reasoning_name}"
 
 
 def _off(context: ServingContext, ends: EndTokens) -> list[str]:

@@ -74,6 +74,18 @@ def test_ends_are_the_union_of_all_files(
     assert list(report) == ["model", "context", "ends", "template", "off"]
 
 
+@pytest.mark.parametrize(("shows", "parser"), [("", "none"), ("{{ tools }}", "hermes")])
+def test_the_report_names_a_tool_parser_only_where_the_template_shows_tools(
+    shows: str, parser: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = tmp_path / "m"
+    directory.mkdir()
+    write_fine_tune(directory, TEMPLATE + shows, {})
+    with caplog.at_level(logging.INFO):
+        model_context(Settings(model=str(directory)), tmp_path / "data")
+    assert f"template: default; tool calls: {parser}; reasoning: none" in caplog.messages
+
+
 def as_phi3(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """With its stacked projections."""
     for layer in [name.removesuffix("self_attn.q_proj.weight") for name in tensors if "q_proj" in name]:
