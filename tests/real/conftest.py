@@ -13,6 +13,7 @@ from tests.e2e.server import RunningServer
 from tools.real_model import is_at_hand, real_model_path
 
 NAME = "smollm2"
+TTFT_SLO_S, TPOT_SLO_S = 1.0, 0.1
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +28,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
     """In float32, so that its answers compare with a reference."""
     # A profile of the same shape: else the server would measure itself first.
     flags = ["--served-model-name", NAME, "--dtype", "float32", "--profile", "cpu-111m"]
+    flags += ["--ttft-slo-ms", str(TTFT_SLO_S * 1e3), "--tpot-slo-ms", str(TPOT_SLO_S * 1e3)]
     with RunningServer(tmp_path_factory.mktemp("real"), str(model), *flags) as server:
         yield server
 

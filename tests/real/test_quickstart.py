@@ -13,7 +13,7 @@ from tests.e2e.server import RunningServer
 from tests.patience import PATIENCE_S
 from tests.real.conftest import NAME
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 REPOSITORY = Path(__file__).parents[2]
 PAGE_MODEL = "Qwen3-0.6B"
 
@@ -22,7 +22,7 @@ def run(*command: str, cwd: Path, **env: str) -> str:
     """Its output. With the installed command, and without colours."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = os.environ | {"PATH": path, "NO_COLOR": "1", **env}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=PATIENCE_S)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=3 * PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -10,7 +10,7 @@ from tests.e2e.server import RunningServer
 from tests.e2e.structured.test_many_schemas import check, some_schemas
 from tests.real.conftest import NAME
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 NUM_SCHEMAS, AT_ONCE = 60, 12
 
 
