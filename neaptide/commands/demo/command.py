@@ -45,6 +45,8 @@ from neaptide.server.settings import EMBEDDED_MODEL, Settings
 
 BOTH_S = 18.0
 """Computing time of the batch next to chat; checking its lines and writing its results take longer."""
+START_S = 900.0
+"""Wait for the server; a model of the hub is downloaded first."""
 BATCH_ALONE_S = 2.5
 PROBE_LINES = 1500
 """More lines than fit into that time; the batch is cancelled."""
@@ -119,7 +121,7 @@ async def _demo(args: argparse.Namespace, console: Console) -> int:
     flags = [args.model, "--served-model-name", MODEL]
     flags += ["--ttft-slo-ms", str(TTFT_SLO_MS), "--tpot-slo-ms", str(TPOT_SLO_MS)]
     console.print(f"starting the server on {args.model} ...", highlight=False)
-    async with ServerProcess(flags, args.dir / DATA_DIR) as server:
+    async with ServerProcess(flags, args.dir / DATA_DIR, START_S) as server:
         async with (
             httpx.AsyncClient(base_url=server.base_url, timeout=120.0, mounts=mounts_for(server.base_url)) as http,
             StreamClient.beside(http, MODEL) as streams,
