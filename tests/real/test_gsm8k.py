@@ -35,12 +35,14 @@ class Run(NamedTuple):
 
 
 async def chat_until(done: asyncio.Event, server: RunningServer) -> list[ChatRecord]:
-    """A chat every two seconds until the batch has ended; on a slow machine, as soon as the one before is answered."""
+    """A chat every two seconds until the batch has ended. The pause after a slow one is as long as it took: else the
+    batch of a slow machine would never have its turn."""
     loop, chats = asyncio.get_running_loop(), []
     async with StreamClient(server.base_url.removesuffix("/v1"), NAME) as client:
         while not done.is_set():
-            next_s = loop.time() + EVERY_S
+            start_s = loop.time()
             chats.append(await client.chat(QUESTION, 32))
+            next_s = start_s + max(EVERY_S, 2 * (loop.time() - start_s))
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(next_s):
                     await done.wait()
