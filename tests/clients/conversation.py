@@ -6,8 +6,9 @@ something gets the first call again. The reasoning tells whether the SDK sent ba
 
 from typing import Any
 
-QUESTIONS = ["Do I need an umbrella in Cologne?", "And in Rome?"]
-WEATHER = {"Cologne": "rain", "Rome": "sun"}
+from tests.clients.scripts.recording import FIRST, SECOND, WEATHER
+
+QUESTIONS = [FIRST, SECOND]
 CITIES = [*WEATHER]
 ANSWERS = ["Take an umbrella.", "Leave it at home."]
 THOUGHTS = ["I need the weather.", "It rains.", "Another city.", "The sun shines."]

@@ -9,9 +9,9 @@ import httpx
 import openai
 import pytest
 
-from tests.clients.conversation import QUESTIONS, WEATHER, seen
+from tests.clients.conversation import QUESTIONS, seen
 from tests.clients.environment import ClientEnvironment
-from tests.clients.scripts.recording import answer_of_batch, said_in
+from tests.clients.scripts.recording import WEATHER, answer_of_batch, said_in
 from tests.e2e.server import RunningServer, free_port
 from tests.patience import until_here
 
