@@ -56,21 +56,22 @@ class ResponseEvents:
             begun = response(self._reply, self._id, "in_progress", [], None)
             events.append({"type": "response.created", "sequence_number": self._next(), "response": begun})
             events.append({"type": "response.in_progress", "sequence_number": self._next(), "response": begun})
-        for piece in delta.calls:
-            if not piece.is_first:
-                self._add_arguments(piece, events)
+        # The rest of a call that has begun comes before text, and text before new calls.
+        num_continued = next((at for at, piece in enumerate(delta.calls) if piece.is_first), len(delta.calls))
+        for piece in delta.calls[:num_continued]:
+            self._add_arguments(piece, events)
         if delta.reasoning:
             self._end_message("completed", events)
             self._think(delta.reasoning, events)
         if delta.text or (delta.tokens and self._reasoning_id is None):
             self._end_reasoning("completed", events)
             self._write(delta, events)
-        for piece in delta.calls:
+        for piece in delta.calls[num_continued:]:
             if piece.is_first:
                 self._end_reasoning("completed", events)
                 self._end_message("completed", events)
                 self._begin_call(piece, events)
-                self._add_arguments(piece, events)
+            self._add_arguments(piece, events)
         if delta.finish_reason is not None:
             status = status_of(delta.finish_reason)
             self._end_reasoning(status, events)
