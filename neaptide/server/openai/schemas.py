@@ -244,7 +244,7 @@ class Conversation(Body):
     """Input of a chat template."""
 
     messages: list[ChatMessage] = Field(fail_fast=True, min_length=1, max_length=65_536)
-    tools: Annotated[list[Tool], Field(fail_fast=True, min_length=1, max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
     add_generation_prompt: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     """For the chat template, which decides what comes of it."""

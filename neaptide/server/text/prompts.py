@@ -93,7 +93,7 @@ def _check_chat(body: ChatBody) -> None:
     if any(modality != "text" for modality in body.modalities):
         raise UnsupportedParameterError("Only text is supported.", param="modalities")
     choice = body.tool_choice
-    if choice is not None and choice != "none" and body.tools is None:
+    if choice not in (None, "none", "auto") and not body.tools:
         raise InvalidRequestError("Only allowed with tools.", param="tool_choice", code="invalid_value")
 
 

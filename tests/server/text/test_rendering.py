@@ -46,11 +46,20 @@ def test_a_child_renders_the_same() -> None:
 
 
 def test_what_a_template_refuses_is_the_callers_400() -> None:
-    with child(default="{{ raise_exception('secret') }}") as renderer:
+    with child(default="{{ raise_exception(messages[0].content) }}") as renderer:
         with pytest.raises(InvalidRequestError) as caught:
             renderer.render(DEFAULT, GIVEN)
     assert (caught.value.param, caught.value.code) == ("messages", "invalid_value")
-    assert "secret" not in caught.value.message
+    assert caught.value.message == "The model's chat template does not accept this conversation."
+
+
+def test_the_templates_own_reason_is_told() -> None:
+    with child(default="{{ raise_exception('Roles must alternate user/assistant/...') }}") as renderer:
+        with pytest.raises(InvalidRequestError) as caught:
+            renderer.render(DEFAULT, GIVEN)
+    assert caught.value.message == (
+        "The model's chat template does not accept this conversation: Roles must alternate user/assistant/..."
+    )
 
 
 @pytest.mark.parametrize("name", HOSTILE)
