@@ -65,7 +65,8 @@ def test_a_long_table_is_computed_in_parts(monkeypatch: pytest.MonkeyPatch, tmp_
     fields |= {"num_hidden_layers": 1, "vocab_size": 16, "max_position_embeddings": 200_000}
     (tmp_path / "config.json").write_text(json.dumps(fields | {"architectures": ["LlamaForCausalLM"]}))
     config = load_model_config(tmp_path).served(200_000, None)
-    assert isinstance(config, LlamaLikeConfig)
+    assert isinstance(config, DecoderConfig)
+    assert config.rope is not None
     sizes: list[int] = []
     polar = torch.polar
 
@@ -74,7 +75,7 @@ def test_a_long_table_is_computed_in_parts(monkeypatch: pytest.MonkeyPatch, tmp_
         return polar(scale, angles)
 
     monkeypatch.setattr(torch, "polar", counted)
-    table = Rotary(config, torch.device("cpu")).table
+    table = Rotary(config, config.rope, torch.device("cpu")).table
     assert sizes == [65_536, 65_536, 65_536, 3_392]
     angles = torch.outer(torch.arange(200_000, dtype=torch.float32), inverse_frequencies(config.rope, 8, 200_000))
     assert torch.equal(table, polar(torch.ones_like(angles), angles))
