@@ -137,6 +137,16 @@ def _from_commands(name: str, *values: Callable[[], str]) -> Callable[[Subparser
     return add_parser
 
 
+_FLAGS_OF_VLLM = {
+    "--model": "the model is the first argument, without a flag",
+    "--gpu-memory-utilization": "--kv-cache-gib sets the memory of the KV cache",
+    "--tensor-parallel-size": "--executor vllm --executor-arg tensor_parallel_size=N uses several GPUs",
+    "--chat-template": "put the template into the model's directory, as chat_template.jinja",
+    "--trust-remote-code": "code of a model is never run",
+}
+"""What to do instead of flags that users of vLLM know."""
+
+
 def _complaint(parser: argparse.ArgumentParser, words: Sequence[str], unknown: Sequence[str]) -> str:
     """About words that the command does not know; all of its flags would bury it."""
     for word in words:
@@ -149,6 +159,8 @@ def _complaint(parser: argparse.ArgumentParser, words: Sequence[str], unknown: S
     complaint = f"{command}: unrecognized arguments: {' '.join(unknown)}"
     nearest = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1)
     advice = f"did you mean {nearest[0]}? See" if nearest else "see"
+    if (flag := unknown[0].partition("=")[0]) in _FLAGS_OF_VLLM and command.endswith(" serve"):
+        return f"{complaint}; {_FLAGS_OF_VLLM[flag]}\n"
     return f"{complaint}; {advice} {command} --help\n"
 
 

@@ -48,7 +48,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     submit.add_argument(
         "--endpoint", default="/v1/chat/completions", help="API endpoint of every line (/v1/chat/completions)"
     )
-    submit.add_argument("--window", default="24h", help="completion window: the batch expires after this time (24h)")
+    submit.add_argument(
+        *("--window", "--completion-window"), default="24h", help="the batch expires after this time (24h)"
+    )
     submit.add_argument("--wait", action="store_true", help="watch the batch until it ends")
     listing = action("list", "show batches, the newest first", _list)
     listing.add_argument("--limit", type=_limit, default=20, metavar="N", help="show at most this many (20)")

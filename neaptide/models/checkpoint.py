@@ -65,6 +65,8 @@ def load_model_config(model_dir: Path) -> ModelConfig:
     """
     if not (model_dir / CONFIG).exists():
         refuse_gguf(model_dir)
+        if (model_dir / "adapter_config.json").exists():
+            raise UnsupportedModelError("this is an adapter (LoRA), not a model: merge it into its base model first")
     raw = read_json(model_dir / CONFIG)
     family = family_of(raw.get("architectures"))
     _refuse_own_code(raw)

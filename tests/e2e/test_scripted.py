@@ -103,8 +103,12 @@ def test_a_batch_has_calls_and_reasoning(scripted: RunningServer) -> None:
     body = {"model": MODEL, "messages": QUESTION, "tools": [WEATHER]}
     batch = wait_terminal(scripted, submit_batch(scripted, [body]))
     (result,) = result_lines(scripted, batch)
-    message = result["response"]["body"]["choices"][0]["message"]
+    reply = result["response"]["body"]
+    message = reply["choices"][0]["message"]
     assert message["reasoning_content"] == THOUGHT
+    num_reasoning_tokens = reply["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert 0 < num_reasoning_tokens < reply["usage"]["completion_tokens"]
+    assert batch["usage"]["output_tokens_details"] == {"reasoning_tokens": num_reasoning_tokens}
     assert message["tool_calls"][0]["function"]["arguments"] == ARGUMENTS
 
 

@@ -97,6 +97,10 @@ def test_second_server_on_one_data_directory(
     ("words", "complaint"),
     [
         (["serve", "--no-such-thing"], "neaptide serve: unrecognized arguments: --no-such-thing; see neaptide serve -"),
+        (
+            ["serve", "m", "--gpu-memory-utilization", "0.9"],
+            "neaptide serve: unrecognized arguments: --gpu-memory-utilization 0.9; --kv-cache-gib sets the memory of",
+        ),
         (["serve", "--prot", "8001"], "neaptide serve: unrecognized arguments: --prot; did you mean --port? See "),
         (
             ["loadgen", "synth", "--rte=1"],

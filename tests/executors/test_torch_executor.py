@@ -252,6 +252,18 @@ def test_host_memory_holds_as_many_blocks_as_fit(gqa: Gqa) -> None:
     assert TorchExecutor(config, cache, MonotonicClock()).num_host_blocks == 3
 
 
+def test_a_context_that_no_gpu_memory_holds_is_refused_before_anything_is_built(
+    gqa: Gqa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_executor, "pick_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(torch_executor, "pick_dtype", lambda *_: torch.float32)
+    monkeypatch.setattr(torch_executor, "free_bytes", lambda _: 1 << 20)
+    monkeypatch.setattr(TorchExecutor, "_load", lambda *_: pytest.fail("built"))
+    config = ExecutorConfig(model_path=str(gqa[0]), max_model_len=8192)
+    with pytest.raises(ValueError, match=r"^the KV cache holds \d+ tokens, fewer than one request of max_model_len"):
+        TorchExecutor(config, CacheConfig(), MonotonicClock())
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
 def test_missing_cuda_is_said() -> None:
     assert device.pick_device("auto").type == "cpu"

@@ -191,6 +191,11 @@ def test_gguf_is_refused_by_name(place: str) -> None:
         resolve_model(place)
 
 
+def test_an_adapter_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert refusal(tmp_path) == "this is an adapter (LoRA), not a model: merge it into its base model first"
+
+
 def test_a_directory_of_gguf_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model-q4.gguf").touch()
     assert refusal(tmp_path).startswith("GGUF files are not supported: use the model's original checkpoint")

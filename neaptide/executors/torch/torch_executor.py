@@ -395,15 +395,14 @@ class TorchExecutor:
         return state.recent_tokens.at(position - len(state.prompt_token_ids))
 
     def _check_room(self, config: ExecutorConfig, cache: CacheConfig) -> None:
-        """Refuses a context that a cache of known size cannot hold, before anything is built for it.
+        """Refuses a context that the cache cannot hold, before weights or tables are built for it.
 
         Raises:
             ValueError: the context is too long.
         """
-        kv_cache_bytes = cache.kv_cache_bytes or (CPU_KV_BYTES if self.device.type == "cpu" else None)
-        if kv_cache_bytes is None or cache.num_blocks is not None:
+        if cache.num_blocks is not None:
             return
-        num_tokens = kv_cache_bytes // self._block_bytes(cache) * cache.block_size
+        num_tokens = self._kv_bytes(cache) // self._block_bytes(cache) * cache.block_size
         if num_tokens < config.max_model_len:
             raise ValueError(
                 f"the KV cache holds {num_tokens} tokens, fewer than one request of max_model_len = "
@@ -413,13 +412,17 @@ class TorchExecutor:
     def _block_bytes(self, cache: CacheConfig) -> int:
         return cache.block_size * self.model_config.kv_bytes_per_token(self.dtype.itemsize)
 
+    def _kv_bytes(self, cache: CacheConfig) -> int:
+        """Memory of the KV cache: the given size, else a share of what the GPU has free now."""
+        if cache.kv_cache_bytes is not None:
+            return cache.kv_cache_bytes
+        free = free_bytes(self.device) if self.device.type == "cuda" else None
+        return CPU_KV_BYTES if free is None else int(GPU_SHARE * free)
+
     def _count_blocks(self, cache: CacheConfig) -> int:
-        kv_cache_bytes = cache.kv_cache_bytes
-        if kv_cache_bytes is not None:
-            _require_room(kv_cache_bytes, self.device)
-        else:
-            on_gpu = self.device.type == "cuda"
-            kv_cache_bytes = int(GPU_SHARE * torch.cuda.mem_get_info(self.device)[0]) if on_gpu else CPU_KV_BYTES
+        if cache.kv_cache_bytes is not None:
+            _require_room(cache.kv_cache_bytes, self.device)
+        kv_cache_bytes = self._kv_bytes(cache)
         num_blocks = cache.num_blocks
         if num_blocks is None:
             num_blocks = kv_cache_bytes // self._block_bytes(cache)

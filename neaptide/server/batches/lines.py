@@ -162,5 +162,5 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     def compiler(self) -> ContextCompiler:
         """Builds a compiler without an engine."""
         known = {name: getattr(self, name) for name in self.__struct_fields__ if name != "tokenizer_dir"}
-        tokenizer = Tokenizer(Path(self.tokenizer_dir))
+        tokenizer = Tokenizer(Path(self.tokenizer_dir), isolates_templates=True)
         return ContextCompiler(ServingContext(tokenizer=tokenizer, client=EngineClient(), **known))

@@ -86,7 +86,7 @@ def _usage(record: BatchRecord) -> BatchUsage:
         "input_tokens": record.input_tokens,
         "input_tokens_details": {"cached_tokens": record.cached_tokens},
         "output_tokens": record.output_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": record.reasoning_tokens},
         "total_tokens": record.input_tokens + record.output_tokens,
     }
 

@@ -26,9 +26,16 @@ from neaptide.server.openai.replies import TierName
 from neaptide.server.openai.reply_form import EchoedPrompt, Reply, ReplyForm
 from neaptide.server.openai.responses.bodies import ResponsesBody
 from neaptide.server.openai.responses.shape import asked_of
-from neaptide.server.openai.responses.translate import SEALED, as_chat, own_name
+from neaptide.server.openai.responses.translate import SEALED, as_chat, check_fields_of_chats, own_name
 from neaptide.server.openai.sampling import sampling_params
-from neaptide.server.openai.schemas import Body, ChatBody, CompletionBody, GenerationBody, Tool
+from neaptide.server.openai.schemas import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    Tool,
+    unsupported_fields,
+)
 from neaptide.server.parsers.calls import parameter_types
 from neaptide.server.parsers.core import ReasoningFormat
 from neaptide.server.structured.constraints import Constraint, Thinking, constraint_of
@@ -40,23 +47,9 @@ _OUTPUT_CONTEXTS = 8
 _PROMPT_END_TOKENS = 32
 """End of a prompt in which a mark that opens or closes reasoning is looked for."""
 
-_UNSUPPORTED = (
-    "regex",
-    "ebnf",
-    "grammar",
-    "guided_whitespace_pattern",
-    "json_schema",
-    "logits_processors",
-    "use_beam_search",
-    "prompt_embeds",
-    "documents",
-    "bad_words",
-    "allowed_token_ids",
-    "prompt_logprobs",
-    "truncate_prompt_tokens",
-    "functions",
-    "function_call",
-)
+_UNSUPPORTED: Mapping[type[Body], list[str]] = {
+    model: unsupported_fields(model) for model in (ChatBody, CompletionBody)
+}
 
 _SHOWN_TIERS: dict[Tier, TierName] = {
     Tier.PRIORITY: "priority",
@@ -158,7 +151,9 @@ def prepare(endpoint: str, body: object, context: ServingContext, default_tier: 
         asked = _Asked(prompts, texts, limit, logprobs, completion.echo, constraint=constraint)
         return _finish(endpoint, completion, context, default_tier, asked)
     if endpoint == RESPONSES:
-        return _prepare_response(parse_body(ResponsesBody, body), context, default_tier)
+        response = parse_body(ResponsesBody, body)
+        check_fields_of_chats(body)
+        return _prepare_response(response, context, default_tier)
     raise NotFoundError("Unknown request URL.", code="unknown_url")
 
 
@@ -322,10 +317,10 @@ def _echoed(asked: _Asked) -> list[EchoedPrompt]:
 
 
 def _check_common(body: GenerationBody, default_tier: Tier) -> None:
-    for name in _UNSUPPORTED:
-        value = getattr(body, name, None)
+    for name in _UNSUPPORTED[type(body)]:
+        value = getattr(body, name)
         # Clients send defaults that ask for nothing; 0 asks for something.
-        if value is not None and value is not False and value != []:
+        if value is not None and value is not False and value not in ("", []):
             raise UnsupportedParameterError(f"'{name}' is not supported.", param=name)
     if body.return_token_ids and body.stream:
         raise UnsupportedParameterError("Not supported with stream.", param="return_token_ids")

@@ -42,8 +42,10 @@ TokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=1 << 20)]
 ListedChoices = Annotated[list[str], Field(fail_fast=True, max_length=MAX_LISTED_CHOICES)]
 TemplateVariables = Annotated[dict[str, Any], Field(max_length=32), at_most(32)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-Unsupported = Annotated[Any, WithJsonSchema({"type": "null", "description": "Not offered; refused."})]
+_NOT_OFFERED = WithJsonSchema({"type": "null", "description": "Not offered; refused."})
+Unsupported = Annotated[Any, _NOT_OFFERED]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class Body(BaseModel):
@@ -57,6 +59,11 @@ class Body(BaseModel):
         if isinstance(data, dict):
             return {key: value for key, value in data.items() if value is not None}
         return data
+
+
+def unsupported_fields(model: type[Body]) -> list[str]:
+    """Fields of the model that are declared ``Unsupported``."""
+    return [name for name, field in model.model_fields.items() if _NOT_OFFERED in field.metadata]
 
 
 class StreamOptions(Body):
@@ -151,6 +158,17 @@ class GenerationBody(Body):
     allowed_token_ids: Unsupported = None
     prompt_logprobs: Unsupported = None
     truncate_prompt_tokens: Unsupported = None
+    logprob_token_ids: Unsupported = None
+    return_tokens_as_token_ids: Unsupported = None
+    return_prompt_text: Unsupported = None
+    repetition_detection: Unsupported = None
+    thinking_token_budget: Unsupported = None
+    watermarking: Unsupported = None
+    stop_regex: Unsupported = None
+    no_stop_trim: Unsupported = None
+    lora_path: Unsupported = None
+    custom_logit_processor: Unsupported = None
+    return_hidden_states: Unsupported = None
 
 
 class ContentPart(Body):
@@ -189,6 +207,7 @@ class ChatMessage(Body):
     tool_calls: list[ToolCallParam] = Field(default_factory=list, fail_fast=True, max_length=128)
     function_call: FunctionCall | None = None
     """A call in the form that came before ``tool_calls``."""
+    audio: Unsupported = None
     tool_call_id: str | None = Field(default=None, max_length=256)
 
 
@@ -225,8 +244,10 @@ class Conversation(Body):
     """Input of a chat template."""
 
     messages: list[ChatMessage] = Field(fail_fast=True, min_length=1, max_length=65_536)
-    tools: Annotated[list[Tool], Field(fail_fast=True, min_length=1, max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
     add_generation_prompt: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    """For the chat template, which decides what comes of it."""
     continue_final_message: bool | Literal["content", "reasoning_content", "reasoning", "thinking"] = False
     """Whether the prompt ends with the last message, or the field of that message that it ends with."""
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
@@ -247,6 +268,12 @@ class ChatBody(GenerationBody, Conversation):
     documents: Unsupported = None
     functions: Unsupported = None
     function_call: Unsupported = None
+    audio: Unsupported = None
+    moderation: Unsupported = None
+    web_search_options: Unsupported = None
+    echo: Unsupported = None
+    suffix: Unsupported = None
+    add_special_tokens: Unsupported = None
     modalities: list[str] = Field(default_factory=list, fail_fast=True, max_length=8)
 
 
@@ -262,6 +289,14 @@ class CompletionBody(GenerationBody):
     add_special_tokens: bool = True
     best_of: int | None = Field(default=None, ge=0, le=20)
     suffix: str | None = None
+    max_completion_tokens: Unsupported = None
+    top_logprobs: Unsupported = None
+    tools: Unsupported = None
+    functions: Unsupported = None
+    chat_template: Unsupported = None
+    chat_template_kwargs: Unsupported = None
+    continue_final_message: Unsupported = None
+    reasoning_effort: Unsupported = None
 
 
 class TokenizeTextBody(Body):

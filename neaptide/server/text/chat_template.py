@@ -65,8 +65,12 @@ def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
     return dict(*args, **kwargs)
 
 
+class _RefusalError(TemplateError):
+    """A conversation that the template itself refuses."""
+
+
 def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
+    raise _RefusalError(message)
 
 
 def _tojson(
@@ -200,10 +204,15 @@ class ChatTemplate:
                     raise ContextLengthError("The conversation is longer than the model's context.", param="messages")
         except ContextLengthError:
             raise
-        except Exception:
-            # Expressions may raise any error, and its text may quote the conversation, so it is not passed on.
+        except Exception as error:
+            # Expressions may raise any error, and its text may quote the conversation. A text of the template's own,
+            # such as that roles must alternate, does not.
+            reason = str(error) if isinstance(error, _RefusalError) else ""
+            told = f": {reason}" if reason in self._facts.texts else "."
             raise InvalidRequestError(
-                "The model's chat template does not accept this conversation.", param="messages", code="invalid_value"
+                f"The model's chat template does not accept this conversation{told}",
+                param="messages",
+                code="invalid_value",
             ) from None
         return "".join(pieces)
 
@@ -238,16 +247,21 @@ class TemplateFacts:
         return "tools" in self.names
 
     @cached_property
-    def literals(self) -> str:
-        """All text that the template itself writes or compares with, joined by null characters."""
+    def texts(self) -> frozenset[str]:
+        """The texts that the template itself writes or compares with."""
         texts = [node.data for node in self._tree.find_all(jinja2.nodes.TemplateData)]
         texts += [node.value for node in self._tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)]
-        return "\0".join(texts)
+        return frozenset(filter(None, texts))
+
+    @property
+    def literals(self) -> str:
+        """All these texts, joined by null characters."""
+        return "\0".join(sorted(self.texts))
 
     @property
     def knows_developers(self) -> bool:
         """Whether the template has a form for the role ``developer``."""
-        return "developer" in self.literals.split("\0")
+        return "developer" in self.texts
 
 
 # ---- the final message ------------------------------------------------------------------------------------

@@ -30,6 +30,8 @@ def _template_message(message: ChatMessage, place: str) -> dict[str, Any]:
         raise _missing(f"{place}.tool_call_id")
     if message.content is None and message.refusal is None and message.role not in _MODEL_WRITES:
         raise _missing(f"{place}.content")
+    if message.audio is not None:
+        raise UnsupportedParameterError("Only text is supported.", param=f"{place}.audio")
     content, thoughts = _content(message, f"{place}.content")
     result: dict[str, Any] = {"role": message.role, "content": content}
     if message.role == "function":  # Templates know the role that replaced it.

@@ -31,10 +31,18 @@ def encode_conversation(
         tools=shown_tools,
         add_generation_prompt=_wants_generation_prompt(body),
         continued=_continued(body),
-        variables=body.chat_template_kwargs,
+        variables=_effort_variables(body) | body.chat_template_kwargs,
         template=body.chat_template,
         max_chars=max_chars,
     )
+
+
+def _effort_variables(body: Conversation) -> dict[str, Any]:
+    """Variables by which templates read the effort; the second and third switch reasoning on and off."""
+    if body.reasoning_effort is None:
+        return {}
+    thinks = body.reasoning_effort != "none"
+    return {"reasoning_effort": body.reasoning_effort, "enable_thinking": thinks, "thinking": thinks}
 
 
 def _continued(body: Conversation) -> str | None:
@@ -85,7 +93,7 @@ def _check_chat(body: ChatBody) -> None:
     if any(modality != "text" for modality in body.modalities):
         raise UnsupportedParameterError("Only text is supported.", param="modalities")
     choice = body.tool_choice
-    if choice is not None and choice != "none" and body.tools is None:
+    if choice not in (None, "none", "auto") and not body.tools:
         raise InvalidRequestError("Only allowed with tools.", param="tool_choice", code="invalid_value")
 
 

@@ -16,6 +16,8 @@ from neaptide.models.fields import MAX_TOKENIZER_BYTES, read_json, read_text
 from neaptide.models.tokens import read_tokenizer_config, token_content
 from neaptide.server.text.chat_template import DEFAULT
 
+PROCESSOR_TEMPLATE = "chat_template.json"
+"""The template as processors of images keep it."""
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
 MAX_TEMPLATE_CHARS = 1 << 20
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -112,7 +114,8 @@ class TokenizerFiles:
             found[extra.stem] = read_text(extra)
         if found:
             return found
-        source = self.config.get("chat_template")
+        processor = self.directory / PROCESSOR_TEMPLATE
+        source = (read_json(processor) if processor.exists() else self.config).get("chat_template")
         if isinstance(source, list):
             pairs = [(entry.get("name"), entry.get("template")) for entry in source if isinstance(entry, dict)]
             return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}

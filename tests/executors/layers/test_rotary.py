@@ -57,3 +57,25 @@ def test_frequencies_are_those_of_transformers(kind: dict[str, Any], is_long: bo
     assert table.shape == (context_tokens, served.head_dim // 2)
     torch.testing.assert_close(table[3, : len(expected)].abs(), torch.full_like(expected, scale))
     assert (table[:, len(expected) :] == 1).all()
+
+
+def test_a_long_table_is_computed_in_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its memory is then little more than the table's own."""
+    fields = {"hidden_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 8}
+    fields |= {"num_hidden_layers": 1, "vocab_size": 16, "max_position_embeddings": 200_000}
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"architectures": ["LlamaForCausalLM"]}))
+    config = load_model_config(tmp_path).served(200_000, None)
+    assert isinstance(config, DecoderConfig)
+    assert config.rope is not None
+    sizes: list[int] = []
+    polar = torch.polar
+
+    def counted(scale: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(angles))
+        return polar(scale, angles)
+
+    monkeypatch.setattr(torch, "polar", counted)
+    table = Rotary(config, config.rope, torch.device("cpu")).table
+    assert sizes == [65_536, 65_536, 65_536, 3_392]
+    angles = torch.outer(torch.arange(200_000, dtype=torch.float32), inverse_frequencies(config.rope, 8, 200_000))
+    assert torch.equal(table, polar(torch.ones_like(angles), angles))

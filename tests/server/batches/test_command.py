@@ -131,8 +131,9 @@ def test_a_bad_file_is_one_clear_error(running: Running, tmp_path: Path, capfd: 
     said = capfd.readouterr().err.splitlines()
     assert said[0].startswith("  line 1: Missing required parameter: 'custom_id'.")
     assert said[-1] == "failed: 0 completed, 0 failed; there is no output file"
-    assert run("submit", write(tmp_path, numbered(1)), "--window", "48h", *url) == 1
-    assert "Supported values are" in capfd.readouterr().err
+    for flag in ("--window", "--completion-window"):
+        assert run("submit", write(tmp_path, numbered(1)), flag, "48h", *url) == 1
+        assert "Supported values are" in capfd.readouterr().err
     assert run("submit", str(tmp_path / "missing.jsonl"), *url) == 1
     assert "missing.jsonl: No such file" in capfd.readouterr().err
     assert run("watch", "batch_unknown", *url) == 1
@@ -247,6 +248,14 @@ def test_the_servers_address_with_and_without_v1(
     running: Running, capfd: pytest.CaptureFixture[str], suffix: str
 ) -> None:
     assert run("list", "--base-url", running.base_url + suffix) == 0
+
+
+@pytest.mark.parametrize("variable", ["HTTP_PROXY", "http_proxy", "ALL_PROXY"])
+def test_a_server_on_this_machine_is_never_reached_by_a_proxy(
+    variable: str, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "http://127.0.0.1:9")  # Nobody listens there.
+    assert run("list", "--base-url", running.base_url) == 0
 
 
 def test_where_the_key_comes_from(

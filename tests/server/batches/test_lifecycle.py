@@ -299,6 +299,7 @@ async def test_cancel_keeps_what_is_done(tmp_path: Path) -> None:
         assert record.status == "cancelling"
         assert record.cancelling_at is not None
         record = await server.until_status(batch.id, "cancelled")
+        assert (record.num_total, record.num_completed, record.num_failed) == (5, 2, 0)
         found, errors = server.results(record)
         assert list(found) == ["c0", "c1"]
         assert {entry["error"]["code"] for entry in errors.values()} == {"batch_cancelled"}
@@ -383,6 +384,7 @@ async def test_expiry_keeps_what_is_done_and_stays_when_the_clock_steps_back(tmp
         assert (await server.get(batch.id)).status == "in_progress"
         clock.now_s += 7200 + 3600
         record = await server.until_status(batch.id, "expired")
+        assert (record.num_total, record.num_completed, record.num_failed) == (3, 1, 0)
         clock.now_s -= 25 * 3600
         found, errors = server.results(record)
         assert list(found) == ["c0"]

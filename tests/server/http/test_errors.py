@@ -106,10 +106,10 @@ BAD_CHAT: list[tuple[dict[str, Any], str, str | None]] = [
     ({"guided_json": 3}, "invalid_type", "guided_json"),
     ({"guided_json": {"contentEncoding": "base64"}}, "invalid_value", "guided_json"),
     ({"guided_grammar": "root ::= a"}, "invalid_value", "guided_grammar"),
-    ({"tools": []}, "invalid_value", "tools"),
     ({"tools": [{"type": "custom"}]}, "invalid_value", "tools.0.type"),
     ({"tools": [{"type": "function"}]}, "missing_required_parameter", "tools.0.function"),
-    ({"tool_choice": "auto"}, "invalid_value", "tool_choice"),
+    ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
+    ({"tools": [], "tool_choice": "required"}, "invalid_value", "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "custom"}}, "unsupported_parameter", "tool_choice.type"),
     (
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "another"}}},

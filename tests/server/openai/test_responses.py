@@ -7,8 +7,8 @@ import openai
 import pytest
 
 from neaptide.server.openai.endpoints import RESPONSES
-from neaptide.server.openai.responses.bodies import FieldsOfChats
 from neaptide.server.openai.responses.sealing import seal
+from neaptide.server.openai.responses.translate import FIELDS_OF_CHATS
 from neaptide.server.parsers.choose import choose_parsers
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.server.conftest import MODEL_ID, Server
@@ -123,14 +123,25 @@ SOMETHING: dict[str, Any] = {
     "frequency_penalty": -1,
     "repetition_penalty": 1.1,
     "logit_bias": {"5": 1},
+    "skip_special_tokens": False,
+    "include_reasoning": False,
+    "add_generation_prompt": False,
+    "reasoning_effort": "low",
 }
 
 
-@pytest.mark.parametrize("name", FieldsOfChats.model_fields)
+@pytest.mark.parametrize("name", sorted(FIELDS_OF_CHATS))
 async def test_fields_of_chats_are_refused_and_not_passed_over(server: Server, name: str) -> None:
-    reply = await server.http.post(RESPONSES, json={"input": QUESTION, name: SOMETHING[name]})
+    reply = await server.http.post(RESPONSES, json={"input": QUESTION, name: SOMETHING.get(name, "x")})
     error = reply.json()["error"]
     assert (reply.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", name)
+
+
+async def test_fields_of_chats_that_ask_for_nothing_are_taken(server: Server) -> None:
+    server.engine.script = [20]
+    nothing: dict[str, Any] = {"skip_special_tokens": True, "include_reasoning": True, "n": 1, "stop": [], "min_p": 0}
+    nothing |= {"echo": False, "min_tokens": 0, "logit_bias": {}, "repetition_penalty": 1, "functions": None}
+    assert (await server.http.post(RESPONSES, json={"input": QUESTION} | nothing)).status_code == 200
 
 
 async def test_it_says_what_the_field_is_called_here(server: Server) -> None:

@@ -1,5 +1,7 @@
 """Conversations as real clients send them: continued, unclean, with every kind of template."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from neaptide.server.openai.endpoints import CHAT
 from neaptide.server.openai.prepare import prepare
 from neaptide.server.text.chat_template import ChatTemplate, TemplateInput
 from neaptide.server.text.tokenizer import Tokenizer
-from tests.server.conftest import Server, make_context
+from tests.server.conftest import MODEL_DIR, Server, make_context
 from tests.server.text.made import made_tokenizer, write_tokenizer
 
 PLAIN = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -211,6 +213,16 @@ async def test_tools_that_no_template_shows_are_refused(server: Server, tmp_path
     assert (await server.http.post(CHAT, json=body)).status_code == 200
 
 
+async def test_no_tools_are_no_tools(server: Server, tmp_path: Path) -> None:
+    """Agents send an empty list, and the default choice, when they have none."""
+    server.context.tokenizer = made_tokenizer(tmp_path, PLAIN)
+    plain = {"messages": [QUESTION], "max_tokens": 1}
+    for fields in ({}, {"tools": []}, {"tools": [], "tool_choice": "auto"}, {"tool_choice": "none"}):
+        assert (await server.http.post(CHAT, json=plain | fields)).status_code == 200
+    first, *others = [request.prompt_token_ids for request in server.engine.requests]
+    assert others == [first] * 3
+
+
 @pytest.mark.parametrize(
     "source", ["{% set n = namespace(_a=1) %}", "{% set n = namespace() %}{% set n._a = 1 %}", "{{ dict.__class__.x }}"]
 )
@@ -222,3 +234,11 @@ def test_helpers_reach_nothing_inside(source: str) -> None:
 def test_templates_may_use_the_helpers_of_transformers() -> None:
     source = "{% set n = namespace(a=1) %}{% set n.a = 2 %}{{ n.a }}{{ dict(b=3).b }}"
     assert ChatTemplate(source, {}).render(TemplateInput(messages=[QUESTION])) == "23"
+
+
+def test_a_template_of_a_processor_is_read(tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(MODEL_DIR / name, tmp_path)
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}!"}))
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.decode(tokenizer.encode_chat([{"role": "user", "content": "Hi"}])) == "Hi!"

@@ -1,15 +1,20 @@
 """Chat templates are code of strangers: rendered where they can be stopped, with a limit of time and memory."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from neaptide.server.batches.lines import ContextCompiler
 from neaptide.server.http.errors import ContextLengthError, InvalidRequestError
-from neaptide.server.text import rendering
+from neaptide.server.openai.endpoints import CHAT
+from neaptide.server.text import rendering, tokenizer
 from neaptide.server.text.chat_template import DEFAULT, TemplateFacts, TemplateInput
 from neaptide.server.text.rendering import ChildRenderer, OwnRenderer
-from tests.server.conftest import MODEL_DIR
+from neaptide.server.text.tokenizer import Tokenizer
+from tests.server.conftest import MODEL_DIR, make_context
 
 GIVEN = TemplateInput(messages=[{"role": "user", "content": "caf\u00e9 \U00100000"}], variables={"a": [1, {"b": None}]})
 PLAIN = "{{ bos_token }}{{ messages[0].content }}{{ a | tojson }}{{ tools is none }}"
@@ -41,11 +46,20 @@ def test_a_child_renders_the_same() -> None:
 
 
 def test_what_a_template_refuses_is_the_callers_400() -> None:
-    with child(default="{{ raise_exception('secret') }}") as renderer:
+    with child(default="{{ raise_exception(messages[0].content) }}") as renderer:
         with pytest.raises(InvalidRequestError) as caught:
             renderer.render(DEFAULT, GIVEN)
     assert (caught.value.param, caught.value.code) == ("messages", "invalid_value")
-    assert "secret" not in caught.value.message
+    assert caught.value.message == "The model's chat template does not accept this conversation."
+
+
+def test_the_templates_own_reason_is_told() -> None:
+    with child(default="{{ raise_exception('Roles must alternate user/assistant/...') }}") as renderer:
+        with pytest.raises(InvalidRequestError) as caught:
+            renderer.render(DEFAULT, GIVEN)
+    assert caught.value.message == (
+        "The model's chat template does not accept this conversation: Roles must alternate user/assistant/..."
+    )
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -61,6 +75,17 @@ def test_a_template_that_takes_too_much_is_stopped_and_others_go_on(name: str, m
 def test_a_template_that_cannot_be_compiled_is_refused_at_start() -> None:
     with pytest.raises(ValueError, match="the model's chat template cannot be used: No filter named 'nothing'"):
         ChildRenderer({DEFAULT: "{{ messages | nothing }}"}, {})
+
+
+def test_a_batch_line_is_rendered_within_the_same_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "CPU_S", 0.2)
+    monkeypatch.setattr(tokenizer, "ChildRenderer", ChildRenderer)  # Tests share a renderer of their own.
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(MODEL_DIR / name, tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(HOSTILE["loops"])
+    compiler = ContextCompiler(make_context(Tokenizer(tmp_path))).recipe().compiler()
+    with pytest.raises(InvalidRequestError, match="takes too much time or memory"):
+        compiler.compile(CHAT, {"messages": GIVEN.messages})
 
 
 CHATML = (

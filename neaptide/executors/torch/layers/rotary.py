@@ -61,20 +61,25 @@ def _kept(rope: RopeConfig, rotary_dim: int) -> Tensor:
     return 1 - ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
 
 
+_POSITIONS_AT_ONCE = 1 << 16
+"""Rows that are computed at once. The memory of a long table is then little more than the table's own."""
+
+
 class Rotary:
     """Table of complex numbers, one row per position. Pairs behind the rotated dimensions are not turned."""
 
     __slots__ = ("table",)
 
     def __init__(self, config: DecoderConfig, rope: RopeConfig, device: torch.device):
-        # fp32 on purpose, as in the reference: the angles of far positions depend on rounding.
-        positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
-        context_tokens = config.max_position_embeddings
-        angles = torch.outer(positions, inverse_frequencies(rope, config.rotary_dim, context_tokens))
-        table = torch.polar(torch.full_like(angles, rope.attention_factor), angles)
-        rest = torch.ones(context_tokens, (config.head_dim - config.rotary_dim) // 2, dtype=table.dtype)
-        table = torch.cat([table, rest], dim=1)
-        self.table = (table * _scale(config)).to(device)  # [positions, head_dim / 2] complex64
+        context_tokens, scale = config.max_position_embeddings, _scale(config)
+        frequencies = inverse_frequencies(rope, config.rotary_dim, context_tokens)
+        # [positions, head_dim / 2] complex64
+        self.table = torch.full((context_tokens, config.head_dim // 2), scale, dtype=torch.complex64, device=device)
+        for first in range(0, context_tokens, _POSITIONS_AT_ONCE):
+            rows = self.table[first : first + _POSITIONS_AT_ONCE]
+            # fp32 on purpose, as in the reference: the angles of far positions depend on rounding.
+            angles = torch.outer(torch.arange(first, first + len(rows), dtype=torch.float32), frequencies)
+            rows[:, : len(frequencies)] = torch.polar(torch.full_like(angles, rope.attention_factor), angles) * scale
 
     def at(self, positions: Tensor) -> Tensor:
         """[num_tokens] int64 -> [num_tokens, 1, head_dim / 2] complex64, broadcast over heads."""

@@ -335,8 +335,10 @@ def _usage(body: Mapping[str, Any]) -> StoredUsage:
     usage = body.get("usage") or {}
     # The Responses API has its own names.
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+    of_output = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
     return StoredUsage(
         input_tokens=usage.get("prompt_tokens", usage.get("input_tokens", 0)),
         cached_tokens=details.get("cached_tokens", 0),
         output_tokens=usage.get("completion_tokens", usage.get("output_tokens", 0)),
+        reasoning_tokens=of_output.get("reasoning_tokens", 0),
     )

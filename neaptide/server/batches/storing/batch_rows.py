@@ -6,7 +6,7 @@ another decision. Races (cancel and last line, expiry and cancel, late result an
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import sqlalchemy as sa
@@ -26,10 +26,12 @@ from neaptide.server.batches.storing.models import (
     NewBatch,
     NewLine,
     PendingLine,
+    StoredUsage,
 )
 from neaptide.server.batches.storing.tables import batch_chunks, batch_lines, batches
 from neaptide.server.openai.stored_replies import BatchError
 
+_TOKEN_COUNTS = tuple(field.name for field in fields(StoredUsage))
 _COLUMNS = [column for column in batches.c if column.name not in ("seq", "lease_epoch", "leased_until_ms")]
 _ENDED_AT = {
     BatchStatus.COMPLETED: "completed_at",
@@ -228,7 +230,7 @@ def end_lines(
         conn.execute(_END_LINE, [_end_values(batch_id, result) for result in ended])
     completed = sum(result.state == LineState.COMPLETED for result in ended)
     gained = {"num_completed": completed, "num_failed": len(ended) - completed}
-    for name in ("input_tokens", "cached_tokens", "output_tokens"):
+    for name in _TOKEN_COUNTS:
         gained[name] = sum(getattr(result.usage, name) for result in ended)
     _add_counts(conn, batch_id, gained)
     return len(ended)
@@ -253,9 +255,7 @@ _END_LINE = (
                 "request_id",
                 "result",
                 "checksum",
-                "input_tokens",
-                "cached_tokens",
-                "output_tokens",
+                *_TOKEN_COUNTS,
             )
         }
     )

@@ -89,6 +89,7 @@ class BatchRecord:
     input_tokens: int
     cached_tokens: int
     output_tokens: int
+    reasoning_tokens: int
     plan_blob: str | None = None
 
     @property
@@ -120,6 +121,8 @@ class StoredUsage:
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Part of ``output_tokens``."""
 
 
 @dataclass(frozen=True, slots=True)

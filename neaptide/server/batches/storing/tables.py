@@ -85,6 +85,7 @@ batches = sa.Table(
     sa.Column("input_tokens", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("cached_tokens", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("output_tokens", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("reasoning_tokens", sa.BigInteger, nullable=False, server_default="0"),
     # Key of the plan's files on shared storage, without their suffixes.
     sa.Column("plan_blob", sa.String(255)),
     # Lease on the batch itself (to check its file and write its results), as for ``batch_chunks``.
@@ -126,6 +127,7 @@ batch_lines = sa.Table(
     sa.Column("input_tokens", sa.Integer, nullable=False, server_default="0"),
     sa.Column("cached_tokens", sa.Integer, nullable=False, server_default="0"),
     sa.Column("output_tokens", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("reasoning_tokens", sa.Integer, nullable=False, server_default="0"),
     sa.UniqueConstraint("batch_id", "custom_id", name="batch_lines_custom_id"),
     # For leases of chunks, which would otherwise read all lines of the batch.
     sa.Index(

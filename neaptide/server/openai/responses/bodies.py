@@ -9,7 +9,9 @@ from neaptide.server.openai.schemas import (
     Body,
     Int64,
     JsonObject,
+    ReasoningEffort,
     ServiceTier,
+    StreamOptions,
     TargetMs,
     TemplateVariables,
     Unsupported,
@@ -80,38 +82,13 @@ class NamedChoice(Body):
     name: str = Field(default="", max_length=64)
 
 
-class FieldsOfChats(Body):
-    """Fields of chats that this API lacks or names differently. Ignoring them would change the output, so they are
-    refused."""
+class ReasoningOptions(Body):
+    """Options of the model's reasoning: ``reasoning``. It comes whole, so there is no summary."""
 
-    response_format: Unsupported = None
-    max_tokens: Unsupported = None
-    max_completion_tokens: Unsupported = None
-    logprobs: Unsupported = None
-    functions: Unsupported = None
-    function_call: Unsupported = None
-    structured_outputs: Unsupported = None
-    guided_json: Unsupported = None
-    guided_regex: Unsupported = None
-    guided_choice: Unsupported = None
-    guided_grammar: Unsupported = None
-    guided_whitespace_pattern: Unsupported = None
-    regex: Unsupported = None
-    ebnf: Unsupported = None
-    grammar: Unsupported = None
-    n: Unsupported = None
-    stop: Unsupported = None
-    stop_token_ids: Unsupported = None
-    min_tokens: Unsupported = None
-    ignore_eos: Unsupported = None
-    min_p: Unsupported = None
-    presence_penalty: Unsupported = None
-    frequency_penalty: Unsupported = None
-    repetition_penalty: Unsupported = None
-    logit_bias: Unsupported = None
+    effort: ReasoningEffort | None = None
 
 
-class ResponsesBody(FieldsOfChats):
+class ResponsesBody(Body):
     """Body of ``POST /v1/responses``. Nothing is stored, whatever ``store`` says."""
 
     model: str = Field(default="", max_length=512)
@@ -123,6 +100,9 @@ class ResponsesBody(FieldsOfChats):
     top_k: int | None = Field(default=None, ge=-1, le=_INT31)
     seed: Int64 | None = None
     stream: bool = False
+    stream_options: StreamOptions | None = None
+    """Usage stands in the last event anyway."""
+    reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     tools: list[FunctionTool] = Field(default_factory=list, fail_fast=True, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
@@ -141,3 +121,5 @@ class ResponsesBody(FieldsOfChats):
     conversation: Unsupported = None
     prompt: Unsupported = None
     background: Any = False
+    context_management: Unsupported = None
+    moderation: Unsupported = None

@@ -91,6 +91,7 @@ class Asked(TypedDict):
     max_output_tokens: int | None
     metadata: dict[str, str]
     parallel_tool_calls: bool
+    reasoning: dict[str, str | None]
     temperature: float
     top_p: float
     text: dict[str, Any]

@@ -38,6 +38,7 @@ def asked_of(body: ResponsesBody, temperature: float, top_p: float) -> Asked:
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata,
         "parallel_tool_calls": body.parallel_tool_calls,
+        "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
         "temperature": temperature,
         "top_p": top_p,
         "text": {"format": text_format},

@@ -6,7 +6,6 @@ from typing import Any
 
 from neaptide.server.http.errors import InvalidRequestError, UnsupportedParameterError
 from neaptide.server.openai.responses.bodies import (
-    FieldsOfChats,
     FunctionTool,
     InputItem,
     ItemPart,
@@ -14,13 +13,20 @@ from neaptide.server.openai.responses.bodies import (
     ResponsesBody,
 )
 from neaptide.server.openai.responses.sealing import unseal
+from neaptide.server.openai.schemas import ChatBody
 
-_STORED = {
+_REFUSED = {
     "previous_response_id": "Responses are not stored here; send the whole conversation as input.",
     "conversation": "Conversations are not stored here; send them whole as input.",
     "prompt": "Prompts are not stored here.",
+    "context_management": "The input is never compacted.",
+    "moderation": "Nothing is moderated here.",
 }
+FIELDS_OF_CHATS = ChatBody.model_fields.keys() - ResponsesBody.model_fields.keys()
+"""Fields of chats that this API lacks or names otherwise. Ignoring them would change the output: they are refused."""
 _NAMED_OTHERWISE = {
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
@@ -28,14 +34,8 @@ _NAMED_OTHERWISE = {
     "functions": "tools",
     "function_call": "tool_choice",
 }
-_ASKS_NOTHING: Mapping[str, Any] = {
-    **dict.fromkeys(("min_tokens", "min_p", "presence_penalty", "frequency_penalty"), 0),
-    **dict.fromkeys(("n", "repetition_penalty"), 1),
-    "stop": [],
-    "stop_token_ids": [],
-    "logit_bias": {},
-}
-"""Values of chat fields that do not change the output, in addition to null and false."""
+_ASKS_NOTHING: Mapping[str, Any] = {"min_p": 0, "repetition_penalty": 1, "add_generation_prompt": True}
+"""Values of chat fields that do not change the output, in addition to the defaults."""
 _LOGPROBS = "message.output_text.logprobs"
 SEALED = "reasoning.encrypted_content"
 _INCLUDED = frozenset({_LOGPROBS, SEALED})
@@ -50,6 +50,7 @@ _PLACES = (
     (r"messages.*", "input"),  # Messages are not items, so indices differ.
     (r"response_format\.json_schema", "text.format"),
     (r"response_format", "text.format"),
+    (r"reasoning_effort", "reasoning.effort"),
     (r"max_completion_tokens", "max_output_tokens"),
     (r"tool_choice\.function\.name", "tool_choice.name"),
     (r"tools\.(\d+)\.function", r"tools.\1"),
@@ -75,9 +76,22 @@ def as_chat(body: ResponsesBody) -> dict[str, Any]:
             chat["tool_choice"] = _choice(body.tool_choice)
     if (response_format := _response_format(body)) is not None:
         chat["response_format"] = response_format
+    if body.reasoning is not None and body.reasoning.effort is not None:
+        chat["reasoning_effort"] = body.reasoning.effort
     if body.top_logprobs is not None or _LOGPROBS in body.include:
         chat |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     return chat
+
+
+def check_fields_of_chats(body: Mapping[str, Any]) -> None:
+    """Raises UnsupportedParameterError for a field of chats that asks for something."""
+    for name in sorted(FIELDS_OF_CHATS & body.keys()):
+        value, default = body[name], ChatBody.model_fields[name].get_default(call_default_factory=True)
+        nothing = _ASKS_NOTHING.get(name, default)
+        is_off = value is False and nothing is not True
+        if not is_off and value not in (None, default, nothing):
+            other = f"Use '{_NAMED_OTHERWISE[name]}'." if name in _NAMED_OTHERWISE else "A field of chats."
+            raise UnsupportedParameterError(f"'{name}' is not supported. {other}", param=name)
 
 
 def own_name(param: str) -> str:
@@ -89,14 +103,9 @@ def own_name(param: str) -> str:
 
 
 def _check(body: ResponsesBody) -> None:
-    for name, why in _STORED.items():
+    for name, why in _REFUSED.items():
         if getattr(body, name) is not None:
             raise UnsupportedParameterError(why, param=name)
-    for name in FieldsOfChats.model_fields:
-        value = getattr(body, name)
-        if value is not None and value is not False and value != _ASKS_NOTHING.get(name):
-            other = f"Use '{_NAMED_OTHERWISE[name]}'." if name in _NAMED_OTHERWISE else "A field of chats."
-            raise UnsupportedParameterError(f"'{name}' is not supported. {other}", param=name)
     if body.background:
         raise UnsupportedParameterError("Background work is not supported; use a batch.", param="background")
     if body.truncation == "auto":
