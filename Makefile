@@ -133,9 +133,10 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml requirements.lock
 	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable ".[torch]"
 	touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed lab/pyproject.toml
+$(VENV)/.installed-test: $(VENV)/.installed lab/pyproject.toml vllm-plugin/pyproject.toml
 	$(BIN)/python -m pip install --quiet --constraint requirements.lock $(TRITON) --editable ".[test]"
 	$(BIN)/python -m pip install --quiet --no-deps --editable lab
+	$(BIN)/python -m pip install --quiet --no-deps --editable vllm-plugin
 	touch $@
 
 $(VENV)/.installed-cluster: $(VENV)/.installed-test
