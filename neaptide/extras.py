@@ -1,7 +1,7 @@
 """Optional parts of the installation, and what to install where one is missing.
 
-``pip install neaptide`` brings the simulator, the planner, the load generator and the client of batches. Everything else
-comes with the extras of ``pyproject.toml``.
+``pip install neaptide`` brings the simulator, the planner, the load generator and the client of batches. Everything
+else comes with the extras of ``pyproject.toml``.
 """
 
 from importlib.util import find_spec

@@ -50,6 +50,9 @@ class FakeVllm:
         self.app = FastAPI()
         self.app.post("/v1/chat/completions")(self._chat)
 
+    def shutdown(self, timeout: float | None = None) -> None:
+        """As vLLM's engine client has it."""
+
     async def _chat(self, request: Request) -> JSONResponse:
         body = await request.json()
         self.asked.append((body, request.headers.get("x-vllm-priority")))

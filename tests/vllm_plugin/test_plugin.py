@@ -89,7 +89,9 @@ async def test_a_refusal_of_vllm_ends_its_line_alone() -> None:
     assert (found["c1"]["status_code"], found["c1"]["body"]) == (400, {"error": {"message": "too hot"}})
 
 
-async def test_an_exception_in_vllm_ends_its_line_alone() -> None:
+async def test_an_exception_in_vllm_ends_its_line_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neaptide_vllm.batches.link.RETRY_S", 0.0)
+
     async def answer(body: dict[str, Any], request: Request) -> JSONResponse:
         if body["messages"][0]["content"] == "bad":
             raise ZeroDivisionError
@@ -177,6 +179,57 @@ async def test_lines_of_a_dead_engine_run_again_at_the_next_start() -> None:
         batch = await wait_terminal(http, batch_id)
         assert batch["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
         assert set(await results(http, batch)) == {f"c{i}" for i in range(20)}
+
+
+async def test_what_vllm_says_while_it_stops_is_no_result() -> None:
+    """It closes its renderer first, and its endpoints then fail."""
+    stopping: FakeVllm
+
+    async def answer(body: dict[str, Any], request: Request) -> JSONResponse:
+        if len(stopping.asked) > 3:
+            stopping.shutdown(timeout=0)
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        return await echo(body, request)
+
+    stopping = FakeVllm(answer)
+    async with stopping.running() as http:
+        batch_id = await submit(http, [asking(f"{i}") for i in range(20)])
+        await until(lambda: len(stopping.asked) > 3)
+    async with FakeVllm().running() as http:
+        batch = await wait_terminal(http, batch_id)
+        assert batch["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
+
+
+async def test_a_line_that_ends_the_engine_of_every_server_is_found_and_the_others_complete(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("neaptide_vllm.batches.link.RETRY_S", 0.0)
+    batch_id = ""
+    for _ in range(10):
+        vllm = FakeVllm()
+
+        async def answer(body: dict[str, Any], request: Request, vllm: FakeVllm = vllm) -> JSONResponse:
+            if body["messages"][0]["content"] == "3":
+                vllm.errored = True
+            if vllm.errored:
+                return JSONResponse({"error": {"message": "EngineCore encountered an issue"}}, status_code=500)
+            return await echo(body, request)
+
+        vllm.answer = answer
+        async with vllm.running() as http:
+            batch_id = batch_id or await submit(http, [asking(f"{i}") for i in range(20)])
+
+            async def has_ended(http: httpx.AsyncClient = http, vllm: FakeVllm = vllm) -> bool:
+                await asyncio.sleep(0.01)
+                return vllm.errored or (await get_batch(http, batch_id))["status"] == "completed"
+
+            await until(has_ended)
+            if not vllm.errored:
+                batch = await get_batch(http, batch_id)
+                found = await results(http, batch)
+                break
+    assert batch["request_counts"] == {"total": 20, "completed": 19, "failed": 1}
+    assert found["c3"]["body"]["error"]["code"] == "engine_crash"
 
 
 async def test_adapters_are_models_of_batches_and_others_are_not() -> None:

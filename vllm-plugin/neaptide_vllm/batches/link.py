@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from http import HTTPStatus
 
 import msgspec
 
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
 RETRY_S = 1.0
+MAX_FAILURES = 3
+"""Replies of vLLM about a fault of its own that end a line: one may come of an engine that is about to end."""
 PASSING = frozenset({408, 429, 499, 503})
 """Statuses of vLLM that say nothing of the line: it runs again."""
 
@@ -58,7 +61,8 @@ class VllmLink:
     """Opens lines in the pool's order and sends each to vLLM's application. Implements ``EngineLink``. Event loop only.
 
     Args:
-        is_dead: whether vLLM's engine has ended. Nothing that comes then counts: the next server runs those lines.
+        is_ending: whether vLLM's engine has ended or is about to. Nothing that comes then counts: the next server runs
+            those lines.
     """
 
     def __init__(
@@ -66,11 +70,11 @@ class VllmLink:
         app: LineApp,
         client: EngineClient,
         pool: LinePool,
-        is_dead: Callable[[], bool],
+        is_ending: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app, self._client, self._pool = app, client, pool
-        self._is_dead, self._clock = is_dead, clock
+        self._is_ending, self._clock = is_ending, clock
         self._drops: dict[str, asyncio.Event] = {}
         """Of the open lines."""
         self._runs: set[asyncio.Task[None]] = set()
@@ -92,6 +96,15 @@ class VllmLink:
             case SetOffline(paused):
                 self._is_paused = paused
         self._fill()
+
+    @property
+    def open_lines(self) -> list[str]:
+        """Ids of the lines that vLLM has."""
+        return list(self._drops)
+
+    @property
+    def _stops(self) -> bool:
+        return self._is_closed or self._is_ending()
 
     async def close(self) -> None:
         """Opens nothing more and drops what is open; the next server runs it."""
@@ -120,7 +133,7 @@ class VllmLink:
 
     def _fill(self) -> None:
         self._pool.begin(self._clock(), self._is_paused)
-        while not self._is_closed and not self._is_dead() and (request := self._pool.open_next()) is not None:
+        while not self._stops and (request := self._pool.open_next()) is not None:
             is_dropped = self._drops[request.request_id] = asyncio.Event()
             run = asyncio.create_task(self._run(request, is_dropped))
             self._runs.add(run)
@@ -133,12 +146,15 @@ class VllmLink:
 
     async def _run(self, request: Request, is_dropped: asyncio.Event) -> None:
         """Runs one line until it ends, is dropped, or the server stops."""
-        reply: HttpReply | None = None
+        reply, num_failures = None, 0
         while reply is None:
             reply = await self._reply(request, is_dropped)
+            if reply is not None and reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                num_failures += 1
+                reply = reply if num_failures == MAX_FAILURES else None
             if reply is None:
                 await asyncio.sleep(RETRY_S)
-            if self._is_closed or self._is_dead() or is_dropped.is_set():
+            if self._stops or is_dropped.is_set():
                 return
         del self._drops[request.request_id]
         self._pool.end(request, _num_answer_tokens(reply.body))
@@ -164,7 +180,7 @@ class VllmLink:
         try:
             reply = await self._app.post(line.endpoint, msgspec.json.encode(line.body), headers, is_dropped)
         except Exception:
-            if not (self._is_closed or self._is_dead() or is_dropped.is_set()):
+            if not (self._stops or is_dropped.is_set()):
                 logger.exception("batch %s line %d: vLLM failed", row.batch_id, row.row)
             return _FAILED
         return None if reply.status in PASSING or _is_aborted(reply) else reply

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -30,6 +30,7 @@ from neaptide.server.routes.batches import batches_router
 from neaptide.server.routes.files import files_router
 from neaptide_vllm.batches import checking
 from neaptide_vllm.batches.bodies import BodyCompiler
+from neaptide_vllm.batches.engine_end import EngineEnd, VllmClient
 from neaptide_vllm.batches.line_app import LineApp
 from neaptide_vllm.batches.line_pool import LinePool
 from neaptide_vllm.batches.link import VllmLink
@@ -41,15 +42,6 @@ logger = logging.getLogger(__name__)
 PATHS = ("/v1/files", "/v1/batches")
 CHAT_SEATS = 1 / 8
 """Part of vLLM's seats and memory that lines leave free, so that a chat finds room at once."""
-
-
-class VllmClient(Protocol):
-    """What is used of ``vllm.engine.protocol.EngineClient``."""
-
-    vllm_config: Any
-
-    @property
-    def errored(self) -> bool: ...
 
 
 def is_ours(path: str) -> bool:
@@ -81,6 +73,7 @@ class BatchesPlugin:
         self._route = OurPaths()
         self._app: FastAPI | None = None
         self._engine: VllmClient | None = None
+        self._engine_end: EngineEnd | None = None
         self._service: BatchService | None = None
         self._client = EngineClient()
         self._link: VllmLink | None = None
@@ -142,19 +135,21 @@ class BatchesPlugin:
     def _begin(self) -> None:
         if self._service is None or self._engine is None or self._app is None:
             return
-        engine = self._engine
-        config = engine.vllm_config
+        config, end = self._engine.vllm_config, EngineEnd(self._engine)
+        self._engine_end = end
         seats = config.scheduler_config.max_num_seqs
         kv_tokens = (config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size
         pool = LinePool(max(1, seats - int(seats * CHAT_SEATS)), int(kv_tokens * (1 - CHAT_SEATS)))
-        self._link = VllmLink(LineApp(self._app), self._client, pool, lambda: engine.errored)
+        self._link = VllmLink(LineApp(self._app), self._client, pool, lambda: end.is_near)
         self._client.attach(self._link, _ready(config))
 
     async def _end(self) -> None:
-        if self._service is None or self._link is None:
+        if self._service is None or self._link is None or self._engine_end is None:
             return
-        self._service.suspend()
+        open_lines = self._link.open_lines
         await self._link.close()
+        # vLLM ends with its engine. The next server looks for the line that ended it, one group after another.
+        self._client.detach(open_lines if self._engine_end.was_a_crash else ())
         await self._service.stop()
 
 

@@ -207,6 +207,9 @@ class JobRunner:
                 self._added_ids.discard(job.id)
                 self._jobs[job.id] = Running(job)
                 self._suspects.restore(job.attempts)
+                if job.attempts and self._suspects.needs_solitude:
+                    self._take_back()
+                    self.engine_is_empty()
                 await self._submit(job)
             case Close(job_id, closed):
                 closed_job = self._jobs.pop(job_id, None)

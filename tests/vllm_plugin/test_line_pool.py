@@ -1,0 +1,139 @@
+"""Which lines are opened in vLLM, and when."""
+
+from pathlib import Path
+
+import pytest
+
+from neaptide.engine.messages import AddBatch, DeadlineStatus
+from neaptide.engine.offline.prefix_tree import write_prefixes
+from neaptide.engine.offline.sharing.tenant_account import QUANTUM_TOKENS
+from neaptide.engine.offline.token_file import TokenFileWriter
+from neaptide.engine.params import SamplingParams
+from neaptide_vllm.batches.line_pool import LinePool
+
+
+@pytest.fixture
+def stem(tmp_path: Path) -> Path:
+    """Forty prompts of 100 tokens; even ones share their first half, odd ones another."""
+    with TokenFileWriter(tmp_path / "job") as tokens:
+        for row in range(40):
+            tokens.append([1 + row % 2] * 50 + [10 + row] * 50)
+    write_prefixes(tmp_path / "job")
+    return tmp_path / "job"
+
+
+def batch(stem: Path, name: str, rows: list[int], *, deadline_s: float = 1e6, share: str = "") -> AddBatch:
+    return AddBatch(
+        batch_id=name,
+        path=str(stem),
+        rows=rows,
+        params_table=[SamplingParams(max_tokens=10)],
+        params_index=[0] * len(rows),
+        stream_rows=[],
+        deadline_s=deadline_s,
+        share=share,
+    )
+
+
+def opened(pool: LinePool) -> list[str]:
+    """Opens what there is room for."""
+    found = []
+    while (request := pool.open_next()) is not None:
+        found.append(request.request_id)
+    return found
+
+
+def test_lines_that_share_a_prefix_are_open_together(stem: Path) -> None:
+    pool = LinePool(6, 1_000_000)
+    pool.add(batch(stem, "a", [0, 1, 2, 3, 4, 5]))
+    rows = [int(one.partition(":")[2]) for one in opened(pool)]
+    assert [row % 2 for row in rows] == [0, 0, 0, 1, 1, 1]
+
+
+def test_no_more_lines_are_open_than_there_are_seats(stem: Path) -> None:
+    pool = LinePool(3, 1_000_000)
+    pool.add(batch(stem, "a", list(range(10))))
+    assert len(opened(pool)) == pool.num_open == 3
+    assert pool.num_waiting == 7
+
+
+def test_no_more_tokens_are_open_than_there_is_memory(stem: Path) -> None:
+    """Each line holds 100 tokens and expects ten."""
+    pool = LinePool(40, 350)
+    pool.add(batch(stem, "a", list(range(10))))
+    assert len(opened(pool)) == 3
+
+
+def test_a_line_larger_than_all_memory_runs_alone(stem: Path) -> None:
+    pool = LinePool(40, 50)
+    pool.add(batch(stem, "a", [0, 1]))
+    assert opened(pool) == ["a:0"]
+
+
+def test_an_ended_line_makes_room_for_the_next(stem: Path) -> None:
+    pool = LinePool(1, 1_000_000)
+    pool.add(batch(stem, "a", [0, 2]))
+    request = pool.open_next()
+    assert request is not None
+    assert pool.open_next() is None
+    pool.end(request, 10)
+    assert opened(pool) == ["a:2"]
+
+
+def test_keys_take_turns_whatever_their_batches_hold(tmp_path: Path) -> None:
+    """Lines of a whole turn each alternate, however many batches of the first key came before."""
+    with TokenFileWriter(tmp_path / "job") as tokens:
+        for row in range(10):
+            tokens.append([row] * QUANTUM_TOKENS)
+    write_prefixes(tmp_path / "job")
+    pool = LinePool(100, 1_000_000)
+    for number in range(5):
+        pool.add(batch(tmp_path / "job", f"large{number}", list(range(10)), share="one"))
+    pool.add(batch(tmp_path / "job", "small", list(range(10)), share="two"))
+    assert [one.startswith("small") for one in opened(pool)[:20]] == [False, True] * 10
+
+
+def test_a_cancelled_batch_leaves_and_names_its_open_lines(stem: Path) -> None:
+    pool = LinePool(2, 1_000_000)
+    pool.add(batch(stem, "a", [0, 2, 4]))
+    pool.add(batch(stem, "b", [0]))
+    opened(pool)
+    assert sorted(pool.cancel("a")) == ["a:0", "a:2"]
+    assert opened(pool) == ["b:0"]
+
+
+def test_a_dropped_line_is_open_no_more(stem: Path) -> None:
+    pool = LinePool(2, 1_000_000)
+    pool.add(batch(stem, "a", [0, 2, 4]))
+    opened(pool)
+    assert pool.drop(["a:0", "a:4", "x:1"]) == ["a:0"]
+    assert opened(pool) == ["a:4"]
+
+
+def test_nothing_is_opened_while_offline_work_is_paused(stem: Path) -> None:
+    pool = LinePool(2, 1_000_000)
+    pool.add(batch(stem, "a", [0]))
+    pool.begin(1.0, is_paused=True)
+    assert opened(pool) == []
+    pool.begin(2.0, is_paused=False)
+    assert opened(pool) == ["a:0"]
+
+
+def run_for(pool: LinePool, seconds: int, lines_per_s: int) -> dict[str, DeadlineStatus]:
+    """Ends so many lines a second; the last reported statuses."""
+    statuses: dict[str, DeadlineStatus] = {}
+    for second in range(seconds):
+        pool.begin(float(second), is_paused=False)
+        for _ in range(lines_per_s):
+            if (request := pool.open_next()) is not None:
+                pool.end(request, 10)
+        if (found := pool.report()) is not None:
+            statuses = {one.batch_id: one.outlook for one in found}
+    return statuses
+
+
+def test_a_batch_that_no_rate_seen_would_end_in_time_is_called_infeasible(stem: Path) -> None:
+    pool = LinePool(8, 1_000_000)
+    pool.add(batch(stem, "late", list(range(40)), deadline_s=10.0))
+    pool.add(batch(stem, "calm", list(range(40)), deadline_s=1e6))
+    assert run_for(pool, 8, 1) == {"late": DeadlineStatus.INFEASIBLE, "calm": DeadlineStatus.ON_TIME}
