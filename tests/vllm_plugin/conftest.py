@@ -11,7 +11,8 @@ from tests.vllm_plugin.server import VllmServer
 @pytest.fixture(scope="session")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """The embedded model behind ``vllm serve``, for tests that have it behind our server elsewhere."""
-    with VllmServer(tmp_path_factory.mktemp("vllm"), "--api-key", *KEYS) as server:
+    flags = ("--api-key", *KEYS, "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    with VllmServer(tmp_path_factory.mktemp("vllm"), *flags) as server:
         server.http.headers["Authorization"] = f"Bearer {KEYS[0]}"
         yield server
 

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import Request
+from prometheus_client import REGISTRY, generate_latest
 from starlette.responses import JSONResponse
 
 from tests.patience import until
@@ -273,6 +274,22 @@ async def test_files_of_another_plugin_stay_its_own(comes_first: bool) -> None:
     async with vllm.running() as http:
         assert (await http.get("/v1/files")).json() == "theirs"
         assert (await http.get("/v1/batches")).status_code == 404
+
+
+async def test_vllms_metrics_have_the_series_of_batches_while_it_runs() -> None:
+    series = 'neaptide_batch_requests_total{outcome="completed"} 3.0'
+    async with FakeVllm().running() as http:
+        await wait_terminal(http, await submit(http, [asking(f"{i}") for i in range(3)]))
+    async with FakeVllm().running():
+        await until(lambda: series in generate_latest(REGISTRY).decode())
+    assert "neaptide_batch" not in generate_latest(REGISTRY).decode()
+
+
+async def test_a_data_directory_that_is_in_use_ends_the_start_with_one_line() -> None:
+    async with FakeVllm().running():
+        with pytest.raises(SystemExit, match=r"^neaptide_batches: another neaptide process .* uses the data directory"):
+            async with FakeVllm().running():
+                pass
 
 
 async def test_a_bad_request_for_a_batch_gets_openais_error() -> None:

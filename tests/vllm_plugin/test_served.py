@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.e2e.server import durable_lines, get_batch, result_lines, submit_batch, wait_terminal
 from tests.patience import PATIENCE_S
 from tests.vllm_plugin.server import MODEL, VllmServer, needs_plugin
 
-pytestmark = needs_plugin
+# A start takes twenty seconds, and minutes on a busy machine.
+pytestmark = [*needs_plugin, pytest.mark.timeout(3600)]
 NUM_LINES = 200
 
 

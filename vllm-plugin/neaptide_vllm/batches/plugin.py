@@ -3,8 +3,10 @@
 The store, the checks, the resume and the results are the batch service's. vLLM's application runs the lines.
 """
 
+import asyncio
 import logging
 import os
+import time
 from argparse import Namespace
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,13 +16,16 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from prometheus_client import REGISTRY
 from starlette.datastructures import Headers, State
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from neaptide.engine.messages import EngineReady
 from neaptide.server.batches.checking.worker import CheckerPool, WorkerChecker
+from neaptide.server.batches.metrics import REFRESH_S, BatchMetrics
 from neaptide.server.batches.service import BatchService
+from neaptide.server.batches.storing.data_dir import StoreError
 from neaptide.server.engine_client.client import EngineClient
 from neaptide.server.http.auth import ANONYMOUS, principal_for
 from neaptide.server.http.body_threads import BodyThreads
@@ -77,6 +82,8 @@ class BatchesPlugin:
         self._service: BatchService | None = None
         self._client = EngineClient()
         self._link: VllmLink | None = None
+        self._series: BatchMetrics | None = None
+        self._refreshing: asyncio.Task[None] | None = None
 
     def attach_router(self, app: FastAPI) -> None:
         """Registers routes and middleware; called while the application is built."""
@@ -106,13 +113,16 @@ class BatchesPlugin:
         models = state.openai_serving_models
         names = [path.name for path in models.base_model_paths] + list(models.lora_requests)
         compiler = BodyCompiler(tuple(names))
-        service = BatchService(
-            batch_settings(),
-            self._client,
-            compiler,
-            CheckerPool(partial(WorkerChecker, compiler, module=checking.MODULE)),
-        )
-        await service.start()
+        try:
+            service = BatchService(
+                batch_settings(),
+                self._client,
+                compiler,
+                CheckerPool(partial(WorkerChecker, compiler, module=checking.MODULE)),
+            )
+            await service.start()
+        except (StoreError, ValueError) as error:
+            raise SystemExit(f"neaptide_batches: {error}") from None
         self._service, self._engine = service, engine_client
         has_keys = any(args.api_key or [os.environ.get("VLLM_API_KEY")])
         self._route.app = files_and_batches(service, has_keys)
@@ -142,10 +152,17 @@ class BatchesPlugin:
         pool = LinePool(max(1, seats - int(seats * CHAT_SEATS)), int(kv_tokens * (1 - CHAT_SEATS)))
         self._link = VllmLink(LineApp(self._app), self._client, pool, lambda: end.is_near)
         self._client.attach(self._link, _ready(config))
+        self._series = BatchMetrics(REGISTRY, self._service.store, time.time, self._service.outlooks)
+        self._refreshing = asyncio.create_task(_refresh(self._series), name="batch series")
 
     async def _end(self) -> None:
         if self._service is None or self._link is None or self._engine_end is None:
             return
+        assert self._series is not None
+        assert self._refreshing is not None
+        self._refreshing.cancel()
+        await asyncio.gather(self._refreshing, return_exceptions=True)
+        REGISTRY.unregister(self._series)
         open_lines = self._link.open_lines
         await self._link.close()
         # vLLM ends with its engine. The next server looks for the line that ended it, one group after another.
@@ -161,6 +178,13 @@ def files_and_batches(service: BatchService, has_keys: bool) -> ASGIApp:
     app.include_router(files_router(service))
     app.include_router(batches_router(service))
     return Callers(app, has_keys)
+
+
+async def _refresh(series: BatchMetrics) -> None:
+    """Keeps the series of vLLM's ``/metrics`` fresh."""
+    while True:
+        await series.refresh()
+        await asyncio.sleep(REFRESH_S)
 
 
 class Callers:
