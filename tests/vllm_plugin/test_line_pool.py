@@ -1,14 +1,18 @@
 """Which lines are opened in vLLM, and when."""
 
 from pathlib import Path
+from typing import Any
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from neaptide.engine.messages import AddBatch, DeadlineStatus
 from neaptide.engine.offline.prefix_tree import write_prefixes
 from neaptide.engine.offline.sharing.tenant_account import QUANTUM_TOKENS
 from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import SamplingParams
+from neaptide.engine.request import Request
 from neaptide_vllm.batches.line_pool import LinePool
 
 
@@ -117,6 +121,74 @@ def test_nothing_is_opened_while_offline_work_is_paused(stem: Path) -> None:
     assert opened(pool) == []
     pool.begin(2.0, is_paused=False)
     assert opened(pool) == ["a:0"]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    actions=st.lists(
+        st.one_of(
+            st.tuples(st.just("add"), st.sampled_from("abc"), st.integers(1, 12)),
+            st.tuples(st.just("open"), st.integers(1, 4)),
+            st.tuples(st.just("end"), st.integers(0, 9), st.integers(0, 10)),
+            st.tuples(st.just("drop"), st.integers(0, 9)),
+            st.tuples(st.just("cancel"), st.sampled_from("abc")),
+            st.tuples(st.just("pause"), st.booleans()),
+        ),
+        max_size=40,
+    )
+)
+def test_every_line_is_opened_once_and_none_is_lost(stem: Path, actions: list[tuple[Any, ...]]) -> None:
+    """Whatever comes in between; and seats and memory are never exceeded."""
+    pool = LinePool(5, 450)
+    names = dict.fromkeys("abc", 0)
+    added: dict[str, int] = {}
+    is_open: list[Request] = []
+    seen: set[str] = set()
+    num_gone = 0
+
+    def take(most: int) -> None:
+        for _ in range(most):
+            if (request := pool.open_next()) is None:
+                return
+            assert request.request_id not in seen
+            seen.add(request.request_id)
+            is_open.append(request)
+            assert len(is_open) <= 4, "a fifth line of 110 tokens would exceed the memory"
+
+    for now_s, (action, *given_) in enumerate(actions):
+        match action:
+            case "add":
+                name, count = given_
+                batch_id = f"{name}{names[name]}"
+                first = added.get(batch_id, 0)
+                rows = list(range(first, min(40, first + count)))
+                added[batch_id] = first + len(rows)
+                pool.add(batch(stem, batch_id, rows, share=name))
+            case "open":
+                take(*given_)
+            case "end" if is_open:
+                request = is_open.pop(given_[0] % len(is_open))
+                pool.end(request, given_[1])
+                num_gone += 1
+            case "drop" if is_open:
+                request = is_open.pop(given_[0] % len(is_open))
+                assert pool.drop([request.request_id]) == [request.request_id]
+                num_gone += 1
+            case "cancel":
+                batch_id = f"{given_[0]}{names[given_[0]]}"
+                left = {request.request_id for request in is_open if request.request_id.startswith(f"{batch_id}:")}
+                assert set(pool.cancel(batch_id)) == left
+                num_gone += added.get(batch_id, 0) - sum(one.startswith(f"{batch_id}:") for one in seen - left)
+                is_open = [request for request in is_open if request.request_id not in left]
+                names[given_[0]] += 1  # A cancelled batch does not come back.
+            case "pause":
+                pool.begin(float(now_s), *given_)
+        assert pool.num_open == len(is_open)
+        assert pool.num_open + pool.num_waiting + num_gone == sum(added.values())
+    pool.begin(float(len(actions)), is_paused=False)
+    while pool.num_open or pool.num_waiting:
+        take(5)
+        pool.end(is_open.pop(), 1)
 
 
 def run_for(pool: LinePool, seconds: int, lines_per_s: int) -> dict[str, DeadlineStatus]:
