@@ -68,6 +68,16 @@ def test_no_more_tokens_are_open_than_there_is_memory(stem: Path) -> None:
     assert len(opened(pool)) == 3
 
 
+def test_an_ended_line_gives_its_memory_back(stem: Path) -> None:
+    pool = LinePool(40, 350)
+    pool.add(batch(stem, "a", list(range(10))))
+    request = pool.open_next()
+    opened(pool)
+    assert request is not None
+    pool.end(request, 10)
+    assert len(opened(pool)) == 1
+
+
 def test_a_line_larger_than_all_memory_runs_alone(stem: Path) -> None:
     pool = LinePool(40, 50)
     pool.add(batch(stem, "a", [0, 1]))

@@ -182,8 +182,9 @@ async def test_lines_of_a_dead_engine_run_again_at_the_next_start() -> None:
         assert set(await results(http, batch)) == {f"c{i}" for i in range(20)}
 
 
-async def test_what_vllm_says_while_it_stops_is_no_result() -> None:
+async def test_what_vllm_says_while_it_stops_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """It closes its renderer first, and its endpoints then fail."""
+    monkeypatch.setattr("neaptide_vllm.batches.link.RETRY_S", 0.0)
     stopping: FakeVllm
 
     async def answer(body: dict[str, Any], request: Request) -> JSONResponse:
@@ -195,7 +196,9 @@ async def test_what_vllm_says_while_it_stops_is_no_result() -> None:
     stopping = FakeVllm(answer)
     async with stopping.running() as http:
         batch_id = await submit(http, [asking(f"{i}") for i in range(20)])
-        await until(lambda: len(stopping.asked) > 3)
+        link = stopping.plugin._link
+        assert link is not None
+        await until(lambda: len(stopping.asked) > 3 and not link._runs)
     async with FakeVllm().running() as http:
         batch = await wait_terminal(http, batch_id)
         assert batch["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
