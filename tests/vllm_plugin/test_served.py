@@ -12,7 +12,7 @@ from tests.patience import PATIENCE_S
 from tests.vllm_plugin.server import MODEL, VllmServer, needs_plugin
 
 # A start takes twenty seconds, and minutes on a busy machine.
-pytestmark = [*needs_plugin, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.timeout(3600), *needs_plugin]
 NUM_LINES = 200
 
 
