@@ -1,10 +1,11 @@
 """Measures the engine's own cost: plan, apply and commit of a step, with an executor that does nothing.
 
-    python -m benchmarks.scheduling [--running N] [--online N] [--pooled N] [--steps N] [--touched-mib N] [--before DIR]
-        [--profile]
+    python -m benchmarks.scheduling [--running N] [--online N] [--waiting N] [--pooled N] [--steps N] [--touched-mib N]
+        [--before DIR] [--profile]
     python -m benchmarks.scheduling --bars [--pooled N] [--steps N]
 
-``--before`` names another checkout of this project, whose own version of this benchmark runs first. ``--bars`` measures
+``--before`` names another checkout of this project, which this benchmark measures first. ``--waiting`` is three times
+overload: so many more online requests wait, three arrive for each that ends, the oldest give up. ``--bars`` measures
 at 100 and at 1,000 running requests, with and without streams. It reports which bars hold at p99 and what disturbed the
 slow steps, and exits with 1 if a bar does not hold; it needs an idle machine. ``--touched-mib`` makes the executor
 touch this much memory in every step, as a model on the same CPU does: planning then finds the caches cold.
@@ -31,7 +32,7 @@ import numpy as np
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.core import EngineCore
 from neaptide.engine.kv.headroom import FixedHeadroom
-from neaptide.engine.messages import AddBatch, AddRequest
+from neaptide.engine.messages import AbortRequest, AddBatch, AddRequest
 from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.steps.plan import StepPlan, StepResult
@@ -45,6 +46,11 @@ STEP_S = 0.05
 BARS_MS = {100: 0.15, 1000: 0.5}
 """Number of running requests, and the longest time at p99 of a step's plan, apply and commit."""
 NUM_SLOWEST = 5
+CROWD_TOKENS = 50
+"""Mean tokens of an answer of the crowd that waits."""
+CROWD_STEPS = 150
+"""Steps until the crowd is mixed: running, waiting in time, and late."""
+OVERLOAD = 3
 
 
 class HostClock:
@@ -90,9 +96,17 @@ def write_pool(stem: str, pooled: int) -> None:
             writer.append(rng.integers(6, 32_000, PROMPT_TOKENS, dtype=np.int32))
 
 
-def build(running: int, online: int, pooled: int, policy: str, stem: str, touched_mib: int = 0) -> EngineCore:
+def build(
+    running: int,
+    online: int,
+    pooled: int,
+    policy: str,
+    stem: str,
+    touched_mib: int = 0,
+    clock: HostClock | None = None,
+) -> EngineCore:
     """An engine with these streams and the batch of ``stem``."""
-    clock = HostClock()
+    clock = clock or HostClock()
     scheduler = SchedulerConfig(policy=policy, max_num_seqs=running, tpot_slo_s=1.0, offline_max_kv_ratio=1.0)
     num_blocks = running * (PROMPT_TOKENS + MAX_TOKENS) // 16 + 1000
     cost_model = OnlineCostModel(RooflineModel.generic())
@@ -110,6 +124,31 @@ def build(running: int, online: int, pooled: int, policy: str, stem: str, touche
     core.handle(AddBatch("job", stem, rows, [params], [0] * pooled, [], 1e9))
     print(f"{(resident_bytes() - before_bytes) / max(pooled, 1):.0f} bytes of memory per pooled row")
     return core
+
+
+class Crowd:
+    """Online requests at ``OVERLOAD`` times what the seats serve, of which so many wait."""
+
+    def __init__(self, core: EngineCore, clock: HostClock, running: int, waiting: int) -> None:
+        self._core, self._clock, self._waiting = core, clock, waiting
+        self._arrivals = OVERLOAD * running // CROWD_TOKENS
+        self._rng = np.random.default_rng(3)
+        self._count = 0
+        self._arrive(waiting)
+
+    def go_on(self) -> None:
+        """Those of one step arrive, and the oldest give up."""
+        self._arrive(self._arrivals)
+        waiting = sorted(self._core.scheduler.queues.waiting_online, key=lambda request: request.arrival_s)
+        self._core.handle(AbortRequest([request.request_id for request in waiting[: -self._waiting]]))
+
+    def _arrive(self, count: int) -> None:
+        for _ in range(count):
+            prompt = self._rng.integers(6, 32_000, self._rng.integers(50, 1500)).tolist()
+            params = SamplingParams(max_tokens=int(self._rng.integers(20, 2 * CROWD_TOKENS - 20)))
+            self._count += 1
+            now_s = self._clock.now()
+            self._core.handle(AddRequest(f"crowd-{self._count}", prompt, params, Tier.DEFAULT, now_s, 2.0, 0.2))
 
 
 def resident_bytes() -> int:
@@ -167,11 +206,14 @@ class Disturbances:
         self._collections += phase == "stop"
 
 
-def measure(core: EngineCore, running: int, steps: int) -> list[StepTime]:
-    """Measures steps with this many running requests. Garbage of the start-up is frozen, as in the server."""
-    while core.scheduler.queues.num_running < running:
+def measure(core: EngineCore, running: int, steps: int, crowd: Crowd | None = None) -> list[StepTime]:
+    """Measures steps with this many running requests, or with the crowd. Garbage of the start-up is frozen, as in the
+    server."""
+    while crowd is None and core.scheduler.queues.num_running < running:
         core.step()
-    for _ in range(20):
+    for _ in range(20 if crowd is None else CROWD_STEPS):
+        if crowd is not None:
+            crowd.go_on()
         core.step()
     gc.collect()
     gc.freeze()
@@ -179,6 +221,8 @@ def measure(core: EngineCore, running: int, steps: int) -> list[StepTime]:
     disturbances.watch()
     measured: list[StepTime] = []
     for _ in range(steps):
+        if crowd is not None:
+            crowd.go_on()
         disturbances.since_last()
         start_s, start_cpu_s = time.perf_counter(), time.thread_time()
         (stats,) = core.step().stats
@@ -237,9 +281,9 @@ def verdict(measured: Sequence[StepTime], bar_ms: float) -> dict[str, object]:
 
 
 def before(directory: Path, args: argparse.Namespace) -> dict[str, float]:
-    """Runs the other checkout's own measurement, whose executor makes up a token for every request."""
-    sizes = [f"--{name}={getattr(args, name)}" for name in ("running", "online", "pooled", "steps", "policy")]
-    command = [sys.executable, "-m", "benchmarks.scheduling", *sizes]
+    """Runs this measurement with the other checkout's engine."""
+    names = ("running", "online", "waiting", "pooled", "steps", "policy")
+    command = [sys.executable, __file__, *(f"--{name}={getattr(args, name)}" for name in names)]
     done = subprocess.run(
         command, cwd=directory, env={"PYTHONPATH": str(directory)}, capture_output=True, text=True, check=True
     )
@@ -251,6 +295,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--running", type=int, default=1000)
     parser.add_argument("--online", type=int, default=250)
+    parser.add_argument("--waiting", type=int, default=0, help="online requests that wait; --online should be 0 (0)")
     parser.add_argument("--pooled", type=int, default=400_000)
     parser.add_argument("--steps", type=int, help="(300; with --bars 1000)")
     parser.add_argument("--policy", default="neaptide")
@@ -275,11 +320,13 @@ def one_size(args: argparse.Namespace, stem: str) -> None:
     result: dict[str, object] = {}
     if args.before is not None:
         result["before"] = before(args.before, args)
-    core = build(args.running, args.online, args.pooled, args.policy, stem, args.touched_mib)
-    figures = figures_of(measure(core, args.running, args.steps))
+    clock = HostClock()
+    core = build(args.running, args.online, args.pooled, args.policy, stem, args.touched_mib, clock)
+    crowd = Crowd(core, clock, args.running, args.waiting) if args.waiting else None
+    figures = figures_of(measure(core, args.running, args.steps, crowd))
     if args.profile:
         profile = cProfile.Profile()
-        profile.runcall(measure, core, args.running, args.steps)
+        profile.runcall(measure, core, args.running, args.steps, crowd)
         pstats.Stats(profile).sort_stats("tottime").print_stats(25)
     for name, value in figures.items():
         print(f"{name:24} {value:8.3f}")

@@ -182,7 +182,9 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        return self.num_tokens - self.num_prompt_tokens
+        if self.table is None:
+            return len(self._output_token_ids)
+        return int(self.table.total[self.slot]) - self.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:

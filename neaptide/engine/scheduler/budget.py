@@ -74,25 +74,28 @@ class StepBudget:
         """What it may be predicted to take while it is filled, its margin aside, whatever limit is asked about."""
         self.shape = BatchShape()
         self._asked: BatchShape | None = None
-        """What was asked about last; most steps are before they are made so, and once more at their end. The answer
-        holds for as long as a draft is made: the cost model learns between two of them."""
+        """What was asked about last; most steps are before they are made so. The answer holds for as long as a draft is
+        made: the cost model learns between two of them."""
         self._answer = Prediction(0.0, 0.0)
 
     @property
     def prediction(self) -> Prediction:
         """What the step takes as it is."""
-        return self.predict(self.shape)
+        return self._answer if self.shape == self._asked else self.predict(self.shape.copy())
 
     def predict(self, shape: BatchShape) -> Prediction:
-        """Time of a step of this shape, with the wait for masks."""
-        if shape != self._asked:
-            seconds, margin_s = self._cost_model.predict(shape)
-            self._asked, self._answer = shape.copy(), Prediction(seconds + self._mask_wait_s, margin_s)
+        """Time of a step of this shape, which does not change any more, with the wait for masks."""
+        seconds, margin_s = self._cost_model.predict(shape)
+        self._asked, self._answer = shape, Prediction(seconds + self._mask_wait_s, margin_s)
         return self._answer
 
-    def _seconds(self, shape: BatchShape, limit_s: float = math.inf) -> float:
+    def expected_s(self, shape: BatchShape) -> float:
+        """The same without the margin, for shapes that the step will hardly have: the last answer is kept."""
+        return self._cost_model.predict(shape).seconds + self._mask_wait_s
+
+    def _most_s(self, prediction: Prediction, limit_s: float) -> float:
         """What such a step takes at most, or as much more than ``limit_s`` as its prediction is above its own limit."""
-        seconds, margin_s = self.predict(shape)
+        seconds, margin_s = prediction
         if self.expected_limit_s < limit_s < math.inf:
             margin_s = max(margin_s, limit_s - self.expected_limit_s)
         return seconds + margin_s
@@ -104,7 +107,7 @@ class StepBudget:
 
     def predict_with(self, num_tokens: int) -> Prediction:
         """What the step takes with a chunk of so many tokens without context, or as it is with 0."""
-        return self.predict(self.shape.plus(num_tokens, 0) if num_tokens else self.shape)
+        return self.predict(self.shape.plus(num_tokens, 0)) if num_tokens else self.prediction
 
     def least_s(self) -> float:
         """What a step takes that does next to nothing."""
@@ -132,7 +135,7 @@ class StepBudget:
         shape = self.shape
         if reads is None or most < len(contexts):
             reads = Reads.of(contexts[:most], shared_tokens(most))
-        all_s = self._seconds(shape.plus_decodes(most, *reads), limit_s)
+        all_s = self._most_s(self.predict(shape.plus_decodes(most, *reads)), limit_s)
         if all_s <= limit_s:
             return most
         read_tokens = contexts + 1
@@ -140,9 +143,9 @@ class StepBudget:
 
         def seconds(count: int) -> float:
             reads = Reads(int(sums[count - 1]), int(longest[count - 1]), shared_tokens(count))
-            return self._seconds(shape.plus_decodes(count, *reads), limit_s)
+            return self._most_s(self.predict(shape.plus_decodes(count, *reads)), limit_s)
 
-        return largest_within(limit_s, seconds, self._seconds(shape, limit_s), most, all_s)
+        return largest_within(limit_s, seconds, self._most_s(self.prediction, limit_s), most, all_s)
 
     def largest_chunk(self, max_tokens: int, context_tokens: int, limit_s: float, swapped_blocks: int = 0) -> int:
         """The largest chunk of at most ``max_tokens`` that keeps the step within ``limit_s``; 0 if none does.
@@ -157,12 +160,12 @@ class StepBudget:
         def seconds(num_tokens: int) -> float:
             shape = self.shape.plus(num_tokens, context_tokens)
             shape.swapped_blocks += swapped_blocks
-            return self._seconds(shape, limit_s)
+            return self._most_s(self.predict(shape), limit_s)
 
         all_s = seconds(most)
         if all_s <= limit_s:
             return most
-        return largest_within(limit_s, seconds, self._seconds(self.shape, limit_s), most, all_s)
+        return largest_within(limit_s, seconds, self._most_s(self.prediction, limit_s), most, all_s)
 
     def add_decodes(self, count: int, reads: Reads) -> None:
         self.tokens_left -= count

@@ -10,6 +10,7 @@ Sources: Moore and Hodgson's rule (fewest late jobs on one machine), Pollaczek a
 import math
 from collections.abc import Container, Sequence
 from heapq import heappop, heappush
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +49,7 @@ NUM_LENGTHS, GROWTH = 8, 8
 """Step lengths that are compared for offline work; factor between the token counts whose times are predicted."""
 UNKNOWN_WAIT = 0.5
 """Wait that a request stands before any has come, as a fraction of its TTFT target."""
+LEAST_MARGIN_S = 1e-9
 MAX_STREAMS = 64
 """Streams that are looked at one by one; more are looked at in as many groups with similar slack."""
 
@@ -67,6 +69,22 @@ class Choice(NamedTuple):
     limit_s: float
     in_time: list[Request]
     late: list[Request]
+
+
+class OfflineSteps(NamedTuple):
+    """Steps with more and more offline work, the first without any."""
+
+    tokens: list[float]
+    """[lengths] offline tokens."""
+    lengths_s: list[float]
+    """[lengths] times."""
+    token_s: float
+    """Time of a token in the fullest step."""
+    saved_s: float
+    """By how much their predictions are shorter than ``lengths_s``.
+
+    A step of another kind has a fit of its own, by which the first offline tokens may save time. They cannot.
+    """
 
 
 class Judgement:
@@ -103,28 +121,28 @@ class Judgement:
     def _expect_arrivals(self, now_s: float, decodes: BatchShape, traffic: RecentTraffic) -> None:
         """Expects the prompts to come to be like the recent ones, at the recent rate."""
         config, model = self._config, self._model
-        tokens, ttft_slo_s = traffic.prompts()
-        if not len(tokens):
+        prompts = traffic.prompts
+        if prompts is None:
             # Nothing is known: one request may come, and half of its target is for its prompt.
             wait_s = UNKNOWN_WAIT * max(config.ttft_slo_s - config.delivery_latency_s, 0.0) / (1 + config.overlap_depth)
             self._set_waits(np.array([wait_s]), 1.0 / WINDOW_S)
             self._rate, self._busy, self._load, self._decay = 1.0 / WINDOW_S, 0.0, 0.0, 0.0
             return
-        self._rate, most = traffic.rate(now_s), traffic.longest_tokens
+        self._rate, most = traffic.rate(now_s), prompts.longest_tokens
         whole = model.predict(decodes.plus(most, 0))
         token_s = max(whole.seconds - self.alone_s, 0.0) / most
-        own_s, mean_s = tokens * token_s, traffic.mean_tokens * token_s
+        own_s, mean_s = prompts.tokens * token_s, prompts.mean_tokens * token_s
         drain = max(1.0 - self.alone_s / self.tpot_slo_s, LEAST_GAIN) if self.has_streams else 1.0
         self._load = self._rate * mean_s
         rho = self._load / drain
         # The work that arrivals find has an exponential tail. In a busy period one late prompt is followed by others.
         idle = max(1.0 - rho, LEAST_IDLE)
-        self._decay = 2.0 * idle / (traffic.spread * mean_s) if mean_s else 0.0
-        can_wait_s = max(drain * traffic.tightest_ttft_s - most * token_s, 0.0)
+        self._decay = 2.0 * idle / (prompts.spread * mean_s) if mean_s else 0.0
+        can_wait_s = max(drain * prompts.tightest_ttft_s - most * token_s, 0.0)
         self._busy = rho / idle * math.exp(-self._decay * can_wait_s) if "slack-reserve" not in self._left_out else 0.0
         # A request that arrives in the middle of a step waits for its end, for the steps planned behind it, and for
         # those that came before it.
-        spare_s = ttft_slo_s - config.delivery_latency_s - self.alone_s - own_s
+        spare_s = prompts.ttft_slo_s - config.delivery_latency_s - self.alone_s - own_s
         error_s = _relative_error(whole) * (own_s + self.alone_s)
         waits_s = np.sort((spare_s + ERRORS * error_s).ravel()) / ((1.0 + rho) * (1 + config.overlap_depth))
         share = self._rate / len(waits_s) if "arrivals" not in self._left_out else 0.0
@@ -145,11 +163,12 @@ class Judgement:
         slo_s = streams.tpot_slo_s
         slack_s = streams.due_s - np.minimum(self._config.delivery_latency_s, DELIVERY_SHARE * slo_s) - self._now_s
         ends = 1.0 / traffic.tokens_left(streams.num_output)
-        count = np.ones(len(slo_s))
+        count = np.ones(min(len(slo_s), MAX_STREAMS))
         if len(slo_s) > MAX_STREAMS:
             order = slack_s.argsort()
-            firsts = np.arange(MAX_STREAMS) * len(order) // MAX_STREAMS
-            count = np.diff(firsts, append=len(order)).astype(float)
+            bounds = np.arange(MAX_STREAMS + 1) * len(order) // MAX_STREAMS
+            firsts = bounds[:-1]
+            count *= bounds[1:] - firsts
             slack_s, slo_s = (np.add.reduceat(values[order], firsts) / count for values in (slack_s, slo_s))
             ends = np.add.reduceat(ends[order], firsts)
         self._slack_s, self._slo_s, self._ends = slack_s, slo_s, ends
@@ -177,14 +196,17 @@ class Judgement:
             last_s: [lengths, streams] the same at the last of them.
             margin_s: [lengths, 1] error of these times.
         """
+        after_s = np.maximum(last_s + (self._slo_s - self.alone_s), 0.0)
+        num_late: FloatArray = np.exp(-self._decay * after_s) @ self._reserve
+        if min(smallest(first_s), smallest(last_s)) >= max(LEAST_MARGIN_S, *margin_s.flat):
+            return num_late  # None can be behind.
         late = _share_beyond(first_s, margin_s)
         if count > 1.0:
             for part in (1 / 3, 2 / 3, 1.0):
                 late += _share_beyond(first_s + part * (last_s - first_s), margin_s)
             late *= count / 4.0
         late += np.maximum(-last_s, 0.0) / self._gain_s
-        after_s = np.maximum(last_s + (self._slo_s - self.alone_s), 0.0)
-        num_late: FloatArray = late @ self._ends + np.exp(-self._decay * after_s) @ self._reserve
+        num_late += late @ self._ends
         return num_late
 
     # ---- how long online prompts may make a step, and which of them ----
@@ -261,61 +283,65 @@ class Judgement:
         if draft.is_abortable:
             draft.arrival_waits_s, wait_s = self.least_wait_s, self.longest_s
         most_s = min(self.gap_s, max(wait_s, SHORTEST * self._config.tpot_slo_s)) / (1.0 + error)
-        tokens, lengths_s, token_s = self._offline_lengths(draft, most_s)
-        work_s = tokens * token_s
-        if draft.is_abortable:
-            lost_s = np.maximum(lengths_s - draft.arrival_waits_s, 0.0)
-            work_s = work_s - self._rate * lost_s * lost_s / 2.0
-            num_late = self.late_arrivals(np.minimum(lengths_s, draft.arrival_waits_s))
-        else:
-            num_late = self.late_arrivals(lengths_s, ahead_s)
-        margins_s = (error * lengths_s)[:, None]
+        tokens, lengths_s, token_s, saved_s = self._offline_steps(draft, most_s)
+        at_s = np.array(lengths_s)
+        late = self.late_arrivals(np.minimum(at_s, draft.arrival_waits_s) if draft.is_abortable else at_s, ahead_s)
+        margins_s = (error * at_s)[:, None]
         if self.has_streams:
-            left_s = self._slack_s - lengths_s[:, None]
-            num_late += self.late_streams(left_s, left_s, 1.0, margins_s)
+            left_s = self._slack_s - at_s[:, None]
+            late += self.late_streams(left_s, left_s, 1.0, margins_s)
         if len(due_s):
-            num_late += _share_beyond(np.array(due_s) - lengths_s[:, None], margins_s).sum(1)
-        values = (work_s - self._config.late_price_s * (num_late - num_late[0])) / np.maximum(lengths_s, 1e-9)
+            late += _share_beyond(np.array(due_s) - at_s[:, None], margins_s).sum(1)
+        values: list[float] = []
+        least_late, *_ = num_lates = late.tolist()
+        for count, length_s, num_late in zip(tokens, lengths_s, num_lates, strict=True):
+            lost_s = max(length_s - draft.arrival_waits_s, 0.0)
+            work_s = count * token_s - self._rate * lost_s * lost_s / 2.0
+            values.append((work_s - self._config.late_price_s * (num_late - least_late)) / max(length_s, 1e-9))
+        candidates = [Candidate("offline", *each) for each in zip(lengths_s, num_lates, values, strict=True)]
         # An empty step brings nothing, and offline work must go on.
-        first = 0 if draft.num_parts or len(values) == 1 else 1
-        if self.has_streams:
-            best = first + int((values[first:] >= (1.0 - NEXT_TO_NOTHING) * values[first:].max()).argmax())
-        else:
-            best = len(values) - 1 - int(values[first:][::-1].round(9).argmax())
-        found = zip(lengths_s.tolist(), num_late.tolist(), values.tolist(), strict=True)
-        candidates = [Candidate("offline", *each) for each in found]
+        first = 0 if draft.num_parts else 1
+        best = candidates[first + self._index_of_best(values[first:])]
         draft.candidates += candidates
-        draft.chosen.append(candidates[best])
-        return candidates[best].length_s
+        draft.chosen.append(best)
+        return best.length_s - saved_s
 
-    def _offline_lengths(self, draft: Draft, most_s: float) -> tuple[FloatArray, FloatArray, float]:
-        """Numbers of offline tokens, the lengths of steps with them, and the seconds of a token in the fullest step."""
+    def _index_of_best(self, values: Sequence[float]) -> int:
+        """Index of the length that is taken, from the values of all, shortest length first."""
+        if self.has_streams:
+            least = (1.0 - NEXT_TO_NOTHING) * max(values)
+            return next((index for index, value in enumerate(values) if value >= least), 0)
+        return max(range(len(values)), key=lambda index: (round(values[index], 9), index))
+
+    def _offline_steps(self, draft: Draft, most_s: float) -> OfflineSteps:
         budget = draft.budget
         most, online_s = budget.tokens_left, budget.prediction.seconds
-        if most <= 0:
-            return np.zeros(1), np.array([online_s]), 0.0
         rows = draft.due_decodes(online=False)[:most]
         reads = Reads.of(draft.table.computed[rows]) if len(rows) else Reads(0, 0)
-        tokens, lengths_s, count = [0], [online_s], 1
+        tokens, predicted_s, count = [0], [online_s], 1
         while tokens[-1] < most:
             count = min(count, most)
-            shape, num_decodes = budget.shape, min(count, len(rows))
+            shape, num_decodes = budget.shape.copy(), min(count, len(rows))
             if num_decodes:
-                total_tokens = reads.total_tokens * num_decodes // len(rows)
-                shape = shape.plus_decodes(num_decodes, total_tokens, reads.longest_tokens)
+                shape.add_decodes(num_decodes, reads.total_tokens * num_decodes // len(rows), reads.longest_tokens)
             if count > num_decodes:
-                shape = shape.plus(count - num_decodes, 0)
+                shape.add(count - num_decodes, 0)
             tokens.append(count)
-            # A longer step never does less, whatever a fit says.
-            lengths_s.append(max(budget.predict(shape).seconds, lengths_s[-1]))
+            predicted_s.append(budget.expected_s(shape))
             count *= GROWTH
+        first_s = (predicted_s[2] - predicted_s[1]) / (tokens[2] - tokens[1]) if len(tokens) > 2 else 0.0
+        saved_s = max(online_s + first_s - predicted_s[1], 0.0) if draft.num_parts else 0.0
+        # A longer step never does less, whatever a fit says.
+        lengths_s = list(accumulate((online_s, *(seconds + saved_s for seconds in predicted_s[1:])), max))
         token_s = (lengths_s[-1] - online_s) / most
-        # Between two counts times are nearly a line.
-        least_s = lengths_s[1]
         # A length beyond that of the fullest step brings nothing.
-        compared_s = np.linspace(least_s, max(min(most_s, lengths_s[-1]), least_s), NUM_LENGTHS)
-        compared = np.interp(compared_s, lengths_s, tokens)
-        return np.concatenate(((0.0,), compared)), np.concatenate(((online_s,), compared_s)), token_s
+        least_s = lengths_s[1]
+        most_s = max(min(most_s, lengths_s[-1]), least_s)
+        apart_s = (most_s - least_s) / (NUM_LENGTHS - 1)
+        compared_s = [*(least_s + number * apart_s for number in range(NUM_LENGTHS - 1)), most_s]
+        # Between two counts times are nearly a line.
+        compared = np.interp(compared_s, lengths_s, tokens).tolist()
+        return OfflineSteps([0.0, *compared], [online_s, *compared_s], token_s, saved_s)
 
 
 def _fewest_late(
@@ -357,5 +383,5 @@ def _relative_error(prediction: Prediction) -> float:
 
 def _share_beyond(spare_s: FloatArray, margin_s: FloatArray) -> FloatArray:
     """Probability that a time with such a margin is longer by more than ``spare_s``: a line in place of a bell."""
-    shares: FloatArray = np.clip(0.5 - spare_s / np.maximum(2.0 * margin_s, 1e-9), 0.0, 1.0)
+    shares: FloatArray = (0.5 - spare_s / np.maximum(2.0 * margin_s, LEAST_MARGIN_S)).clip(0.0, 1.0)
     return shares

@@ -13,7 +13,6 @@ from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
 from neaptide.engine.kv.draft import NO_HIT, PrefixHit
 from neaptide.engine.kv.manager import KVCacheManager
-from neaptide.engine.params import Tier
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.actions import Admit
 from neaptide.engine.scheduler.base import Scheduler
@@ -107,6 +106,7 @@ class NeaptideScheduler(Scheduler, Divisible):
 
     def begin(self, now_s: float) -> None:
         super().begin(now_s)
+        self.traffic.begin()
         self._look_up_prompts(now_s)
         pool = self.queues.pool
         if pool.ends is not None:
@@ -159,8 +159,10 @@ class NeaptideScheduler(Scheduler, Divisible):
         draft.at = None
         if self.offline_paused:
             return math.inf
-        unfinished_s, ahead_s = self._unfinished_s(draft, notes.in_time)
-        length_s = judgement.offline_length_s(draft, notes.first_tokens_s + unfinished_s, ahead_s)
+        length_s = draft.budget.prediction.seconds
+        if draft.budget.tokens_left > 0:
+            unfinished_s, ahead_s = self._unfinished_s(draft, notes.in_time)
+            length_s = judgement.offline_length_s(draft, notes.first_tokens_s + unfinished_s, ahead_s)
         limit_s = draft.budget.with_margin_s(length_s)
         draft.budget.expected_limit_s = length_s
         notes.passed = self._fill.fill(draft, limit_s)
@@ -181,8 +183,7 @@ class NeaptideScheduler(Scheduler, Divisible):
             is_late = request.next_deadline_s < draft.now_s and not request.num_output_tokens
             (late if is_late else in_time).append(request)
         prompts = [self._prompt(draft, request) for request in sorted(in_time, key=deadline_order)]
-        late.sort(key=_oldest)
-        first_late = self._prompt(draft, late[0]) if late else None
+        first_late = self._prompt(draft, min(late, key=_oldest)) if late else None
         choice = judgement.choose(draft, prompts, first_late)
         late = sorted(late + choice.late, key=_oldest)
         ahead = choice.in_time
@@ -342,4 +343,4 @@ def _has_begun(request: Request) -> bool:
 
 def _oldest(request: Request) -> tuple[bool, bool, float]:
     """Sort key of late requests: those pushed out amid their answers first, then the oldest."""
-    return (not request.num_output_tokens, request.tier is not Tier.PRIORITY, request.arrival_s)
+    return (not request.num_output_tokens, not request.is_priority, request.arrival_s)

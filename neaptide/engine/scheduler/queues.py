@@ -6,13 +6,12 @@ from typing import Any
 
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.offline.pool import OfflinePool
-from neaptide.engine.params import Tier
 from neaptide.engine.request import Request, RequestStatus
 
 
 def deadline_order(request: Request) -> tuple[float, bool, float, str]:
     """Sort key: earliest next deadline first; at equal deadlines ``priority`` before ``default``."""
-    return (request.next_deadline_s, request.tier is not Tier.PRIORITY, request.arrival_s, request.request_id)
+    return (request.next_deadline_s, not request.is_priority, request.arrival_s, request.request_id)
 
 
 def streams_first(request: Request) -> tuple[bool, float, bool, float, str]:

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,26 @@ FIRST_ANSWER_TOKENS = 32
 """Length of the answers before the first has ended."""
 
 
+class Prompts(NamedTuple):
+    """Prompts of recent requests, at least one."""
+
+    tokens: FloatArray
+    """[recent] uncomputed tokens of each."""
+    ttft_slo_s: FloatArray
+    """[recent] TTFT target of each."""
+    mean_tokens: float
+    spread: float
+    """Mean square of the tokens over their squared mean."""
+    longest_tokens: int
+    tightest_ttft_s: float
+
+    @classmethod
+    def of(cls, tokens: FloatArray, ttft_slo_s: FloatArray) -> "Prompts":
+        mean_tokens = max(float(tokens.mean()), 1.0)
+        spread = float((tokens * tokens).mean()) / mean_tokens**2
+        return cls(tokens, ttft_slo_s, mean_tokens, spread, max(int(tokens.max()), 1), float(ttft_slo_s.min()))
+
+
 class RecentTraffic:
     """The last ``RECENT`` online requests.
 
@@ -31,15 +52,12 @@ class RecentTraffic:
         """In order; more than ``RECENT``, because a crowd's rate is counted over less than the window."""
         self._prompts: deque[list[float]] = deque(maxlen=RECENT)
         """Uncomputed tokens and TTFT target of each, in seconds."""
+        self.prompts: Prompts | None = None
+        """Sums of the recent prompts at the last ``begin``; None before the first."""
+        self._have_changed = False
         self._waiting: dict[Request, list[float]] = {}
         self._answers: deque[int] = deque([FIRST_ANSWER_TOKENS], maxlen=RECENT)
-        self._sample: FloatArray = np.zeros((0, 2))
-        self._sorted: IntArray
-        self._sums: FloatArray
         self._sum_answers()
-        self.mean_tokens = self.spread = self.tightest_ttft_s = 0.0
-        """Mean of the prompts' tokens, mean square over squared mean, and shortest TTFT target."""
-        self.longest_tokens = 1
 
     def observe_arrival(self, request: Request) -> None:
         insort(self._arrivals_s, request.arrival_s)
@@ -47,7 +65,7 @@ class RecentTraffic:
         entry = [float(request.num_prompt_tokens), self._possible_ttft_s(request.ttft_slo_s)]
         self._prompts.append(entry)
         self._waiting[request] = entry
-        self._sum_prompts()
+        self._have_changed = True
 
     def _possible_ttft_s(self, ttft_slo_s: float) -> float:
         """The target, or the default if no step is so short: none shortens steps by asking for what cannot be."""
@@ -62,7 +80,7 @@ class RecentTraffic:
         """The request was admitted with ``num_tokens`` tokens to compute."""
         if (entry := self._waiting.pop(request, None)) is not None:
             entry[0] = float(num_tokens)
-            self._sum_prompts()
+            self._have_changed = True
 
     def observe_end(self, request: Request) -> None:
         self._waiting.pop(request, None)
@@ -78,25 +96,20 @@ class RecentTraffic:
         # One more: none in the window does not mean that none will come.
         return (count + 1) / min(WINDOW_S, max(now_s - self._arrivals_s[0], 1.0))
 
-    def prompts(self) -> tuple[FloatArray, FloatArray]:
-        """[recent] uncomputed tokens of each prompt, and its TTFT target in seconds."""
-        return self._sample[:, 0], self._sample[:, 1]
-
-    def _sum_prompts(self) -> None:
-        self._sample = np.array(self._prompts)
-        tokens, ttft_slo_s = self.prompts()
-        self.mean_tokens = max(float(tokens.mean()), 1.0)
-        self.spread = float((tokens * tokens).mean()) / self.mean_tokens**2
-        self.tightest_ttft_s, self.longest_tokens = float(ttft_slo_s.min()), max(int(tokens.max()), 1)
+    def begin(self) -> None:
+        """A step is about to be planned. Sums that several arrivals have changed are made once."""
+        if self._have_changed:
+            self.prompts, self._have_changed = Prompts.of(*np.array(self._prompts).T.copy()), False
 
     def _sum_answers(self) -> None:
-        self._sorted = np.sort(np.array(self._answers))
-        self._sums = np.concatenate((np.cumsum(self._sorted[::-1])[::-1], [0.0]))
+        self._sorted: IntArray = np.sort(np.array(self._answers))
+        num_longer = np.arange(len(self._sorted), 0, -1)
+        self._means: FloatArray = np.append(np.cumsum(self._sorted[::-1])[::-1] / num_longer, 0.0)
+        """[answers + 1] mean length of each and all longer answers; of no answers at the end."""
 
     def tokens_left(self, num_output: IntArray) -> FloatArray:
         """Expected further tokens of streams with so many, at least 1."""
-        first = np.searchsorted(self._sorted, num_output, side="right")
-        count = len(self._sorted) - first
-        longer: FloatArray = self._sums[first] / np.maximum(count, 1) - num_output
+        first = self._sorted.searchsorted(num_output, side="right")
+        longer: FloatArray = self._means[first] - num_output
         # A stream longer than any answer says that answers may be longer still.
-        return np.maximum(np.where(count > 0, longer, num_output), 1.0)
+        return np.maximum(np.where(first < len(self._sorted), longer, num_output), 1.0)

@@ -23,6 +23,7 @@ def empty_draft(harness: Harness) -> Draft:
 def judged(harness: Harness, left_out: Collection[str] = ()) -> Judgement:
     scheduler = harness.core.scheduler
     assert isinstance(scheduler, NeaptideScheduler)
+    scheduler.traffic.begin()
     return Judgement(empty_draft(harness), scheduler.config, scheduler.cost_model, scheduler.traffic, left_out)
 
 

@@ -17,10 +17,11 @@ from neaptide.engine.scheduler.budget import PromptSteps
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.judgement import EQUAL, Choice, Judgement, PendingPrompt
 from neaptide.engine.scheduler.packing import LATE_CREDIT, LOOK_AHEAD, NeaptideScheduler
+from neaptide.engine.steps.plan import BatchShape
 from tests.engine.harness import Harness, flex, online
 from tests.engine.scheduler.bounds.test_worth_bound import Launches
 from tests.engine.scheduler.judging import empty_draft, judged, request_of
-from tests.engine.scheduler.test_margins_and_bounds import TOKEN_S, InProportion, PerToken
+from tests.engine.scheduler.test_margins_and_bounds import TOKEN_S, InProportion, PerToken, Prediction
 
 TPOT_TOKENS = 64
 """A token's target is a second."""
@@ -363,6 +364,20 @@ def test_offline_work_leaves_a_prompt_in_time_that_goes_on_after_the_step_if_tha
     length_s = judged(harness).offline_length_s(empty_draft(harness), [due_s], 0.0)
     assert length_s > 0.0
     assert (length_s <= due_s) == is_in_time
+
+
+class FirstAlone(PerToken):
+    """By its fit for steps with several prompts, such a step is 20 tokens shorter."""
+
+    def predict(self, shape: BatchShape) -> Prediction:
+        saved_s = 20 * TOKEN_S if shape.prefill_requests > 1 else 0.0
+        return Prediction(super().predict(shape).seconds - saved_s, 0.0)
+
+
+def test_offline_work_that_a_fit_says_saves_time_makes_no_prompt_late() -> None:
+    harness = engine(FirstAlone(), late_price_s=1000.0)
+    harness.core.handle(online("chat", [7] * 100, max_tokens=1, ttft_slo_s=102 * TOKEN_S, tpot_slo_s=50.0))
+    assert offline_tokens(harness) <= 2
 
 
 # ---- late prompts ----

@@ -3,11 +3,18 @@
 import numpy as np
 import pytest
 
-from neaptide.engine.scheduler.traffic import FIRST_ANSWER_TOKENS, RECENT, WINDOW_S
+from neaptide.engine.scheduler.traffic import FIRST_ANSWER_TOKENS, RECENT, WINDOW_S, Prompts, RecentTraffic
 from tests.engine.scheduler.judging import request_of, traffic_of
 from tests.engine.scheduler.test_margins_and_bounds import TOKEN_S, PerToken
 
 MODEL = PerToken()
+
+
+def prompts_of(traffic: RecentTraffic) -> Prompts:
+    traffic.begin()
+    prompts = traffic.prompts
+    assert prompts is not None
+    return prompts
 
 
 # ---- arrivals ----
@@ -35,39 +42,41 @@ def test_prompts_have_their_mean_spread_longest_and_tightest_target() -> None:
     traffic = traffic_of(MODEL)
     for num_tokens, ttft_slo_s in ((2, 3.0), (6, 0.5)):
         traffic.observe_arrival(request_of(str(num_tokens), num_tokens, ttft_slo_s=ttft_slo_s))
-    assert [column.tolist() for column in traffic.prompts()] == [[2, 6], [3.0, 0.5]]
-    assert (traffic.mean_tokens, traffic.spread) == (4.0, 20 / 16)
-    assert (traffic.longest_tokens, traffic.tightest_ttft_s) == (6, 0.5)
+    prompts = prompts_of(traffic)
+    assert (prompts.tokens.tolist(), prompts.ttft_slo_s.tolist()) == ([2, 6], [3.0, 0.5])
+    assert (prompts.mean_tokens, prompts.spread) == (4.0, 20 / 16)
+    assert (prompts.longest_tokens, prompts.tightest_ttft_s) == (6, 0.5)
 
 
 def test_a_prompt_counts_with_what_the_cache_lacked_once_it_is_admitted() -> None:
     traffic, request = traffic_of(MODEL), request_of("a", 100)
     traffic.observe_arrival(request)
+    assert prompts_of(traffic).tokens.tolist() == [100]
     traffic.observe_admission(request, 20)
-    assert traffic.prompts()[0].tolist() == [20]
-    assert (traffic.mean_tokens, traffic.longest_tokens) == (20.0, 20)
+    assert prompts_of(traffic).tokens.tolist() == [20]
+    assert (prompts_of(traffic).mean_tokens, prompts_of(traffic).longest_tokens) == (20.0, 20)
     traffic.observe_admission(request, 1)  # again, after it was pushed out
-    assert traffic.prompts()[0].tolist() == [20]
+    assert prompts_of(traffic).tokens.tolist() == [20]
 
 
 def test_only_the_last_hundred_prompts_count() -> None:
     traffic = traffic_of(MODEL)
     for index in range(RECENT + 3):
         traffic.observe_arrival(request_of(str(index), 1 + index))
-    assert traffic.prompts()[0].tolist() == list(range(4, RECENT + 4))
+    assert prompts_of(traffic).tokens.tolist() == list(range(4, RECENT + 4))
 
 
 @pytest.mark.parametrize(("asked_s", "counted_s"), [(0.0, 2.0), (TOKEN_S, 2.0), (2 * TOKEN_S, 2 * TOKEN_S), (3.0, 3.0)])
 def test_a_target_that_no_step_can_meet_counts_as_the_default(asked_s: float, counted_s: float) -> None:
     traffic = traffic_of(MODEL, ttft_slo_s=2.0)
     traffic.observe_arrival(request_of("a", 4, ttft_slo_s=asked_s))
-    assert traffic.tightest_ttft_s == counted_s
+    assert prompts_of(traffic).tightest_ttft_s == counted_s
 
 
 def test_where_the_default_itself_cannot_be_met_a_longer_target_is_taken_as_it_is() -> None:
     traffic = traffic_of(MODEL, ttft_slo_s=TOKEN_S / 4)
     traffic.observe_arrival(request_of("a", 4, ttft_slo_s=TOKEN_S / 2))
-    assert traffic.tightest_ttft_s == TOKEN_S / 2
+    assert prompts_of(traffic).tightest_ttft_s == TOKEN_S / 2
 
 
 # ---- answers ----
