@@ -1,0 +1,303 @@
+"""vLLM's scheduler with Neaptide's judgement.
+
+vLLM keeps its loops, blocks, prefix cache, structured output, LoRA, speculation and connectors. We decide the order of
+the requests, how many tokens each gets, and which offline requests are preempted for chats that wait.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from vllm.config import VllmConfig
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, RequestStatus
+
+from neaptide.engine.config import SchedulerConfig
+from neaptide.engine.steps.plan import BatchShape
+from neaptide.estimator.recipes import build_headroom
+from neaptide_vllm.scheduling.cost import LearnedCostModel
+from neaptide_vllm.scheduling.online import Online, is_offline, target_s
+from neaptide_vllm.scheduling.planner import Planner
+from neaptide_vllm.scheduling.step import WHOLE, Step
+from neaptide_vllm.scheduling.targets import DefaultTargets
+from neaptide_vllm.scheduling.waiting import WaitingQueue
+from neaptide_vllm.settings import Settings
+
+if TYPE_CHECKING:
+    _Base = Scheduler
+else:
+    _Base = object
+
+
+class Sent(NamedTuple):
+    """A step whose outcome is not in."""
+
+    output: SchedulerOutput
+    shape: BatchShape
+    sent_s: float
+
+
+class CoServing(_Base):
+    """Mixin over either of vLLM's schedulers."""
+
+    clock: Callable[[], float] = staticmethod(time.monotonic)
+    wall_clock: Callable[[], float] = staticmethod(time.time)
+    """The clock of ``Request.arrival_time``, which the API process sets."""
+    fits_in_background = True
+
+    def __init__(self, vllm_config: VllmConfig, **parts: Any) -> None:
+        super().__init__(vllm_config=vllm_config, **parts)
+        self.policy = SchedulingPolicy.PRIORITY  # vLLM preempts the last priority first, and its youngest request
+        self.settings = settings = Settings.of(vllm_config.additional_config)
+        self.online: dict[str, Online] = {}
+        """Online requests by id, until they end."""
+        self.waiting: WaitingQueue = WaitingQueue(self.online)
+        self.kv_holding_waiting: WaitingQueue = WaitingQueue(self.online)
+        pool = ThreadPoolExecutor(1, "neaptide-fit") if self.fits_in_background else None
+        self.cost_model = LearnedCostModel(pool)
+        self.targets = DefaultTargets(settings, self.cost_model)
+        config = SchedulerConfig(
+            max_num_seqs=self.max_num_active_reqs,
+            max_num_batched_tokens=self.max_num_scheduled_tokens,
+            max_model_len=self.max_model_len,
+            ttft_slo_s=self.targets.ttft_slo_s,
+            tpot_slo_s=self.targets.tpot_slo_s,
+            late_price_s=settings.late_price_s,
+            offline_max_kv_ratio=settings.offline_max_kv_ratio,
+            delivery_latency_s=settings.delivery_ms / 1e3,
+            overlap_depth=int(isinstance(self, AsyncScheduler)),
+        )
+        self.planner = Planner(config, self.cost_model, self._cached_tokens)
+        self._num_blocks = self.kv_cache_manager.block_pool.num_gpu_blocks
+        self._block_headroom = build_headroom(settings.headroom, self._num_blocks)
+        self._place_headroom = build_headroom(settings.headroom, self.max_num_active_reqs)
+        self._own_watermark = self.kv_cache_manager.watermark_blocks
+        self._offline_watermark = 0
+        self._places_left = 0
+        """Offline requests that may be admitted in this step."""
+        self._step: Step | None = None
+        self._sent: deque[Sent] = deque()
+        self._ended_s = 0.0
+        """When the last outcome came in."""
+        self._without_token: dict[str, Online] = {}
+        """Scheduled online requests whose first token is not in."""
+
+    # ---- requests ----
+
+    def add_request(self, request: Request) -> None:
+        if not is_offline(request):
+            self._observe_arrival(request)
+        super().add_request(request)
+
+    def _observe_arrival(self, request: Request) -> None:
+        waited_s = max(self.wall_clock() - request.arrival_time, 0.0)
+        params = request.sampling_params
+        arguments = params.extra_args if params is not None else None
+        config = self.planner.config
+        online = self.online[request.request_id] = Online(
+            self.requests.get(request.request_id, request),  # a session goes on under its first request
+            self.clock() - waited_s,
+            target_s(arguments, "ttft_ms", config.ttft_slo_s),
+            target_s(arguments, "tpot_ms", config.tpot_slo_s),
+        )
+        self.planner.traffic.observe_arrival(online)
+        self._block_headroom.observe_arrival(online.arrival_s)
+        self._place_headroom.observe_arrival(online.arrival_s)
+
+    def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
+        online = self.online.pop(request.request_id, None)
+        if online is not None:
+            self.planner.traffic.observe_end(online)
+            self._without_token.pop(request.request_id, None)
+        else:
+            self.planner.forget(request.request_id)
+        return super()._free_request(request, delay_free_blocks)
+
+    def _cached_tokens(self, online: Online) -> int:
+        """Tokens of a waiting prompt in the prefix cache."""
+        _, num_tokens, *_ = self.kv_cache_manager.get_computed_blocks(online.request)
+        return num_tokens
+
+    # ---- a step ----
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        began_s = self.clock()
+        self._update_targets()
+        step = self._step = Step(
+            self._start_s(began_s),
+            self.running,
+            self.online,
+            self.cost_model,
+            self.max_num_scheduled_tokens,
+            self.block_size,
+            self.current_step + 1,
+        )
+        ready = [online for online in self.waiting.online if not self._is_blocked_waiting_status(online.request.status)]
+        has_offline = bool(step.offline or self.waiting.offline)
+        named = [online.request for online in self.planner.plan(step, ready, has_offline)]
+        self._keep_for_online(step, began_s)
+        self._make_way(step, named, began_s)
+        if len(ready) < len(self.waiting.online):  # vLLM looks whether they are ready
+            named += [each.request for each in self.waiting.online if each not in ready]
+        self.waiting.begin(named, step.offline_limit_s > 0.0 and self._places_left > 0)
+        self.kv_holding_waiting.begin((each.request for each in self.kv_holding_waiting.online), True)
+        if step.offline and step.num_online:
+            # Blocks of online requests are allocated first.
+            self.running.sort(key=is_offline)
+        output = super().schedule(throttle_prefills)
+        self.kv_cache_manager.watermark_blocks = self._own_watermark
+        step.mark("offline")
+        self._sent.append(Sent(output, self._shape_of(output), began_s))
+        return output
+
+    def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
+        """Tokens that a request computes. vLLM asks this last before it allocates blocks, for running and waiting
+        requests alike."""
+        granted = min(self._granted(request, num_computed_tokens, num_new_tokens), num_new_tokens)
+        granted = super()._reserve_prefill_lookahead(request, num_computed_tokens, granted)
+        if granted <= 0 and request.status is not RequestStatus.RUNNING:
+            self.waiting.close()
+        return granted
+
+    def _granted(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
+        step, request_id = self._step, request.request_id
+        assert step is not None
+        online = self.online.get(request_id)
+        granted = step.grants.get(request_id)
+        if online is None:
+            if granted is None:
+                granted = self._admit_offline(step, request, num_computed_tokens, num_new_tokens)
+            return granted
+        if request.status is RequestStatus.RUNNING:
+            return WHOLE if granted is None else granted
+        self.kv_cache_manager.watermark_blocks = self._own_watermark
+        if granted is None:  # it was not ready when the step was planned
+            limit_s = max(step.offline_limit_s, self.planner.config.tpot_slo_s)
+            granted = step.budget.largest_chunk(num_new_tokens, num_computed_tokens, limit_s)
+            if not granted and not step.num_parts:
+                granted = num_new_tokens
+            if granted:
+                step.add(request, granted, num_computed_tokens)
+        if granted:
+            self.planner.traffic.observe_admission(online, request.num_tokens - num_computed_tokens)
+            self._without_token[request_id] = online
+        return granted
+
+    def _admit_offline(self, step: Step, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
+        self.kv_cache_manager.watermark_blocks = self._offline_watermark
+        if request.request_id in step.barred:
+            return 0
+        granted = step.offline_chunk(num_new_tokens, num_computed_tokens)
+        if granted:
+            step.add(request, granted, num_computed_tokens)
+            self._places_left -= 1
+            if self._places_left <= 0:
+                self.waiting.close_offline()
+        return granted
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
+        now_s = self.clock()
+        self._learn(scheduler_output, now_s)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if self._without_token:
+            for request_id, online in list(self._without_token.items()):
+                if online.request.num_output_tokens:
+                    online.first_token_s = now_s
+                    del self._without_token[request_id]
+        return outputs
+
+    def _learn(self, scheduler_output: SchedulerOutput, now_s: float) -> None:
+        while self._sent:
+            output, shape, sent_s = self._sent.popleft()
+            if output is scheduler_output:
+                if shape.num_tokens:
+                    self.cost_model.observe(shape, now_s - max(sent_s, self._ended_s))
+                break
+        self._ended_s = now_s
+
+    def _start_s(self, now_s: float) -> float:
+        """When the step that is planned will begin: after those in flight."""
+        for _, shape, sent_s in self._sent:
+            if shape.num_tokens:
+                now_s = max(now_s, max(sent_s, self._ended_s) + self.cost_model.predict(shape).seconds)
+        return now_s
+
+    def _shape_of(self, output: SchedulerOutput) -> BatchShape:
+        """The step's shape; a decode with drafts counts as one decode for each token."""
+        shape, requests, drafts = BatchShape(), self.requests, output.scheduled_spec_decode_tokens
+        count = total = longest = 0
+        for request_id, num_tokens in output.num_scheduled_tokens.items():
+            context = requests[request_id].num_computed_tokens - num_tokens
+            if (num_tokens == 1 and context) or request_id in drafts:
+                count += num_tokens
+                total += context + 1
+                longest = max(longest, context + 1)
+            else:
+                shape.add(num_tokens, context)
+        if count:
+            shape.add_decodes(count, total, longest)
+        return shape
+
+    def _update_targets(self) -> None:
+        if self.targets.update(self.planner.traffic):
+            self.planner.set_targets(self.targets.ttft_slo_s, self.targets.tpot_slo_s)
+
+    # ---- blocks and places ----
+
+    def _blocks_of(self, num_tokens: int) -> int:
+        """Most blocks that so many tokens of a request take."""
+        return -(-num_tokens // self.block_size) * len(self.kv_cache_config.kv_cache_groups)
+
+    def _keep_for_online(self, step: Step, now_s: float) -> None:
+        """Sets how many blocks and places admitted offline requests leave for chats."""
+        online_blocks = sum(map(self._blocks_of, step.online_contexts))
+        self._block_headroom.observe(now_s, online_blocks)
+        self._place_headroom.observe(now_s, step.num_online + len(self.waiting.online))
+        ratio, num_offline = self.settings.offline_max_kv_ratio, len(step.offline)
+        kept_blocks = max(self._block_headroom.headroom_blocks(now_s), int((1.0 - ratio) * self._num_blocks))
+        self._offline_watermark = max(kept_blocks - online_blocks, 0)
+        kept_places = max(self._place_headroom.headroom_blocks(now_s), step.num_online)
+        self._places_left = max(self.max_num_active_reqs - kept_places, 1) - num_offline
+
+    def _make_way(self, step: Step, named: Iterable[Request], now_s: float) -> None:
+        """Preempts offline requests, the youngest first, for chats that wait for blocks or places: no more than it
+        takes, and none if all would not do."""
+        free = self.kv_cache_manager.block_pool.get_num_free_blocks() - self._own_watermark
+        places = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input
+        victims: list[Request] | None = None
+        for request in named:
+            needed = self._blocks_of(request.num_tokens)
+            if free >= needed and places >= 1:
+                free, places = free - needed, places - 1
+                continue
+            if victims is None:
+                victims = sorted(filter(self._request_blocks_can_be_freed, step.offline))
+            chosen: list[Request] = []
+            gained = 0
+            while victims and (free + gained < needed or places + len(chosen) < 1):
+                chosen.append(victims.pop())
+                gained += self._blocks_of(chosen[-1].num_computed_tokens)
+            if free + gained < needed or places + len(chosen) < 1:
+                return
+            for victim in chosen:
+                self._preempt_for_chat(step, victim, now_s)
+            free, places = free + gained - needed, places + len(chosen) - 1
+
+    def _preempt_for_chat(self, step: Step, victim: Request, now_s: float) -> None:
+        self.running.remove(victim)
+        self._preempt_request(victim, now_s)
+        step.barred.add(victim.request_id)
+        step.grants.pop(victim.request_id, None)
+
+
+class SyncCoServing(CoServing, Scheduler):
+    """For steps that end before the next is planned, as on CPUs."""
+
+
+class AsyncCoServing(CoServing, AsyncScheduler):
+    """For steps that are planned while another runs."""
