@@ -7,6 +7,9 @@ from tests.e2e.conftest import KEYS
 from tests.e2e.server import RunningServer
 from tests.vllm_plugin.server import VllmServer
 
+collect_ignore = ["inside"]
+"""What imports vLLM: ``test_inside.py`` runs it in vLLM's interpreter."""
+
 
 @pytest.fixture(scope="session")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:

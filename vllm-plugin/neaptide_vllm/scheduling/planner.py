@@ -26,9 +26,7 @@ class Planner:
         cached_tokens: tokens of a waiting prompt that the prefix cache has.
     """
 
-    def __init__(
-        self, config: SchedulerConfig, cost_model: CostModel, cached_tokens: Callable[[Online], int]
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, cost_model: CostModel, cached_tokens: Callable[[Online], int]) -> None:
         self._cost_model, self._cached_tokens = cost_model, cached_tokens
         self.config = config
         self.traffic = RecentTraffic(config, cost_model)
@@ -85,7 +83,9 @@ class Planner:
         self._late_credit.observe(bool(late), step.budget.prediction.seconds, late_s)
         for online in pending:
             step.grants.setdefault(online.request.request_id, 0)
-        return [pending[online] for online in choice.in_time], [online for online in order if online.request.request_id not in running]
+        return [pending[online] for online in choice.in_time], [
+            online for online in order if online.request.request_id not in running
+        ]
 
     def _look_up(self, step: Step, waiting: Sequence[Online]) -> None:
         """Looks up what the cache has of the first waiting prompts, again after half of a TTFT target."""
@@ -124,9 +124,7 @@ class Planner:
         self._last_granted.pop(request_id, None)
 
 
-def _grant(
-    step: Step, prompts: Sequence[PendingPrompt[Online]], limit_s: float, chunks: PromptChunks
-) -> list[Online]:
+def _grant(step: Step, prompts: Sequence[PendingPrompt[Online]], limit_s: float, chunks: PromptChunks) -> list[Online]:
     """Grants prompts their chunks in order until one gets none. Returns those that got one."""
     granted: list[Online] = []
     for online, left_tokens, context_tokens in prompts:
