@@ -23,8 +23,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How blocks and places are kept for chats; see docs/memory.md."""
     log_interval_s: float = 60.0
     """Time between two log lines about what was given to whom."""
-    batches: dict[str, Any] = {}
-    """Settings of files and batches."""
 
     @classmethod
     def of(cls, additional_config: Any) -> "Settings":

@@ -4,13 +4,16 @@ vLLM keeps its loops, blocks, prefix cache, structured output, LoRA, speculation
 the requests, how many tokens each gets, and which offline requests are preempted for chats that wait.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import vllm.envs as envs
 from vllm.config import VllmConfig
+from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
@@ -26,7 +29,10 @@ from neaptide_vllm.scheduling.planner import Planner
 from neaptide_vllm.scheduling.step import WHOLE, Step
 from neaptide_vllm.scheduling.targets import DefaultTargets
 from neaptide_vllm.scheduling.waiting import WaitingQueue
+from neaptide_vllm.series import PLUGIN, Given
 from neaptide_vllm.settings import Settings
+
+logger = init_logger("vllm.neaptide")
 
 if TYPE_CHECKING:
     _Base = Scheduler
@@ -81,6 +87,13 @@ class CoServing(_Base):
         self._places_left = 0
         """Offline requests that may be admitted in this step."""
         self._step: Step | None = None
+        """The step that is planned; None once planning has failed."""
+        self.is_planning = True
+        """False once planning has failed: then vLLM decides alone, by priority."""
+        self.given = Given()
+        self._sends_series = envs.VLLM_PLUGINS is None or PLUGIN in envs.VLLM_PLUGINS
+        """Whether the API process has the plug-in that takes our series out of what it gets."""
+        self._logged_s = -math.inf
         self._sent: deque[Sent] = deque()
         self._ended_s = 0.0
         """When the last outcome came in."""
@@ -112,6 +125,7 @@ class CoServing(_Base):
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         online = self.online.pop(request.request_id, None)
         if online is not None:
+            self._count_answer(online)
             self.planner.traffic.observe_end(online)
             self._without_token.pop(request.request_id, None)
         else:
@@ -126,9 +140,30 @@ class CoServing(_Base):
     # ---- a step ----
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        began_s = self.clock()
+        began_s, measured_s = self.clock(), time.perf_counter()
+        try:
+            self._step = self._plan(began_s) if self.is_planning else None
+        except Exception:
+            self._give_up()
+        if self._step is None:
+            self.waiting.begin((online.request for online in self.waiting.online), True)
+        self.kv_holding_waiting.begin((online.request for online in self.kv_holding_waiting.online), True)
+        planned_s = time.perf_counter() - measured_s
+        output = super().schedule(throttle_prefills)
+        measured_s = time.perf_counter()
+        self.kv_cache_manager.watermark_blocks = self._own_watermark
+        if self._step is not None and output.total_num_scheduled_tokens:
+            self._step.mark("offline")
+            self._sent.append(Sent(output, self._shape_of(output), began_s))
+            self._count(self._step, output)
+            self.given.add("planning_s", planned_s + time.perf_counter() - measured_s)
+        self._log(began_s)
+        return output
+
+    def _plan(self, began_s: float) -> Step:
+        """Plans a step, makes room for it and opens the queues."""
         self._update_targets()
-        step = self._step = Step(
+        step = Step(
             self._start_s(began_s),
             self.running,
             self.online,
@@ -145,15 +180,15 @@ class CoServing(_Base):
         if len(ready) < len(self.waiting.online):  # vLLM looks whether they are ready
             named += [each.request for each in self.waiting.online if each not in ready]
         self.waiting.begin(named, step.offline_limit_s > 0.0 and self._places_left > 0)
-        self.kv_holding_waiting.begin((each.request for each in self.kv_holding_waiting.online), True)
         if step.offline and step.num_online:
-            # Blocks of online requests are allocated first.
-            self.running.sort(key=is_offline)
-        output = super().schedule(throttle_prefills)
-        self.kv_cache_manager.watermark_blocks = self._own_watermark
-        step.mark("offline")
-        self._sent.append(Sent(output, self._shape_of(output), began_s))
-        return output
+            self.running.sort(key=is_offline)  # blocks of online requests are allocated first
+        return step
+
+    def _give_up(self) -> None:
+        """Planning failed: the server goes on without."""
+        logger.exception("neaptide: planning failed; from now on vLLM decides alone, by priority")
+        self.is_planning, self._step = False, None
+        self._sent.clear()
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         """Tokens that a request computes. vLLM asks this last before it allocates blocks, for running and waiting
@@ -166,7 +201,8 @@ class CoServing(_Base):
 
     def _granted(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         step, request_id = self._step, request.request_id
-        assert step is not None
+        if step is None:
+            return WHOLE
         online = self.online.get(request_id)
         granted = step.grants.get(request_id)
         if online is None:
@@ -202,12 +238,17 @@ class CoServing(_Base):
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
         now_s = self.clock()
-        self._learn(scheduler_output, now_s)
+        try:
+            self._learn(scheduler_output, now_s)
+        except Exception:
+            self._give_up()
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self._without_token:
             for request_id, online in list(self._without_token.items()):
                 if online.request.num_output_tokens:
                     online.first_token_s = now_s
+                    is_late = now_s > online.arrival_s + online.ttft_slo_s
+                    self.given.add("first_late" if is_late else "first_in_time")
                     del self._without_token[request_id]
         return outputs
 
@@ -246,6 +287,51 @@ class CoServing(_Base):
     def _update_targets(self) -> None:
         if self.targets.update(self.planner.traffic):
             self.planner.set_targets(self.targets.ttft_slo_s, self.targets.tpot_slo_s)
+
+    # ---- what was given to whom ----
+
+    def _count(self, step: Step, output: SchedulerOutput) -> None:
+        given = self.given
+        given.add("steps")
+        for work, seconds in step.seconds_for.items():
+            given.add(f"{work}_s", max(seconds, 0.0))
+        scheduled, online = output.num_scheduled_tokens, self.online
+        num_online = sum(num_tokens for request_id, num_tokens in scheduled.items() if request_id in online)
+        given.add("online_tokens", num_online)
+        given.add("offline_tokens", output.total_num_scheduled_tokens - num_online)
+
+    def _count_answer(self, online: Online) -> None:
+        """Counts an ended answer of more than one token by its mean time between tokens."""
+        num_gaps = online.request.num_output_tokens - 1
+        if num_gaps > 0 and online.first_token_s < math.inf:
+            is_late = self.clock() - online.first_token_s > num_gaps * online.tpot_slo_s
+            self.given.add("answers_late" if is_late else "answers_in_time")
+
+    def _gauges(self) -> dict[str, float]:
+        config = self.planner.config
+        return {
+            "ttft_s": config.ttft_slo_s,
+            "tpot_s": config.tpot_slo_s,
+            "waiting_online": len(self.waiting.online),
+            "waiting_offline": len(self.waiting.offline),
+            "cost_error": self.cost_model.mape,
+            "active": float(self.is_planning),
+        }
+
+    def _log(self, now_s: float) -> None:
+        """Writes a line about the last interval, if it is over and there was work."""
+        seconds = now_s - self._logged_s
+        if seconds < self.settings.log_interval_s:
+            return
+        if self.given.recent and seconds < math.inf:
+            logger.info("%s", self.given.line(seconds, self._gauges()))
+        self._logged_s = now_s
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+        stats = super().make_stats(*args, **kwargs)
+        if stats is not None and self._sends_series:
+            stats.num_kv_fetch_reqs_by_stage |= self.given.take(self._gauges())
+        return stats
 
     # ---- blocks and places ----
 
@@ -291,6 +377,7 @@ class CoServing(_Base):
     def _preempt_for_chat(self, step: Step, victim: Request, now_s: float) -> None:
         self.running.remove(victim)
         self._preempt_request(victim, now_s)
+        self.given.add("preempted")
         step.barred.add(victim.request_id)
         step.grants.pop(victim.request_id, None)
 
