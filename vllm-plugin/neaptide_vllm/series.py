@@ -86,13 +86,14 @@ class Given:
             return recent.get(name, 0.0)
 
         busy_s = max(of("streams_s") + of("prompts_s") + of("offline_s"), 1e-9)
+        ttft_ms, tpot_ms = 1e3 * gauges["ttft_s"], 1e3 * gauges["tpot_s"]
         firsts, answers = of("first_in_time") + of("first_late"), of("answers_in_time") + of("answers_late")
         return (
             f"neaptide, last {seconds:.0f} s: of the step time {of('streams_s') / busy_s:.0%} to chats' streams, "
             f"{of('prompts_s') / busy_s:.0%} to their prompts, {of('offline_s') / busy_s:.0%} to offline work; "
             f"{of('online_tokens'):,.0f} online and {of('offline_tokens'):,.0f} offline tokens; "
             f"{of('first_in_time'):.0f} of {firsts:.0f} first tokens and {of('answers_in_time'):.0f} of "
-            f"{answers:.0f} answers in time (TTFT {1e3 * gauges['ttft_s']:.0f} ms, TPOT {1e3 * gauges['tpot_s']:.0f} ms "
+            f"{answers:.0f} answers in time (TTFT {ttft_ms:.0f} ms, TPOT {tpot_ms:.0f} ms "
             f"unless asked otherwise); {of('preempted'):.0f} offline requests preempted for chats; "
             f"waiting: {gauges['waiting_online']:.0f} online, {gauges['waiting_offline']:.0f} offline; step times "
             f"{gauges['cost_error']:.0%} off; planning {1e3 * of('planning_s') / max(of('steps'), 1.0):.2f} ms a step"
