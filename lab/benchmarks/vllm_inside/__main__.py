@@ -12,8 +12,12 @@ import argparse
 import json
 import logging
 import random
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing import get_context
 from statistics import median
 
 import numpy as np
@@ -70,6 +74,10 @@ class Chat:
     @property
     def tpot_s(self) -> float:
         return (self.times_s[-1] - self.times_s[0]) / (len(self.times_s) - 1)
+
+
+Row = Callable[..., Figures]
+"""Measures one row, given its name, the bench, the seed and the TPOT target."""
 
 
 class Load:
@@ -165,50 +173,61 @@ def figures(name: str, setup: Setup, bench: Bench, seed: int, tpot_slo_s: float,
     )
 
 
-def own_engine(bench: Bench, seed: int, tpot_slo_s: float) -> Figures:
+def own_engine(name: str, bench: Bench, seed: int, tpot_slo_s: float) -> Figures:
     """Neaptide's own engine on the same machine and arrivals, in its simulator."""
     result = simulate(bench.beside(LOAD, seed, tpot_slo_s)).result
     ttft_s, tpot_s = result.online.ttft_s, result.online.tpot_s
     latencies = (1e3 * (each or float("nan")) for each in (ttft_s["p50"], ttft_s["p99"], tpot_s["p50"], tpot_s["p99"]))
-    return Figures(
-        "own engine", seed, result.online.requests, 100.0 * result.attained, *latencies, result.offline_tokens_per_s
-    )
+    return Figures(name, seed, result.online.requests, 100.0 * result.attained, *latencies, result.offline_tokens_per_s)
+
+
+def targets_ms(tpot_slo_s: float) -> dict[str, float]:
+    return {"ttft_ms": 1e3 * TTFT_OVER_TPOT * tpot_slo_s, "tpot_ms": 1e3 * tpot_slo_s}
+
+
+def rows_of(tpot_slo_s: float) -> dict[str, Row]:
+    """What is compared, by name."""
+    rows: dict[str, Row] = {
+        "chats alone": partial(figures, setup=Setup("fcfs"), has_offline=False),
+        "ours inside": partial(figures, setup=Setup(settings=targets_ms(tpot_slo_s))),
+        "own engine": own_engine,
+        "fcfs": partial(figures, setup=Setup("fcfs")),
+    }
+    for seqs, tokens in PRIORITY_SETTINGS:
+        rows[f"priority {seqs}/{tokens}"] = partial(figures, setup=Setup("priority", seqs, tokens))
+    return rows
+
+
+def measured(name: str, bench: Bench, seed: int, tpot_slo_s: float) -> Figures:
+    """One row's run of one seed."""
+    logging.getLogger("vllm").setLevel(logging.ERROR)
+    return rows_of(tpot_slo_s)[name](name, bench=bench, seed=seed, tpot_slo_s=tpot_slo_s)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=100.0, help="virtual seconds of a run")
-    parser.add_argument("--only", nargs="+", help="names of the rows to measure")
+    parser.add_argument("--only", nargs="+", choices=rows_of(1.0), metavar="NAME", help="rows to measure")
+    parser.add_argument("--workers", type=int, default=2, help="processes")
     args = parser.parse_args()
-    logging.getLogger("vllm").setLevel(logging.ERROR)
     window_s = 0.08 * args.seconds, 0.98 * args.seconds
     bench = Bench.of(LIVE_MACHINE, Size((LOAD,), args.seconds, window_s, tuple(range(args.seeds))))
     tpot_slo_s = bench.tpot_slo_s(LOAD)
-    targets = {"ttft_ms": 1e3 * TTFT_OVER_TPOT * tpot_slo_s, "tpot_ms": 1e3 * tpot_slo_s}
-    setups = {
-        "chats alone": (Setup("fcfs"), False),
-        "ours inside": (Setup("ours", settings=targets), True),
-        **{f"priority {seqs}/{tokens}": (Setup("priority", seqs, tokens), True) for seqs, tokens in PRIORITY_SETTINGS},
-        "fcfs": (Setup("fcfs"), True),
-    }
+    names = args.only or list(rows_of(tpot_slo_s))
     runs: list[Figures] = []
-    for seed in bench.size.seeds:
-        for name, (setup, has_offline) in setups.items():
-            if not args.only or name in args.only:
-                runs.append(figures(name, setup, bench, seed, tpot_slo_s, has_offline))
-                print(runs[-1], flush=True)
-        if not args.only or "own engine" in args.only:
-            runs.append(own_engine(bench, seed, tpot_slo_s))
-            print(runs[-1], flush=True)
-    names = list(dict.fromkeys(run.name for run in runs))
-    columns = list(asdict(runs[0]))[3:]
+    with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:
+        waited = [pool.submit(measured, name, bench, seed, tpot_slo_s) for seed in bench.size.seeds for name in names]
+        for each in as_completed(waited):
+            runs.append(each.result())
+            print(runs[-1], file=sys.stderr, flush=True)
+    columns = list(asdict(runs[0]))[2:]
     rows = [
         [name, *(f"{median(getattr(run, column) for run in runs if run.name == name):.1f}" for column in columns)]
         for name in names
     ]
     print_table("W5 inside vLLM, medians over the seeds", ["", *columns], rows)
-    summary = {"targets": targets, "ceiling_tokens_per_s": bench.ceiling_tokens_per_s}
+    summary = {"targets": targets_ms(tpot_slo_s), "ceiling_tokens_per_s": bench.ceiling_tokens_per_s}
     print(json.dumps(summary | {"runs": [asdict(run) for run in runs]}))
 
 

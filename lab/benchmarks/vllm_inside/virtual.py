@@ -13,7 +13,6 @@ from typing import Any
 from zlib import crc32
 
 import torch
-from neaptide_vllm.scheduling.coserving import AsyncCoServing, SyncCoServing
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -25,6 +24,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
+
+from neaptide_vllm.scheduling.coserving import AsyncCoServing, SyncCoServing
 
 VOCABULARY = 8000
 CONFIG = {
