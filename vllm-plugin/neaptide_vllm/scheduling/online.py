@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def is_offline(request: "Request") -> bool:
     """Whether a request has no latency target: its priority is above 0."""
-    return request.priority > 0
+    return bool(request.priority > 0)
 
 
 class Online:
@@ -33,13 +33,13 @@ class Online:
 
     @property
     def num_prompt_tokens(self) -> int:
-        return self.request.num_prompt_tokens
+        return int(self.request.num_prompt_tokens)
 
     @property
     def num_output_tokens(self) -> int:
         """Output tokens, with one that a step in flight samples."""
         request = self.request
-        return request.num_output_tokens + (request.num_output_placeholders > 0)
+        return int(request.num_output_tokens) + int(request.num_output_placeholders > 0)
 
     @property
     def next_deadline_s(self) -> float:
