@@ -32,7 +32,9 @@ def step_s(parts: Sequence[tuple[int, int]]) -> float:
 def busy(policy: str, num_waiting: int) -> VirtualServer:
     """A server whose places are all taken."""
     draw = random.Random(1)
-    server = VirtualServer(Setup(policy, NUM_RUNNING, 8192, num_blocks=20_000, settings=LAX_MS), step_s)
+    server = VirtualServer(
+        Setup(policy, NUM_RUNNING, 8192, num_blocks=20_000, has_prefix_cache=False, settings=LAX_MS), step_s
+    )
     prompt = [draw.randrange(10, 8000) for _ in range(PROMPT_TOKENS)]
     for index in range(NUM_RUNNING // 2):
         server.add(f"chat{index}", [index + 10, *prompt], OUTPUT_TOKENS, 0)

@@ -33,6 +33,7 @@ from neaptide_vllm.series import PLUGIN, Given
 from neaptide_vllm.settings import Settings
 
 logger = init_logger("vllm.neaptide")
+RUNNING = RequestStatus.RUNNING
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as Base
@@ -155,7 +156,7 @@ class CoServing(Base):
         if self._step is not None and output.total_num_scheduled_tokens:
             self._step.mark("offline")
             self._sent.append(Sent(output, self._shape_of(output), began_s))
-            self._count(self._step, output)
+            self._count(self._step)
             self.given.add("planning_s", planned_s + time.perf_counter() - measured_s)
         self._log(began_s)
         return output
@@ -180,7 +181,7 @@ class CoServing(Base):
         if len(ready) < len(self.waiting.online):  # vLLM looks whether they are ready
             named += [each.request for each in self.waiting.online if each not in ready]
         self.waiting.begin(named, step.offline_limit_s > 0.0 and self._places_left > 0)
-        if step.offline and step.num_online:
+        if step.is_mixed:
             self.running.sort(key=is_offline)  # blocks of online requests are allocated first
         return step
 
@@ -193,25 +194,27 @@ class CoServing(Base):
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         """Tokens that a request computes. vLLM asks this last before it allocates blocks, for running and waiting
         requests alike."""
-        granted = min(self._granted(request, num_computed_tokens, num_new_tokens), num_new_tokens)
-        granted = int(super()._reserve_prefill_lookahead(request, num_computed_tokens, granted))
-        if granted <= 0 and request.status is not RequestStatus.RUNNING:
+        step, is_running = self._step, request.status is RUNNING
+        if step is None:
+            granted = num_new_tokens
+        elif is_running:
+            granted = min(step.grants.get(request.request_id, WHOLE), num_new_tokens)
+        else:
+            granted = min(self._granted(step, request, num_computed_tokens, num_new_tokens), num_new_tokens)
+        if self.num_prefill_lookahead:
+            granted = int(super()._reserve_prefill_lookahead(request, num_computed_tokens, granted))
+        if granted <= 0 and not is_running:
             self.waiting.close()
         return granted
 
-    def _granted(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
-        step, request_id = self._step, request.request_id
-        if step is None:
-            return WHOLE
+    def _granted(self, step: Step, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
+        """Tokens of a waiting request."""
+        request_id = request.request_id
         online = self.online.get(request_id)
-        granted = step.grants.get(request_id)
         if online is None:
-            if granted is None:
-                granted = self._admit_offline(step, request, num_computed_tokens, num_new_tokens)
-            return granted
-        if request.status is RequestStatus.RUNNING:
-            return WHOLE if granted is None else granted
+            return self._admit_offline(step, request, num_computed_tokens, num_new_tokens)
         self.kv_cache_manager.watermark_blocks = self._own_watermark
+        granted = step.grants.get(request_id)
         if granted is None:  # it was not ready when the step was planned
             limit_s = max(step.offline_limit_s, self.planner.config.tpot_slo_s)
             granted = step.budget.largest_chunk(num_new_tokens, num_computed_tokens, limit_s)
@@ -269,19 +272,26 @@ class CoServing(Base):
         return now_s
 
     def _shape_of(self, output: SchedulerOutput) -> BatchShape:
-        """The step's shape; a decode with drafts counts as one decode for each token."""
-        shape, requests, drafts = BatchShape(), self.requests, output.scheduled_spec_decode_tokens
-        count = total = longest = 0
+        """The step's shape, whose tokens are counted by class. A decode with drafts counts as a decode for each
+        token."""
+        shape, requests, known = BatchShape(), self.requests, self.online
+        drafts = output.scheduled_spec_decode_tokens
+        count = total = longest = num_online = 0
         for request_id, num_tokens in output.num_scheduled_tokens.items():
             context = requests[request_id].num_computed_tokens - num_tokens
+            if request_id in known:
+                num_online += num_tokens
             if (num_tokens == 1 and context) or request_id in drafts:
                 count += num_tokens
                 total += context + 1
-                longest = max(longest, context + 1)
+                if context >= longest:
+                    longest = context + 1
             else:
                 shape.add(num_tokens, context)
         if count:
             shape.add_decodes(count, total, longest)
+        self.given.add("online_tokens", num_online)
+        self.given.add("offline_tokens", output.total_num_scheduled_tokens - num_online)
         return shape
 
     def _update_targets(self) -> None:
@@ -290,15 +300,10 @@ class CoServing(Base):
 
     # ---- what was given to whom ----
 
-    def _count(self, step: Step, output: SchedulerOutput) -> None:
-        given = self.given
-        given.add("steps")
+    def _count(self, step: Step) -> None:
+        self.given.add("steps")
         for work, seconds in step.seconds_for.items():
-            given.add(f"{work}_s", max(seconds, 0.0))
-        scheduled, online = output.num_scheduled_tokens, self.online
-        num_online = sum(num_tokens for request_id, num_tokens in scheduled.items() if request_id in online)
-        given.add("online_tokens", num_online)
-        given.add("offline_tokens", output.total_num_scheduled_tokens - num_online)
+            self.given.add(f"{work}_s", max(seconds, 0.0))
 
     def _count_answer(self, online: Online) -> None:
         """Counts an ended answer of more than one token by its mean time between tokens."""
@@ -342,7 +347,7 @@ class CoServing(Base):
 
     def _keep_for_online(self, step: Step, now_s: float) -> None:
         """Sets how many blocks and places admitted offline requests leave for chats."""
-        online_blocks = sum(map(self._blocks_of, step.online_contexts))
+        online_blocks = step.online_blocks * len(self.kv_cache_config.kv_cache_groups)
         self._block_headroom.observe(now_s, online_blocks)
         self._place_headroom.observe(now_s, step.num_online + len(self.waiting.online))
         ratio, num_offline = self.settings.offline_max_kv_ratio, len(step.offline)

@@ -57,9 +57,12 @@ class Step:
         self.online_prompts: list[Online] = []
         """Running online requests that lack more than a token."""
         self.offline_prompts: list[Request] = []
-        self.online_contexts: list[int] = []
-        """Computed tokens of every running online request."""
         self.num_online = 0
+        """Running online requests."""
+        self.online_blocks = 0
+        """Blocks that they hold, of each kind of cache."""
+        self.is_mixed = False
+        """Whether one of them stands behind an offline request."""
         self.offline: list[Request] = []
         """Running offline requests."""
         self._offline_decodes: list[Request] = []
@@ -74,21 +77,25 @@ class Step:
     def _look_at(self, running: Iterable[Request], known: Mapping[str, Online], next_index: int) -> None:
         """Sorts the running requests into kinds of work. Leaves out those that vLLM passes by."""
         totals, num_outputs, slos_s, firsts_s = self._stream_rows
-        contexts, decode_contexts = self.online_contexts, self._decode_contexts
-        unknown_s = self.now_s
+        decode_contexts, block_size, now_s, grants = self._decode_contexts, self.block_size, self.now_s, self.grants
+        num_online = online_blocks = spare_tokens = 0
         for request in running:
-            computed, in_flight = request.num_computed_tokens, request.num_output_placeholders
-            total = request.num_tokens
+            request_id, computed = request.request_id, request.num_computed_tokens
+            in_flight, total = request.num_output_placeholders, request.num_tokens
             lacking = total + in_flight - computed
-            is_done = in_flight > 0 and computed + 2 - in_flight >= request.num_prompt_tokens + request.max_tokens
-            online = known.get(request.request_id)
+            online = known.get(request_id)
             if online is None:
                 self.offline.append(request)
-                self.grants[request.request_id] = 0
+                grants[request_id] = 0
             else:
-                contexts.append(computed)
-            if is_done or lacking <= 0 or request.next_decode_eligible_step > next_index:
+                num_online += 1
+                online_blocks += -(-computed // block_size)
+                self.is_mixed |= bool(self.offline)
+            if lacking <= 0 or request.next_decode_eligible_step > next_index:
                 continue
+            num_prompt = request.num_prompt_tokens
+            if in_flight and computed + 2 - in_flight >= num_prompt + request.max_tokens:
+                continue  # its last token is in flight
             is_decode = lacking == 1 and computed > 0
             if online is None:
                 if is_decode:
@@ -97,19 +104,19 @@ class Step:
                 else:
                     self.offline_prompts.append(request)
                 continue
-            num_output = total - request.num_prompt_tokens + (in_flight > 0)
+            num_output = total - num_prompt + (in_flight > 0)
             if num_output > 0:
                 totals.append(total)
                 num_outputs.append(num_output)
                 slos_s.append(online.tpot_slo_s)
                 first_s = online.first_token_s
-                firsts_s.append(first_s if first_s < math.inf else unknown_s)
+                firsts_s.append(first_s if first_s < math.inf else now_s)
             if is_decode:
                 decode_contexts.append(computed)
-                self._spare_tokens += len(request.spec_token_ids)
+                spare_tokens += len(request.spec_token_ids)
             else:
                 self.online_prompts.append(online)
-        self.num_online = len(contexts)
+        self.num_online, self.online_blocks, self._spare_tokens = num_online, online_blocks, spare_tokens
 
     # ---- as a step that is judged ----
 
