@@ -131,6 +131,15 @@ def test_what_is_given_is_counted() -> None:
     assert recent["offline_tokens"] > 1000
 
 
+def test_an_answer_of_one_token_counts() -> None:
+    server = warmed_up()
+    server.add("chat", prompt(20, -1), 1, 0)
+    ttft_s(server, "chat")
+    recent = server.scheduler.given.recent
+    assert recent["first_in_time"] == 1
+    assert not recent["answers_in_time"]
+
+
 def test_series_go_out_with_vllms_own_stats() -> None:
     server = warmed_up()
     server.scheduler.log_stats = server.scheduler.kv_cache_manager.log_stats = True

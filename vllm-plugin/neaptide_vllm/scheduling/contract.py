@@ -53,6 +53,7 @@ RELIANCES: Mapping[str, Reliance] = {
             "num_waiting_for_streaming_input",
             "policy",
             "requests",
+            "requires_kv_delivery",
             "running",
             "waiting",
         ),

@@ -104,7 +104,9 @@ class CoServing(Base):
     # ---- requests ----
 
     def add_request(self, request: Request) -> None:
-        if not is_offline(request):
+        if (online := self.online.get(request.request_id)) is not None:
+            online.begin_turn(self.clock())
+        elif not is_offline(request) and request.request_id not in self.requests:
             self._observe_arrival(request)
         super().add_request(request)
 
@@ -114,7 +116,7 @@ class CoServing(Base):
         arguments = params.extra_args if params is not None else None
         config = self.planner.config
         online = self.online[request.request_id] = Online(
-            self.requests.get(request.request_id, request),  # a session goes on under its first request
+            request,
             self.clock() - waited_s,
             target_s(arguments, "ttft_ms", config.ttft_slo_s),
             target_s(arguments, "tpot_ms", config.tpot_slo_s),
@@ -126,9 +128,10 @@ class CoServing(Base):
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         online = self.online.pop(request.request_id, None)
         if online is not None:
+            self._note_first_token(online, self.clock())
+            self._without_token.pop(request.request_id, None)
             self._count_answer(online)
             self.planner.traffic.observe_end(online)
-            self._without_token.pop(request.request_id, None)
         else:
             self.planner.forget(request.request_id)
         return super()._free_request(request, delay_free_blocks)
@@ -173,14 +176,19 @@ class CoServing(Base):
             self.block_size,
             self.current_step + 1,
         )
-        ready = [online for online in self.waiting.online if not self._is_blocked_waiting_status(online.request.status)]
+        ready: list[Online] = []
+        blocked: list[Request] = []
+        for online in self.waiting.online:
+            if self._is_blocked_waiting_status(online.request.status):
+                blocked.append(online.request)
+            else:
+                ready.append(online)
         has_offline = bool(step.offline or self.waiting.offline)
         named = [online.request for online in self.planner.plan(step, ready, has_offline)]
         self._keep_for_online(step, began_s)
         self._make_way(step, named, began_s)
-        if len(ready) < len(self.waiting.online):  # vLLM looks whether they are ready
-            named += [each.request for each in self.waiting.online if each not in ready]
-        self.waiting.begin(named, step.offline_limit_s > 0.0 and self._places_left > 0)
+        # vLLM looks whether those that were blocked are ready.
+        self.waiting.begin(named + blocked, step.offline_limit_s > 0.0 and self._places_left > 0)
         if step.is_mixed:
             self.running.sort(key=is_offline)  # blocks of online requests are allocated first
         return step
@@ -246,14 +254,18 @@ class CoServing(Base):
         except Exception:
             self._give_up()
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        if self._without_token:
-            for request_id, online in list(self._without_token.items()):
-                if online.request.num_output_tokens:
-                    online.first_token_s = now_s
-                    is_late = now_s > online.arrival_s + online.ttft_slo_s
-                    self.given.add("first_late" if is_late else "first_in_time")
-                    del self._without_token[request_id]
+        for online in list(self._without_token.values()):
+            self._note_first_token(online, now_s)
         return outputs
+
+    def _note_first_token(self, online: Online, now_s: float) -> None:
+        """Notes the time of a first token, if there is one and it was not noted."""
+        request_id = online.request.request_id
+        if request_id in self._without_token and online.request.num_output_tokens:
+            del self._without_token[request_id]
+            online.first_token_s = now_s
+            is_late = now_s > online.arrival_s + online.ttft_slo_s
+            self.given.add("first_late" if is_late else "first_in_time")
 
     def _learn(self, scheduler_output: SchedulerOutput, now_s: float) -> None:
         while self._sent:
@@ -382,7 +394,7 @@ class CoServing(Base):
 
     def _preempt_for_chat(self, step: Step, victim: Request, now_s: float) -> None:
         self.running.remove(victim)
-        self._preempt_request(victim, now_s)
+        self._preempt_request(victim, now_s, drop_stale_output=self.requires_kv_delivery)
         self.given.add("preempted")
         step.barred.add(victim.request_id)
         step.grants.pop(victim.request_id, None)

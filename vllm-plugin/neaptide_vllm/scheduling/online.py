@@ -31,6 +31,10 @@ class Online:
         """Tokens that the prefix cache had when it was looked up last."""
         self.looked_up_s = -math.inf
 
+    def begin_turn(self, now_s: float) -> None:
+        """A session goes on with another prompt under the same id."""
+        self.arrival_s, self.first_token_s, self.looked_up_s = now_s, math.inf, -math.inf
+
     @property
     def num_prompt_tokens(self) -> int:
         return int(self.request.num_prompt_tokens)
