@@ -43,6 +43,7 @@ class Planner:
     def plan(self, step: Step, waiting: Sequence[Online], has_offline: bool) -> list[Online]:
         """Fills the step. Returns the waiting online requests that are granted tokens, in order of admission."""
         self._index += 1
+        self.traffic.begin()
         judgement = Judgement(step, self.config, self._cost_model, self.traffic)
         step.add_online_decodes()
         step.mark("streams")
@@ -67,9 +68,11 @@ class Planner:
             is_late = online.next_deadline_s < now_s and not online.num_output_tokens
             (late if is_late else in_time).append(online)
         in_time.sort(key=lambda online: online.next_deadline_s)
-        late.sort(key=_oldest)
+        first_late = min(late, key=_oldest, default=None)
         pending = {online: _pending(online, online.request.request_id in running) for online in in_time + late}
-        choice = judgement.choose(step, [pending[online] for online in in_time], pending[late[0]] if late else None)
+        choice = judgement.choose(
+            step, [pending[online] for online in in_time], pending[first_late] if first_late else None
+        )
         late = sorted(late + choice.late, key=_oldest)
         limit_s, late_s = choice.limit_s, 0.0
         order: list[Online] = []
@@ -97,6 +100,8 @@ class Planner:
         self, step: Step, judgement: Judgement, in_time: Sequence[PendingPrompt[Online]], chunks: PromptChunks
     ) -> None:
         """Grants running offline requests what online work leaves, and sets the limit for those to be admitted."""
+        if step.budget.tokens_left <= 0:
+            return
         left: list[Unfinished] = []
         for online, num_tokens, context_tokens in in_time:
             granted = step.grants[online.request.request_id]

@@ -37,7 +37,8 @@ class DefaultTargets:
         if self._settings.tpot_ms is None:
             self.tpot_slo_s = max(OVER_ALONE * _stream_s(self._cost_model), LEAST_TPOT_S)
         if self._settings.ttft_ms is None:
-            prompt_s = _prompt_s(self._cost_model, int(traffic.mean_tokens))
+            prompts = traffic.prompts
+            prompt_s = _prompt_s(self._cost_model, int(prompts.mean_tokens)) if prompts is not None else 0.0
             self.ttft_slo_s = max(TTFT_OVER_TPOT * self.tpot_slo_s, OVER_ALONE * prompt_s)
         return before != (self.ttft_slo_s, self.tpot_slo_s)
 
