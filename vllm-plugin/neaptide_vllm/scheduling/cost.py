@@ -12,8 +12,8 @@ from neaptide.estimator.cost.roofline import RooflineModel
 
 FITS_AT = (100, 400, 1600)
 """Measured steps after which the coefficients are fitted anew. In between every step corrects them."""
-REPEATED = 50
-"""Last steps that a new fit is corrected by."""
+REPEATED = 400
+"""Last steps that correct a new fit, so that its first errors weigh no more than later ones."""
 
 
 class LearnedCostModel:
@@ -27,7 +27,7 @@ class LearnedCostModel:
         self._model = OnlineCostModel(RooflineModel.generic())
         self._samples: deque[StepSample] = deque(maxlen=FITS_AT[-1])
         self._background = background
-        self._fit: Future[RooflineModel] | None = None
+        self._fit: Future[OnlineCostModel] | None = None
         self.num_observed = 0
         """Measured steps."""
 
@@ -48,25 +48,22 @@ class LearnedCostModel:
         self._model.observe(shape, seconds)
         self.num_observed += 1
         if self._fit is not None and self._fit.done():
-            self._adopt(self._fit.result())
-            self._fit = None
+            self._model, self._fit = self._fit.result(), None
         if self.num_observed > FITS_AT[-1]:
             return
         self._samples.append(StepSample(shape, seconds))
         if self.num_observed in FITS_AT:
             samples = list(self._samples)
             if self._background is None:
-                self._adopt(_fitted(samples))
+                self._model = _fitted(samples)
             else:
                 self._fit = self._background.submit(_fitted, samples)
 
-    def _adopt(self, base: RooflineModel) -> None:
-        self._model = OnlineCostModel(base)
-        for sample in list(self._samples)[-REPEATED:]:
-            self._model.observe(sample.shape, sample.seconds)
 
-
-def _fitted(samples: Sequence[StepSample]) -> RooflineModel:
-    model = RooflineModel.generic()
-    model.fit(samples)
+def _fitted(samples: Sequence[StepSample]) -> OnlineCostModel:
+    base = RooflineModel.generic()
+    base.fit(samples)
+    model = OnlineCostModel(base)
+    for sample in samples[-REPEATED:]:
+        model.observe(sample.shape, sample.seconds)
     return model
