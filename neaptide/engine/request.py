@@ -10,7 +10,7 @@ from neaptide.engine.deadlines import first_token_due_s, later_token_due_s
 from neaptide.engine.kv.prefix_nodes import Path
 from neaptide.engine.messages import TokenLogprobs
 from neaptide.engine.params import RequestClass, SamplingParams, Tier, request_class
-from neaptide.engine.table import RequestTable
+from neaptide.engine.table import PLACEHOLDER_TOKEN_ID, RequestTable
 
 
 class RequestStatus(IntEnum):
@@ -150,6 +150,10 @@ class Request:
         self.put_off_s = float(table.put_off_s[self.slot])
         table.free_slot(self.slot)
         self.table, self.slot, self.status = None, -1, status
+
+    def note_answer(self, num_tokens: int) -> None:
+        """Sets the length of its output, of a request that another engine has run: the tokens are not known."""
+        self._output_token_ids = [PLACEHOLDER_TOKEN_ID] * num_tokens
 
     # ---- progress ----
 

@@ -6,7 +6,8 @@ from operator import itemgetter
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import Scheduler
-from neaptide.engine.scheduler.draft import Candidate, Draft
+from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.scheduler.judged import Candidate
 from neaptide.engine.steps.plan import ScheduledRequest, StepPlan
 from neaptide.engine.steps.step import Step
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from neaptide.engine.messages import BatchDeadlineStatus, DeadlineStatus
 from neaptide.engine.offline.lanes import JobLane
 from neaptide.engine.offline.planned import raw
-from neaptide.engine.offline.work import WholeDevice, Work
+from neaptide.engine.offline.work import LeastTime, Work
 from neaptide.engine.table import RequestTable
 
 PERIOD_S = 1.0
@@ -29,7 +29,7 @@ class DeadlineJudge:
     - Will it be in time at the recent rate of offline work? If not, it is at risk.
     """
 
-    def __init__(self, device: WholeDevice) -> None:
+    def __init__(self, device: LeastTime) -> None:
         self._device = device
         self._last: dict[str, DeadlineStatus] = {}
         self._reported_at_s: float | None = None

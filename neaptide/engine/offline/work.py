@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 from neaptide.engine.interfaces import CostModel
 from neaptide.engine.steps.plan import BatchShape
@@ -40,9 +41,17 @@ class Work:
         )
 
 
+class LeastTime(Protocol):
+    """An engine with offline work alone."""
+
+    def least_seconds(self, work: Work) -> float:
+        """Least time of the work, if nothing else runs."""
+        ...
+
+
 @dataclass(slots=True, frozen=True)
 class WholeDevice:
-    """The engine with offline work alone.
+    """The engine with offline work alone, by a cost model. Implements ``LeastTime``.
 
     Args:
         kv_tokens: tokens of KV that offline work may hold.

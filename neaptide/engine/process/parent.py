@@ -25,8 +25,17 @@ def die_with_parent(parent_pid: int) -> None:
     Raises:
         SystemExit: the parent has already ended.
     """
-    _ask_for_signal(signal.SIGKILL, parent_pid)
+    end_with_parent(parent_pid)
     ignore_stop_signals()
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """Sends SIGKILL to this process when its parent ends.
+
+    Raises:
+        SystemExit: the parent has already ended.
+    """
+    _ask_for_signal(signal.SIGKILL, parent_pid)
 
 
 def ignore_stop_signals() -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from neaptide.engine.scheduler.actions import (
     SwapOut,
 )
 from neaptide.engine.scheduler.budget import Reads, StepBudget
+from neaptide.engine.scheduler.judged import Candidate
 from neaptide.engine.scheduler.queues import Queues, deadline_order
 from neaptide.engine.table import Streams
 
@@ -37,18 +38,6 @@ class Limit(StrEnum):
     SEATS = "seats"
     MEMORY = "KV blocks"
     WORK = "nothing more waits"
-
-
-class Candidate(NamedTuple):
-    """A step length that was compared with others."""
-
-    kind: str
-    """``prompts`` or ``offline``: whose work the length is for."""
-    length_s: float
-    num_late: float
-    """Expected late requests."""
-    value: float | None = None
-    """Seconds of offline work less the price of late requests, for each second."""
 
 
 class Draft:
@@ -175,6 +164,15 @@ class Draft:
     def due_decodes(self, online: bool) -> IntArray:
         """Slots that lack one token and are not scheduled yet."""
         return self._left(self._decodes.of(online), online)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a KV block."""
+        return self.kv.block_size
+
+    def offline_contexts(self) -> IntArray:
+        """[slots] computed tokens of the offline ``due_decodes``."""
+        return self.table.computed[self.due_decodes(online=False)]
 
     def streams(self) -> Streams:
         """Online requests with output that will have more."""

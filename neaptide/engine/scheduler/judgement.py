@@ -11,16 +11,15 @@ import math
 from collections.abc import Container, Sequence
 from heapq import heappop, heappush
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from neaptide.engine.arrays import FloatArray, smallest
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, Prediction
-from neaptide.engine.request import Request
 from neaptide.engine.scheduler.budget import PromptSteps, Reads
-from neaptide.engine.scheduler.draft import Candidate, Draft
+from neaptide.engine.scheduler.judged import Candidate, JudgedStep, OnlineRequest
 from neaptide.engine.scheduler.traffic import WINDOW_S, RecentTraffic
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.engine.table import Streams
@@ -54,21 +53,24 @@ MAX_STREAMS = 64
 """Streams that are looked at one by one; more are looked at in as many groups with similar slack."""
 
 
-class PendingPrompt(NamedTuple):
+R = TypeVar("R", bound=OnlineRequest)
+
+
+class PendingPrompt(NamedTuple, Generic[R]):
     """An online request with prompt left to compute."""
 
-    request: Request
+    request: R
     num_tokens: int
     """Tokens to compute."""
     context_tokens: int
 
 
-class Choice(NamedTuple):
+class Choice(NamedTuple, Generic[R]):
     """Longest step for online prompts in seconds, which of them can be in time, and which are given up."""
 
     limit_s: float
-    in_time: list[Request]
-    late: list[Request]
+    in_time: list[R]
+    late: list[R]
 
 
 class OfflineSteps(NamedTuple):
@@ -92,7 +94,7 @@ class Judgement:
 
     def __init__(
         self,
-        draft: Draft,
+        draft: JudgedStep,
         config: SchedulerConfig,
         model: CostModel,
         traffic: RecentTraffic,
@@ -211,7 +213,9 @@ class Judgement:
 
     # ---- how long online prompts may make a step, and which of them ----
 
-    def choose(self, draft: Draft, prompts: Sequence[PendingPrompt], late: PendingPrompt | None) -> Choice:
+    def choose(
+        self, draft: JudgedStep, prompts: Sequence[PendingPrompt[R]], late: PendingPrompt[R] | None
+    ) -> Choice[R]:
         """The step length with the fewest late requests; of equal ones the longest.
 
         ``prompts`` are in deadline order. ``late`` has no deadline any more and comes behind all of them.
@@ -225,7 +229,7 @@ class Judgement:
         drops_longest = "longest-late" not in self._left_out
         best, best_late, best_kept = Candidate("prompts", 0.0, 0.0), math.inf, [True] * len(prompts)
         for limit_s in self._lengths(draft, every):
-            pace = PromptSteps.beside(draft.budget, limit_s, draft.kv.block_size, longest)
+            pace = PromptSteps.beside(draft.budget, limit_s, draft.block_size, longest)
             steps = pace.of(tokens, contexts).tolist()
             kept, num_late, total = _fewest_late(prompts, steps, due_s, pace, drops_longest)
             num_late += self._late_beside(total + (steps[-1] if late is not None else 0.0), pace)
@@ -250,7 +254,7 @@ class Judgement:
             num_late += float(self.late_streams(first_s[None], last_s[None], count, margin_s)[0])
         return num_late
 
-    def _lengths(self, draft: Draft, prompts: Sequence[PendingPrompt]) -> list[float]:
+    def _lengths(self, draft: JudgedStep, prompts: Sequence[PendingPrompt[R]]) -> list[float]:
         """Step lengths that are compared, shortest first."""
         budget, first = draft.budget, prompts[0]
         total = sum(prompt.num_tokens for prompt in prompts)
@@ -267,7 +271,7 @@ class Judgement:
 
     # ---- how long a step with offline work may be ----
 
-    def offline_length_s(self, draft: Draft, due_s: Sequence[float], ahead_s: float) -> float:
+    def offline_length_s(self, draft: JudgedStep, due_s: Sequence[float], ahead_s: float) -> float:
         """The step length that brings the most for its time.
 
         A step brings its offline work, counted at the rate of the fullest step, less the price of those that it makes
@@ -313,17 +317,17 @@ class Judgement:
             return next((index for index, value in enumerate(values) if value >= least), 0)
         return max(range(len(values)), key=lambda index: (round(values[index], 9), index))
 
-    def _offline_steps(self, draft: Draft, most_s: float) -> OfflineSteps:
+    def _offline_steps(self, draft: JudgedStep, most_s: float) -> OfflineSteps:
         budget = draft.budget
         most, online_s = budget.tokens_left, budget.prediction.seconds
-        rows = draft.due_decodes(online=False)[:most]
-        reads = Reads.of(draft.table.computed[rows]) if len(rows) else Reads(0, 0)
+        contexts = draft.offline_contexts()[:most]
+        reads = Reads.of(contexts) if len(contexts) else Reads(0, 0)
         tokens, predicted_s, count = [0], [online_s], 1
         while tokens[-1] < most:
             count = min(count, most)
-            shape, num_decodes = budget.shape.copy(), min(count, len(rows))
+            shape, num_decodes = budget.shape.copy(), min(count, len(contexts))
             if num_decodes:
-                shape.add_decodes(num_decodes, reads.total_tokens * num_decodes // len(rows), reads.longest_tokens)
+                shape.add_decodes(num_decodes, reads.total_tokens * num_decodes // len(contexts), reads.longest_tokens)
             if count > num_decodes:
                 shape.add(count - num_decodes, 0)
             tokens.append(count)
@@ -345,7 +349,7 @@ class Judgement:
 
 
 def _fewest_late(
-    prompts: Sequence[PendingPrompt],
+    prompts: Sequence[PendingPrompt[R]],
     steps: Sequence[float],
     due_s: Sequence[float],
     pace: PromptSteps,

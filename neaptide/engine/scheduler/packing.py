@@ -20,10 +20,10 @@ from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.judgement import PACE, Judgement, PendingPrompt
 from neaptide.engine.scheduler.offline_fill import OfflineFill
 from neaptide.engine.scheduler.parts import Divisible
+from neaptide.engine.scheduler.prompts import LateCredit, PromptChunks, Unfinished, unfinished_s
 from neaptide.engine.scheduler.queues import OnlineOrder, Reservation, deadline_order, streams_first
 from neaptide.engine.scheduler.residual import Residual, usual_step
 from neaptide.engine.scheduler.traffic import RecentTraffic
-from neaptide.engine.steps.plan import BatchShape
 from neaptide.engine.steps.step import Step
 
 LOOK_AHEAD = 64
@@ -40,8 +40,6 @@ LATE_SHARE = 0.1
 
 LOOK_UPS = 8
 """Waiting prompts that are looked up in the cache in one step."""
-LATE_CREDIT = 0.01
-"""Fraction of the time that late prompts get, oldest first, at the cost of those that can be in time."""
 
 
 @dataclass(slots=True)
@@ -89,8 +87,7 @@ class NeaptideScheduler(Scheduler, Divisible):
         """When the next one may begin to grow."""
         self._cached: dict[Request, tuple[int, float]] = {}
         """Cached tokens of waiting prompts, and the time until which they are taken for granted."""
-        self._late_credit_s = 0.0
-        """Seconds that late prompts may take from those that can be in time."""
+        self._late_credit = LateCredit()
         self._residual = Residual()
         self.queues.pool.looks_ahead = True
 
@@ -137,10 +134,7 @@ class NeaptideScheduler(Scheduler, Divisible):
         for action in draft.actions:
             if isinstance(action, Admit) and action.request.is_online:
                 self.traffic.observe_admission(action.request, action.request.num_known_tokens - action.hit.num_tokens)
-        if notes.has_late:
-            self._late_credit_s += LATE_CREDIT * draft.budget.prediction.seconds - notes.late_s
-        else:
-            self._late_credit_s = min(self._late_credit_s, 0.0)
+        self._late_credit.observe(notes.has_late, draft.budget.prediction.seconds, notes.late_s)
         late, now_s = self._late, draft.now_s
         if late.holder is not None and _has_begun(late.holder):
             rest_s = late.stood_s(now_s) * (1.0 / LATE_SHARE - 1.0)
@@ -192,37 +186,34 @@ class NeaptideScheduler(Scheduler, Divisible):
         if holder in late or (holder is not None and not draft.is_running(holder) and holder not in ahead):
             late = [holder, *(request for request in late if request is not holder)]
         limit_s = choice.limit_s
-        ends_s = math.inf
-        if late and self._late_credit_s > 0.0:
+        chunks = PromptChunks(draft.budget, draft.block_size, draft.now_s, self.config.delivery_latency_s)
+        notes.first_tokens_s = chunks.first_tokens_s
+        if late and self._late_credit:
             before_s = draft.budget.prediction.seconds
-            ends_s, _ = self._pack_prompts(draft, late[:1], limit_s, ends_s)
+            self._pack_prompts(draft, late[:1], limit_s, chunks)
             notes.late_s = draft.budget.prediction.seconds - before_s
-        ends_s, _ = self._pack_prompts(draft, ahead, limit_s, ends_s)
+        self._pack_prompts(draft, ahead, limit_s, chunks)
         late_limit_s = min(limit_s, PACE * judgement.tpot_slo_s) if judgement.has_streams else limit_s
-        _, lacking = self._pack_prompts(draft, late, late_limit_s, ends_s)
+        lacking = self._pack_prompts(draft, late, late_limit_s, chunks)
         if lacking is not None:  # None behind it was admitted.
             pushed_out = (request for request in late if request.num_output_tokens and not draft.is_running(request))
             notes.lacking = next(pushed_out, lacking)
 
-    def _prompt(self, draft: Draft, request: Request) -> PendingPrompt:
+    def _prompt(self, draft: Draft, request: Request) -> PendingPrompt[Request]:
         if draft.is_running(request):
             return PendingPrompt(request, draft.kv.num_uncomputed(request), draft.kv.num_computed(request))
         cached, _ = self._cached.get(request, (0, 0.0))
         return PendingPrompt(request, request.num_known_tokens - cached, cached)
 
     def _pack_prompts(
-        self, draft: Draft, prompts: list[Request], limit_s: float, ends_s: float
-    ) -> tuple[float, Request | None]:
-        """Chunks as large as the limit and the tokens allow.
+        self, draft: Draft, prompts: list[Request], limit_s: float, chunks: PromptChunks
+    ) -> Request | None:
+        """Schedules prompts in order. Returns the first that found no slot or no memory.
 
-        The first one always gets a block's worth: streams that fill the whole bound must not starve it. Once one finds
-        no slot or no memory no other is admitted, but those that run go on: they hold what it waits for. What comes
-        behind a prompt that ends must not make its first token late: returns how long the step may take for that; and
-        the first that found no slot or no memory.
+        Once there is one no other is admitted, but those that run go on: they hold what it waits for.
         """
         can_admit = True
         lacking: Request | None = None
-        notes: Notes = draft.notes
         for request in prompts:
             if draft.is_scheduled(request):
                 continue
@@ -233,12 +224,8 @@ class NeaptideScheduler(Scheduler, Divisible):
             hit = NO_HIT if is_running else draft.kv.match_prefix(request)
             context = request.num_computed_tokens if is_running else hit.num_tokens
             left = (request.num_tokens if is_running else request.num_known_tokens) - context
-            num_swapped = len(hit.host_hashes)
-            chunk = draft.budget.largest_chunk(left, context, min(limit_s, ends_s), num_swapped)
-            least = min(left, draft.kv.block_size, draft.budget.tokens_left)
-            if chunk < least and not draft.budget.shape.prefill_requests:
-                chunk = least
-            if chunk <= 0:
+            chunk = chunks.size(left, context, limit_s, len(hit.host_hashes))
+            if not chunk:
                 break
             if is_running:
                 is_scheduled = self._room_to_grow(draft, request, chunk)
@@ -248,28 +235,20 @@ class NeaptideScheduler(Scheduler, Divisible):
                 is_scheduled = can_admit = self._admit_online(draft, request, hit, chunk)
             if is_scheduled:
                 if chunk == left:
-                    due_s = request.next_deadline_s - self.config.delivery_latency_s - draft.now_s
-                    seconds, margin_s = draft.budget.prediction
-                    if seconds <= due_s:
-                        ends_s = min(ends_s, max(due_s, seconds + margin_s))
-                        notes.first_tokens_s.append(due_s)
+                    chunks.ended(request.next_deadline_s)
             elif lacking is None:
                 lacking = request
-        return ends_s, lacking
+        return lacking
 
     def _unfinished_s(self, draft: Draft, prompts: list[Request]) -> tuple[list[float], float]:
-        """Seconds that the step may take for each prompt that goes on after it, and seconds that these take."""
-        due_s: list[float] = []
-        ahead_s = 0.0
+        """See ``unfinished_s``."""
+        left: list[Unfinished] = []
         for request in prompts:
-            left = draft.kv.num_uncomputed(request) - draft.num_tokens_of(request)
-            if left <= 0:
-                continue
-            shape = BatchShape()
-            shape.add(left, draft.kv.num_computed(request) + draft.num_tokens_of(request))
-            ahead_s += self.cost_model.predict(shape).seconds
-            due_s.append(request.next_deadline_s - self.config.delivery_latency_s - draft.now_s - ahead_s)
-        return due_s, ahead_s
+            num_tokens = draft.num_tokens_of(request)
+            num_left = draft.kv.num_uncomputed(request) - num_tokens
+            if num_left > 0:
+                left.append(Unfinished(num_left, draft.kv.num_computed(request) + num_tokens, request.next_deadline_s))
+        return unfinished_s(left, self.cost_model, draft.now_s, self.config.delivery_latency_s)
 
     def _holder(self, draft: Draft) -> Request | None:
         """The late request for which something is reserved in this step, if there is one."""

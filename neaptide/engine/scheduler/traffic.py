@@ -9,7 +9,7 @@ import numpy as np
 from neaptide.engine.arrays import FloatArray, IntArray
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel
-from neaptide.engine.request import Request
+from neaptide.engine.scheduler.judged import OnlineRequest
 from neaptide.engine.steps.plan import BatchShape
 
 RECENT = 100
@@ -47,7 +47,7 @@ class RecentTraffic:
     """
 
     def __init__(self, config: SchedulerConfig, cost_model: CostModel) -> None:
-        self._config, self._cost_model = config, cost_model
+        self.config, self._cost_model = config, cost_model
         self._arrivals_s: list[float] = []
         """In order; more than ``RECENT``, because a crowd's rate is counted over less than the window."""
         self._prompts: deque[list[float]] = deque(maxlen=RECENT)
@@ -55,11 +55,11 @@ class RecentTraffic:
         self.prompts: Prompts | None = None
         """Sums of the recent prompts at the last ``begin``; None before the first."""
         self._have_changed = False
-        self._waiting: dict[Request, list[float]] = {}
+        self._waiting: dict[OnlineRequest, list[float]] = {}
         self._answers: deque[int] = deque([FIRST_ANSWER_TOKENS], maxlen=RECENT)
         self._sum_answers()
 
-    def observe_arrival(self, request: Request) -> None:
+    def observe_arrival(self, request: OnlineRequest) -> None:
         insort(self._arrivals_s, request.arrival_s)
         del self._arrivals_s[: -4 * RECENT]
         entry = [float(request.num_prompt_tokens), self._possible_ttft_s(request.ttft_slo_s)]
@@ -69,20 +69,20 @@ class RecentTraffic:
 
     def _possible_ttft_s(self, ttft_slo_s: float) -> float:
         """The target, or the default if no step is so short: none shortens steps by asking for what cannot be."""
-        if ttft_slo_s >= self._config.ttft_slo_s:
+        if ttft_slo_s >= self.config.ttft_slo_s:
             return ttft_slo_s
         least = BatchShape()
         least.add(1, 0)
         is_possible = ttft_slo_s > sum(self._cost_model.predict(least))
-        return ttft_slo_s if is_possible else self._config.ttft_slo_s
+        return ttft_slo_s if is_possible else self.config.ttft_slo_s
 
-    def observe_admission(self, request: Request, num_tokens: int) -> None:
+    def observe_admission(self, request: OnlineRequest, num_tokens: int) -> None:
         """The request was admitted with ``num_tokens`` tokens to compute."""
         if (entry := self._waiting.pop(request, None)) is not None:
             entry[0] = float(num_tokens)
             self._have_changed = True
 
-    def observe_end(self, request: Request) -> None:
+    def observe_end(self, request: OnlineRequest) -> None:
         self._waiting.pop(request, None)
         if request.num_output_tokens > 1:
             self._answers.append(request.num_output_tokens)

@@ -30,7 +30,16 @@ from neaptide.engine.params import FinishReason
 from neaptide.engine.row_id import RowId
 from neaptide.server.engine_client.backlog import OutputBacklog, SlowReaderError
 from neaptide.server.engine_client.deaths import Evidence
-from neaptide.server.engine_client.events import BatchOutlooks, BatchOutputs, EngineLost, Event, EventT, RequestFailed
+from neaptide.server.engine_client.events import (
+    BatchOutlooks,
+    BatchOutputs,
+    EngineLost,
+    Event,
+    EventT,
+    LineBody,
+    RequestFailed,
+    RowOutput,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +93,9 @@ class EngineClient:
         self._offline_paused = False
         self.has_given_up = False
         """Whether the supervisor expects no engine any more, though it may keep trying."""
+        self.line_body: Callable[[RowId], LineBody | None] = _no_line
+        """The body of a row's line, for an engine that runs lines by their bodies; None if the line has ended.
+        Blocking; any thread. Raises OSError if the input file cannot be read now."""
 
     # ---- what HTTP handlers and the batch service use ----
 
@@ -233,6 +245,10 @@ class EngineClient:
         elif isinstance(message, EngineFatal):
             logger.error("engine: %s", message.message)
 
+    def on_rows(self, outputs: Sequence[RowOutput]) -> None:
+        """Passes outputs of batch rows on, from an engine in this process."""
+        self._tell(BatchOutputs(outputs))
+
     def _on_outputs(self, message: StepOutputs) -> None:
         batch_outputs: list[RequestOutput] = []
         for output in message.outputs:
@@ -267,3 +283,7 @@ class EngineClient:
         if self._link is None:
             raise EngineUnavailableError("the engine is starting or restarting; try again in a few seconds")
         return self._link
+
+
+def _no_line(_: RowId) -> None:
+    """Without batches there are no lines."""

@@ -1,7 +1,7 @@
 """Events that an ``EngineClient`` passes to its subscribers, in addition to the engine's own messages."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from neaptide.engine.messages import (
     BatchDeadlineStatus,
@@ -16,10 +16,30 @@ from neaptide.engine.row_id import RowId
 from neaptide.server.engine_client.deaths import Evidence
 
 
+class LineBody(NamedTuple):
+    """A batch line as its endpoint gets it."""
+
+    endpoint: str
+    body: dict[str, Any]
+
+
+class LineReply(NamedTuple):
+    """Whole HTTP reply to a batch line, from an engine that runs lines by their bodies instead of their tokens."""
+
+    request_id: str
+    """The line's row, as a ``RowId``: such a line has one row."""
+    status: int
+    body: str
+    """JSON."""
+
+
+RowOutput = RequestOutput | LineReply
+
+
 class BatchOutputs(NamedTuple):
     """Outputs of batch rows; each ``request_id`` is a ``RowId``."""
 
-    outputs: Sequence[RequestOutput]
+    outputs: Sequence[RowOutput]
 
 
 class BatchOutlooks(NamedTuple):

@@ -104,7 +104,7 @@ class KeyRing:
                 raise ValueError("an API key has two tiers or weights, or one mark twice")
             if 0.0 in weights:
                 raise ValueError("the weight of an API key is 0")
-            principal = _principal(
+            principal = principal_for(
                 key,
                 tiers[0] if tiers else Tier.DEFAULT,
                 is_admin=_ADMIN in marks,
@@ -198,7 +198,8 @@ def _digest(purpose: bytes, key: str) -> bytes:
     return hashlib.sha256(b"neaptide/" + purpose + b"\0" + key.encode()).digest()
 
 
-def _principal(key: str, tier: Tier, *, is_admin: bool, weight: float) -> Principal:
+def principal_for(key: str, tier: Tier = Tier.DEFAULT, *, is_admin: bool = False, weight: float = 1.0) -> Principal:
+    """The caller who has this key."""
     return Principal(
         tenant=_digest(b"tenant", key).hex()[:32],
         salt=_digest(b"cache-salt", key)[:16],

@@ -16,7 +16,8 @@ from neaptide.engine.scheduler import judgement
 from neaptide.engine.scheduler.budget import PromptSteps
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.judgement import EQUAL, Choice, Judgement, PendingPrompt
-from neaptide.engine.scheduler.packing import LATE_CREDIT, LOOK_AHEAD, NeaptideScheduler
+from neaptide.engine.scheduler.packing import LOOK_AHEAD, NeaptideScheduler
+from neaptide.engine.scheduler.prompts import LATE_CREDIT
 from neaptide.engine.steps.plan import BatchShape
 from tests.engine.harness import Harness, flex, online
 from tests.engine.scheduler.bounds.test_worth_bound import Launches

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -70,8 +70,8 @@ class _Bug(msgspec.Struct, tag=True):
     kind: str
 
 
+RecipeT = TypeVar("RecipeT", bound=msgspec.Struct)
 _encoder = msgspec.msgpack.Encoder()
-_recipe_decoder = msgspec.msgpack.Decoder(Recipe)
 _check_decoder = msgspec.msgpack.Decoder(Check)
 _Word = _Lines | _Paused | _Done | _DiskFault | _Busy | _Bug
 _decoder: msgspec.msgpack.Decoder[_Word] = msgspec.msgpack.Decoder(_Word)
@@ -95,7 +95,7 @@ class WorkerChecker:
     ``recipe`` makes the line compiler inside the worker; ``module`` is the program that calls ``main``.
     """
 
-    def __init__(self, recipe: Recipe, idle_s: float = IDLE_S, module: str = __name__) -> None:
+    def __init__(self, recipe: msgspec.Struct, idle_s: float = IDLE_S, module: str = __name__) -> None:
         self._child = Child(module, _encoder.encode(recipe), idle_s)
 
     @property
@@ -209,10 +209,15 @@ class CheckerPool:
 
 
 def main(make_compiler: Callable[[Recipe], LineCompiler] = Recipe.compiler) -> None:
+    """The worker of a server that runs lines by their tokens."""
+    serve(msgspec.msgpack.Decoder(Recipe), make_compiler)
+
+
+def serve(recipes: "msgspec.msgpack.Decoder[RecipeT]", make_compiler: Callable[[RecipeT], LineCompiler]) -> None:
     """Checks one file after another until its input ends."""
     set_idle_priority(NICENESS)
     source, sink = pipes()
-    compiler = make_compiler(_recipe_decoder.decode(read_frame(source) or b""))
+    compiler = make_compiler(recipes.decode(read_frame(source) or b""))
     bound_memory(MEMORY_BYTES)
     _write(sink, _Paused())
     while frame := read_frame(source):

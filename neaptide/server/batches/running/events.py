@@ -4,9 +4,8 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass, field
 
-from neaptide.engine.messages import RequestOutput
 from neaptide.server.batches.running.job import Job
-from neaptide.server.engine_client.events import BatchOutputs, EngineLost
+from neaptide.server.engine_client.events import BatchOutputs, EngineLost, RowOutput
 
 
 @dataclass(slots=True, eq=False)
@@ -15,7 +14,7 @@ class Running:
 
     job: Job
     commits: "set[asyncio.Task[None]]" = field(default_factory=set)
-    unfed: deque[RequestOutput] = field(default_factory=deque)
+    unfed: deque[RowOutput] = field(default_factory=deque)
     """Engine outputs that the job has not processed, in order."""
     waits: bool = False
     """Whether it waits for its input file, which cannot be read at the moment."""

@@ -1,11 +1,13 @@
 """State of one running batch or leased chunk: the rows still to run, and the lines whose outputs are arriving."""
 
+import json
 import logging
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,6 +29,7 @@ from neaptide.server.batches.storing.models import (
     PendingLine,
     StoredUsage,
 )
+from neaptide.server.engine_client.events import LineBody, LineReply, RowOutput
 from neaptide.server.http.auth import share_of
 from neaptide.server.http.errors import ApiError, EngineFailedError, is_passing
 
@@ -69,7 +72,7 @@ class JobFiles:
 class Heard:
     """Outputs of a job that remain to be processed, and the effects of the others."""
 
-    outputs: deque[RequestOutput]
+    outputs: deque[RowOutput]
     results: list[LineResult] = field(default_factory=list)
     """Results of lines that have ended."""
     stops: list[str] = field(default_factory=list)
@@ -228,17 +231,20 @@ class Job:
             self._take(heard.outputs[0], heard)
             heard.outputs.popleft()
 
-    def _take(self, output: RequestOutput, heard: Heard) -> None:
+    def _take(self, output: RowOutput, heard: Heard) -> None:
         found = RowId.parse(output.request_id)
         index = None if found is None else self._open_line(found.row)
         if found is None or index is None:
             return
         row = found.row
-        if output.finish_reason is FinishReason.ABORT:
+        if isinstance(output, LineReply):
+            result: LineResult | None = _replied(self._lines[index].line_no, output)
+        elif output.finish_reason is FinishReason.ABORT:
             # The engine dropped the row, which will be given again from its first token.
             self._open.pop(index, None)
             return
-        result = self._feed_line(index, row, output, heard.stops)
+        else:
+            result = self._feed_line(index, row, output, heard.stops)
         if result is not None:
             if result.state is LineState.FAILED:
                 heard.stops += [str(RowId(self.id, r)) for r in self._rows(self._lines[index]) if r != row]
@@ -310,9 +316,20 @@ class Job:
                 return self._compiler.stored_assembler(record)
             except ValueError as error:
                 self._replies.note_unusable(error)
+        return self._compiler.assembler(self.endpoint, self._read_body(line))
+
+    def line_body(self, row: int) -> LineBody | None:
+        """The body of the row's line; None if it has ended. Blocking; any thread.
+
+        Raises:
+            OSError: the input file cannot be read now.
+        """
+        index = self._open_line(row)
+        return None if index is None else LineBody(self.endpoint, self._read_body(self._lines[index]))
+
+    def _read_body(self, line: PendingLine) -> dict[str, Any]:
         with self.files.open_input(self.files.input) as file:
-            body = read_body(file, line.byte_offset, line.num_bytes)
-        return self._compiler.assembler(self.endpoint, body)
+            return read_body(file, line.byte_offset, line.num_bytes)
 
     @staticmethod
     def _rows(line: PendingLine) -> range:
@@ -329,6 +346,13 @@ def _ended(line_no: int, assembler: Assembler) -> LineResult:
     request_id = new_request_id()
     body = assembler.body(request_id)
     return LineResult(line_no, LineState.COMPLETED, 200, request_id, dump_json(body), _usage(body))
+
+
+def _replied(line_no: int, reply: LineReply) -> LineResult:
+    if reply.status != HTTPStatus.OK:
+        return LineResult(line_no, LineState.FAILED, reply.status, new_request_id(), reply.body)
+    usage = _usage(json.loads(reply.body))
+    return LineResult(line_no, LineState.COMPLETED, reply.status, new_request_id(), reply.body, usage)
 
 
 def _usage(body: Mapping[str, Any]) -> StoredUsage:

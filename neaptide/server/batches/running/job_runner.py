@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from neaptide.engine.messages import EngineReady, RequestOutput
+from neaptide.engine.messages import EngineReady
 from neaptide.engine.params import FinishReason
 from neaptide.engine.row_id import RowId
 from neaptide.server.batches.planning.planning import MakesPlans, Planning
@@ -26,7 +26,7 @@ from neaptide.server.batches.storing.models import FileRecord, LineResult
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
 from neaptide.server.engine_client.client import EngineClient
 from neaptide.server.engine_client.deaths import Evidence
-from neaptide.server.engine_client.events import BatchOutputs, EngineLost
+from neaptide.server.engine_client.events import BatchOutputs, EngineLost, LineBody, RowOutput
 from neaptide.server.http.errors import ApiError, is_passing
 
 logger = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ class JobRunner:
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._consume(), name="batch-runner")
+        self._engine.line_body = self._line_body
         self._engine.subscribe(BatchOutputs, self._events.put_nowait)
         self._engine.subscribe(EngineLost, self._events.put_nowait)
         self._engine.subscribe(EngineReady, lambda _: self.engine_is_empty())
@@ -127,6 +128,10 @@ class JobRunner:
     def jobs(self) -> list[Job]:
         """Jobs that run on the engine."""
         return [running.job for running in self._jobs.values()]
+
+    def _line_body(self, row: RowId) -> LineBody | None:
+        running = self._jobs.get(row.batch_id)
+        return None if running is None else running.job.line_body(row.row)
 
     @property
     def num_open(self) -> int:
@@ -202,6 +207,9 @@ class JobRunner:
                 self._added_ids.discard(job.id)
                 self._jobs[job.id] = Running(job)
                 self._suspects.restore(job.attempts)
+                if job.attempts and self._suspects.needs_solitude:
+                    self._take_back()
+                    self.engine_is_empty()
                 await self._submit(job)
             case Close(job_id, closed):
                 closed_job = self._jobs.pop(job_id, None)
@@ -249,8 +257,8 @@ class JobRunner:
         running = self._jobs.get(job.id)
         return is_due and not held_back and not (running is not None and running.waits)
 
-    async def _on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
-        by_job: dict[str, list[RequestOutput]] = {}
+    async def _on_outputs(self, outputs: Sequence[RowOutput]) -> None:
+        by_job: dict[str, list[RowOutput]] = {}
         for output in outputs:
             row = RowId.parse(output.request_id)
             if row is not None and row.batch_id in self._jobs:

@@ -53,6 +53,11 @@ class Suspects:
         """The only line that may run now; None if others may."""
         return next(iter(self._groups[0])) if self._is_solitary else None
 
+    @property
+    def needs_solitude(self) -> bool:
+        """Whether a single suspect would run now, but with other lines."""
+        return self._is_single() and not self._is_solitary
+
     def may_run(self, line: LineKey) -> bool:
         if line in self._deaths:
             return line in self._groups[0]
@@ -74,7 +79,9 @@ class Suspects:
             return
         self._num_deaths += 1
         for count in sorted(set(attempts.values()), reverse=True):
-            self._groups.append({line: None for line, found in attempts.items() if found == count})
+            group = [line for line, found in attempts.items() if found == count]
+            # Lines of more than one death are halved here too, for an engine whose server always ends with it.
+            self._groups += [dict.fromkeys(group)] if count == 1 else _halves(group)
         for line in attempts:
             self._deaths[line] = {self._num_deaths}
         self.turn += 1

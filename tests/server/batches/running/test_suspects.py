@@ -152,12 +152,34 @@ def test_suspects_of_before_a_restart_come_by_the_number_of_their_deaths() -> No
     suspects.restore({})
     assert suspects.turn == 0
     suspects.restore(dict(zip(keys(0, 1, 2, 3), [1, 2, 2, 1], strict=True)))
-    assert (running(suspects, 5), suspects.turn) == ([1, 2, 4], 1)
-    suspects.end(keys(1, 2))
+    assert (running(suspects, 5), suspects.turn) == ([1, 4], 1)
+    suspects.end(keys(1))
+    assert running(suspects, 5) == [1, 2, 4]
+    suspects.end(keys(2))
     assert running(suspects, 5) == [0, 1, 2, 3, 4]
     suspects.end(keys(0))
     suspects.engine_is_empty()
     assert suspects.death(keys(3), STRONG) == LineKey("b", 3)
+
+
+@pytest.mark.parametrize("culprit", range(7))
+def test_a_line_that_ends_its_server_with_its_engine_is_found_by_one_start_after_another(culprit: int) -> None:
+    """Seven lines run at once, and each server knows only how many deaths each line has had."""
+    attempts: dict[LineKey, int] = {}
+    left, num_starts, convict = set(range(7)), 0, None
+    while convict is None and num_starts < 10:
+        num_starts += 1
+        suspects = Suspects()
+        suspects.restore({line: deaths for line, deaths in attempts.items() if line.line_no in left})
+        if suspects.needs_solitude:
+            suspects.engine_is_empty()
+        while culprit not in (runs := left.intersection(running(suspects, 7))):
+            suspects.end(keys(*runs))
+            left -= runs
+        convict = suspects.death(keys(*runs), STRONG)
+        attempts |= {line: attempts.get(line, 0) + 1 for line in keys(*runs)}
+    assert convict == LineKey("b", culprit)
+    assert num_starts <= 6
 
 
 # ---- histories ------------------------------------------------------------------------------------------

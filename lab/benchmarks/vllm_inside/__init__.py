@@ -1,0 +1,1 @@
+"""Neaptide's scheduler inside vLLM, measured in virtual time."""

