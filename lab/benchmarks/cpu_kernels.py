@@ -32,7 +32,7 @@ from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan
 from neaptide.executors.torch import torch_executor
 from neaptide.executors.torch.layers.linear import Linear
 from neaptide.executors.torch.layers.norm import RMSNorm
-from neaptide.executors.torch.models import llama
+from neaptide.executors.torch.models import decoder
 from neaptide.executors.torch.torch_executor import TorchExecutor
 from neaptide.kernels.layer_ops import NativeLayerOps, TorchLayerOps
 
@@ -177,7 +177,7 @@ class Parts:
             (TorchLayerOps, "silu_multiply", "gate"),
             (NativeLayerOps, "rotate_and_store", "rotary, KV write"),
             (NativeLayerOps, "silu_multiply", "gate"),
-            (llama.Llama, "logits", "logits"),
+            (decoder.Decoder, "logits", "logits"),
             (torch_executor, "build_input_batch", "prepare"),
             (torch_executor, "sample", "sample"),
         ):

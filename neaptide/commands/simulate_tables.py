@@ -100,7 +100,7 @@ def _columns(result: SimResult) -> Iterator[tuple[str, str]]:
     yield "from arrival%", _bare(online.attainment["both_from_arrival"])
     yield "TTFT ms p50/p99", _pair(online.ttft_s)
     yield "TPOT ms p50/p99", _pair(online.tpot_s)
-    yield "gap ms p99", _ms(online.itl_s["p99"])
+    yield "gap ms p99/max", f"{_ms(online.itl_s['p99'])}/{_ms(online.longest_gap_s)}"
     yield "goodput req/s", "-" if online.goodput_rps is None else f"{online.goodput_rps:.2f}"
     yield "hits% on/off", f"{_bare(kv.online_hit_ratio)}/{_bare(kv.hit_ratio)}"
     yield "preempted on/off", "/".join(str(result.preemptions.count_by_class[name]) for name in CLASSES)
@@ -115,6 +115,7 @@ def _rows(result: SimResult) -> Iterator[tuple[str, str]]:
         yield "TTFT p50 / p90 / p99", _three_ms(online.ttft_s)
         yield "TPOT p50 / p90 / p99", _three_ms(online.tpot_s)
         yield "gap p50 / p90 / p99", _three_ms(online.itl_s)
+        yield "longest gap", f"{_ms(online.longest_gap_s)} ms"
         shares = " / ".join(_percent(online.attainment[name]) for name in ("ttft", "tpot", "both"))
         yield "attained TTFT / TPOT / both", shares
         yield "all tokens in time from arrival", _percent(online.attainment["both_from_arrival"])

@@ -308,6 +308,7 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
     import time
 
     from neaptide.executors.registry import EXECUTORS
+    from neaptide.executors.simulated.scripted import is_scripted
     from neaptide.models.checkpoint import load_model_config, load_model_facts, resolve_model
     from neaptide.models.config import ModelFacts, UnsupportedModelError
     from neaptide.server.context import Admission, GenerationDefaults, ServingContext
@@ -352,7 +353,8 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
         tpot_slo_s=config.scheduler.tpot_slo_s,
         keep_alive_s=settings.stream_keep_alive_s,
         admission=Admission(settings.max_online_requests, settings.max_offline_requests),
-        follows_grammars=kind is not None and kind.follows_grammars,
+        # What a script says is taken to be what a model would say under the request's grammar.
+        follows_grammars=kind is not None and (kind.follows_grammars or is_scripted(settings.executor, model_path)),
         max_masked_ends=None if kind is None else kind.max_masked_ends,
         engine_python=settings.engine_python,
         tool_call_parser=settings.tool_call_parser,

@@ -5,7 +5,7 @@ A model that cannot be served raises `UnsupportedModelError` with one line for t
 
 from pathlib import Path
 
-from neaptide.models.config import ModelConfig, ModelFacts, UnsupportedModelError
+from neaptide.models.config import VLLM, ModelConfig, ModelFacts, UnsupportedModelError
 from neaptide.models.fields import RawConfig, entries, positive_int, read_json, token_ids
 from neaptide.models.registry import family_of
 from neaptide.models.rope import context
@@ -70,7 +70,7 @@ def load_model_config(model_dir: Path) -> ModelConfig:
     _refuse_own_code(raw)
     if quantization := entries(raw, "quantization_config"):
         method = quantization.get("quant_method", "unknown")
-        raise UnsupportedModelError(f"quantization_config ({method}) is not supported: only float weights")
+        raise UnsupportedModelError(f"quantization_config ({method}) is not supported: only float weights; {VLLM}")
     headers = weight_headers(model_dir)
     if str(raw.get("dtype") or raw.get("torch_dtype") or "auto") == "auto":
         raw |= {"dtype": dtype_of(headers)}
@@ -173,5 +173,11 @@ def _end_tokens(model_dir: Path, raw: RawConfig) -> tuple[int, ...]:
 
 
 def _refuse_own_code(raw: RawConfig) -> None:
-    if raw.get("auto_map"):
-        raise UnsupportedModelError("auto_map: models with their own code are not supported; such code is never run")
+    """Refuses a model whose own code is another model than ours.
+
+    Many checkpoints are older than their family in ``transformers``, and bring the same class along.
+    """
+    if auto_map := raw.get("auto_map"):
+        own = auto_map.get("AutoModelForCausalLM") if isinstance(auto_map, dict) else None
+        if not str(own).endswith(f".{raw['architectures'][0]}"):
+            raise UnsupportedModelError(f"auto_map names the model's own code ({own}), which is never run; {VLLM}")

@@ -1,35 +1,53 @@
 """The model families, by the architecture in ``config.json``.
 
-A new family needs one line here and a parser in ``neaptide.models.families``. If no existing class computes it, it also
-needs one in ``neaptide.executors.torch.models``.
+A new family needs one line here and a parser in ``neaptide.models.families``. If the traits of ``DecoderConfig`` do not
+describe it, it also needs a class in ``neaptide.executors.torch.models``.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from neaptide.models.config import ModelConfig, UnsupportedModelError
-from neaptide.models.families import llama, mistral, opt, phi3, qwen2, qwen3
+from neaptide.models.config import VLLM, ModelConfig, UnsupportedModelError
+from neaptide.models.families import layer_norms, llama
 from neaptide.models.fields import RawConfig
 
 
 class Family(NamedTuple):
     parse_config: Callable[[RawConfig, tuple[int, ...]], ModelConfig]
     """Makes the configuration from ``config.json`` and the end-of-sequence tokens."""
-    torch_class: str
+    torch_class: str = "neaptide.executors.torch.models.decoder:Decoder"
     """``module:class`` of its ``TorchModel``, imported by the torch executor only."""
 
 
-_MODELS = "neaptide.executors.torch.models"
-_LLAMA = f"{_MODELS}.llama:Llama"
-"""Computes families that differ from Llama only in biases, or not at all."""
-
 FAMILIES: dict[str, Family] = {
-    llama.ARCHITECTURE: Family(llama.parse_config, _LLAMA),
-    mistral.ARCHITECTURE: Family(mistral.parse_config, _LLAMA),
-    opt.ARCHITECTURE: Family(opt.parse_config, f"{_MODELS}.opt:Opt"),
-    phi3.ARCHITECTURE: Family(phi3.parse_config, f"{_MODELS}.phi3:Phi3"),
-    qwen2.ARCHITECTURE: Family(qwen2.parse_config, _LLAMA),
-    qwen3.ARCHITECTURE: Family(qwen3.parse_config, f"{_MODELS}.qwen3:Qwen3"),
+    "ArceeForCausalLM": Family(llama.arcee),
+    "CohereForCausalLM": Family(layer_norms.cohere),
+    "Ernie4_5ForCausalLM": Family(llama.ernie),
+    "Ernie4_5_ForCausalLM": Family(llama.ernie),  # as the model's authors spell it
+    "Exaone4ForCausalLM": Family(llama.exaone4),
+    "GPT2LMHeadModel": Family(layer_norms.gpt2),
+    "GPTNeoXForCausalLM": Family(layer_norms.gpt_neox),
+    "Glm4ForCausalLM": Family(llama.glm4),
+    "GlmForCausalLM": Family(llama.glm),
+    "GraniteForCausalLM": Family(llama.granite),
+    "HeliumForCausalLM": Family(llama.helium),
+    "HunYuanDenseV1ForCausalLM": Family(llama.hunyuan),
+    "HyperCLOVAXForCausalLM": Family(llama.hyperclovax),
+    "InternLM3ForCausalLM": Family(llama.internlm3),
+    "LlamaForCausalLM": Family(llama.llama),
+    "MistralForCausalLM": Family(llama.mistral),
+    "NemotronForCausalLM": Family(layer_norms.nemotron),
+    "OPTForCausalLM": Family(layer_norms.opt),
+    "Olmo2ForCausalLM": Family(llama.olmo2),
+    "OlmoForCausalLM": Family(layer_norms.olmo),
+    "Phi3ForCausalLM": Family(llama.phi3),
+    "PhiForCausalLM": Family(layer_norms.phi),
+    "Qwen2ForCausalLM": Family(llama.qwen2),
+    "Qwen3ForCausalLM": Family(llama.qwen3),
+    "SeedOssForCausalLM": Family(llama.seed_oss),
+    "SmolLM3ForCausalLM": Family(llama.smollm3),
+    "StableLmForCausalLM": Family(layer_norms.stablelm),
+    "Starcoder2ForCausalLM": Family(layer_norms.starcoder2),
 }
 
 
@@ -42,9 +60,11 @@ def family_of(architectures: object) -> Family:
     Raises:
         UnsupportedModelError: the architecture is not supported.
     """
-    if isinstance(architectures, list) and len(architectures) == 1 and architectures[0] in FAMILIES:
-        return FAMILIES[architectures[0]]
+    if isinstance(architectures, list) and len(architectures) == 1:
+        (name,) = architectures
+        if isinstance(name, str) and name in FAMILIES:
+            return FAMILIES[name]
+    named = ", ".join(map(str, architectures)) if isinstance(architectures, list) else architectures
     raise UnsupportedModelError(
-        f"architecture {architectures} is not supported: only {', '.join(sorted(FAMILIES))}; "
-        "--executor vllm serves other families"
+        f"architecture {named} is not supported by our own executor (docs/models.md lists what is); {VLLM}"
     )

@@ -7,7 +7,7 @@ those that vLLM gives.
 import math
 from typing import NamedTuple
 
-from neaptide.models.config import RopeConfig, UnsupportedModelError
+from neaptide.models.config import VLLM, RopeConfig, UnsupportedModelError
 from neaptide.models.fields import RawConfig, entries, number, positive_int
 
 _ALIASES = {"su": "longrope", "mrope": "default"}
@@ -40,7 +40,7 @@ def kind_of(fields: RawConfig) -> str:
 
 
 def context(raw: RawConfig, trained_tokens: int) -> ContextLengths:
-    """ContextLengths lengths of a model.
+    """Context lengths of a model.
 
     Args:
         raw: ``config.json``.
@@ -76,10 +76,12 @@ def rope(raw: RawConfig, rotary_dim: int, trained_tokens: int) -> RopeConfig:
     fields = fields_of(raw)
     kind = kind_of(fields)
     if kind not in _KINDS:
-        raise UnsupportedModelError(f"rope type {kind!r} is not supported: only {', '.join(_KINDS)}")
+        raise UnsupportedModelError(f"rope type {kind!r} is not supported: only {', '.join(_KINDS)}; {VLLM}")
     theta = number(fields, "rope_theta", number(raw, "rope_theta", 10_000.0))
     if kind == "default":
         return RopeConfig(kind, theta)
+    if kind == "dynamic" and fields.get("alpha"):  # Stretched for all lengths (Hunyuan).
+        return RopeConfig("default", theta * number(fields, "alpha") ** (rotary_dim / max(rotary_dim - 2, 1)))
     original = _original(raw, fields, trained_tokens)
     if kind == "linear":
         return RopeConfig(kind, theta, factor=number(fields, "factor"))
@@ -121,7 +123,7 @@ def rope(raw: RawConfig, rotary_dim: int, trained_tokens: int) -> RopeConfig:
 
 
 def _original(raw: RawConfig, fields: RawConfig, trained_tokens: int) -> int:
-    """ContextLengths of the training before the frequencies were stretched."""
+    """Context of the training before the frequencies were stretched."""
     name = "original_max_position_embeddings"
     return positive_int(fields, name, positive_int(raw, name, trained_tokens))
 

@@ -17,7 +17,8 @@ _LENGTH = struct.Struct("<Q")
 _MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-_LAYER = re.compile(r"\blayers\.(\d+)\.")
+_LAYER = re.compile(r"\b(?:layers|h)\.(\d+)\.")
+_EMBEDDINGS = ("embed_tokens.weight", "embed_in.weight", "wte.weight")
 
 
 class TensorHeader(NamedTuple):
@@ -82,8 +83,9 @@ def check_size(headers: Mapping[str, TensorHeader], facts: ModelFacts, num_layer
         raise UnsupportedModelError(
             f"config.json: num_hidden_layers is {num_layers}, but the weights have {max(layers) + 1} layers"
         )
-    tables = [header.shape for name, header in headers.items() if name.endswith("embed_tokens.weight")]
-    if tables and tables[0][:1] != (facts.vocab_size,):
-        raise UnsupportedModelError(
-            f"config.json: vocab_size is {facts.vocab_size}, but embed_tokens.weight has the shape {list(tables[0])}"
-        )
+    for name, header in headers.items():
+        table = next((end for end in _EMBEDDINGS if name.endswith(end)), None)
+        if table is not None and header.shape[:1] != (facts.vocab_size,):
+            raise UnsupportedModelError(
+                f"config.json: vocab_size is {facts.vocab_size}, but {table} has the shape {list(header.shape)}"
+            )

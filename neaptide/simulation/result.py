@@ -20,6 +20,7 @@ class OnlineResult(msgspec.Struct, kw_only=True):
     ttft_s: Percentiles
     tpot_s: Percentiles
     itl_s: Percentiles
+    longest_gap_s: float | None = None
     normalized_latency_s: float | None
     attainment: dict[str, float | None]
     goodput_rps: float | None
@@ -125,6 +126,7 @@ def online_result(measures: Measures, window_s: Window, end_s: float, slos_s: tu
         ttft_s=_percentiles([r.ttft_s(end_s) for r in records]),
         tpot_s=_percentiles([r.tpot_s for r in records if r.is_done and r.tpot_s is not None]),
         itl_s=_percentiles(measures.itl_s),
+        longest_gap_s=max(measures.itl_s, default=None),
         normalized_latency_s=sum(latencies_s) / len(latencies_s) if latencies_s else None,
         attainment={name: _share(met) for name, met in attained.items()},
         goodput_rps=_rate(sum(met_both), window_s),

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -61,6 +61,11 @@ class ClientEnvironment:
     ) -> "subprocess.CompletedProcess[str]":
         """Runs a program of the environment. Fails the test if its status is not 0."""
         return _run([self._bin / program, *arguments], env, cwd)
+
+    def start(self, program: str, *arguments: str, log: IO[bytes]) -> "subprocess.Popen[bytes]":
+        """Starts a program of the environment."""
+        command = [self._bin / program, *arguments]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | _OFFLINE)
 
     def drive(self, scenario: str, base_url: str) -> dict[str, Any]:
         """What ``scripts/drive_NAME.py`` saw: its last line, as JSON."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.clients.conversation import seen
 from tests.clients.environment import NodeEnvironment
 from tests.e2e.server import RunningServer
 
@@ -29,3 +30,14 @@ def test_a_tool_is_called_and_the_conversation_goes_on(server: RunningServer, sc
     seen = AI_SDK.drive(scenario, server.base_url)
     assert seen["asked"][0] in ("paris", "rome")
     assert (seen["steps"], bool(seen["text"])) == (2, True)
+
+
+@pytest.mark.parametrize("scenario", ["conversation", "conversation_stream"])
+def test_two_turns_with_a_tool_and_reasoning(scripted: RunningServer, scenario: str) -> None:
+    """Of responses the SDK shows summaries alone, and sends back the sealed form."""
+    assert AI_SDK.drive(scenario, scripted.base_url) == seen(remembers=True, shows_thoughts=False)
+
+
+@pytest.mark.parametrize("scenario", ["conversation_chat", "conversation_chat_stream"])
+def test_the_same_with_its_provider_for_servers_like_ours(scripted: RunningServer, scenario: str) -> None:
+    assert AI_SDK.drive(scenario, scripted.base_url) == seen(remembers=True)

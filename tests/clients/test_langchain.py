@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.clients.conversation import seen
 from tests.clients.environment import ClientEnvironment
 from tests.e2e.server import RunningServer
 
@@ -52,3 +53,21 @@ def test_flex_is_told_back(server: RunningServer) -> None:
 @pytest.mark.parametrize("scenario", ["completion", "completion_stream"])
 def test_plain_completions(server: RunningServer, scenario: str) -> None:
     assert LANGCHAIN.drive(scenario, server.base_url) == {"text": ANSWER}
+
+
+# ---- agents of LangGraph ---------------------------------------------------------------------------------
+
+
+def test_two_turns_of_an_agent_with_a_tool_and_reasoning(scripted: RunningServer) -> None:
+    assert LANGCHAIN.drive("conversation", scripted.base_url) == seen(remembers=True)
+
+
+def test_two_turns_of_a_streaming_agent_with_a_tool_and_reasoning(scripted: RunningServer) -> None:
+    """The client drops the events of reasoning, but takes the sealed form from the item's end and sends it back."""
+    assert LANGCHAIN.drive("conversation_stream", scripted.base_url) == seen(remembers=True, shows_thoughts=False)
+
+
+@pytest.mark.parametrize("scenario", ["conversation_chat", "conversation_chat_stream"])
+def test_two_turns_of_an_agent_with_chats(scripted: RunningServer, scenario: str) -> None:
+    """Of chats this client drops the reasoning."""
+    assert LANGCHAIN.drive(scenario, scripted.base_url) == seen(remembers=False, shows_thoughts=False)

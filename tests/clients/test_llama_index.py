@@ -1,5 +1,8 @@
 """``llama-index`` with its class for servers like ours."""
 
+import pytest
+
+from tests.clients.conversation import seen
 from tests.clients.environment import ClientEnvironment
 from tests.e2e.server import RunningServer
 
@@ -26,3 +29,9 @@ def test_a_call_of_a_tool(server: RunningServer) -> None:
 def test_a_tool_is_called_and_the_conversation_goes_on(server: RunningServer) -> None:
     called = {"name": "get_weather", "arguments": {"city": "paris"}}
     assert LLAMA_INDEX.drive("two_turns", server.base_url) == called | {"text": "The answer is sunny."}
+
+
+@pytest.mark.parametrize("scenario", ["conversation", "conversation_stream"])
+def test_two_turns_of_an_agent_with_a_tool_and_reasoning(scripted: RunningServer, scenario: str) -> None:
+    """The SDK shows reasoning and does not send it back."""
+    assert LLAMA_INDEX.drive(scenario, scripted.base_url) == seen(remembers=False)

@@ -1,15 +1,13 @@
 """Outputs of real models, said by a scripted checkpoint: both processes, real sockets, the real client."""
 
 import json
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from neaptide.launch.serve import embedded_model_path
+from tests.e2e.scripted import make_model
 from tests.e2e.server import RunningServer, result_lines, submit_batch, wait_terminal
 
 MODEL = "scripted"
@@ -38,36 +36,10 @@ SCRIPT = [
 ]
 
 
-def make_model(directory: Path) -> Path:
-    """The embedded model's tokenizer with reasoning marks as special tokens, a template that opens reasoning, a script
-    for weights."""
-    directory.mkdir()
-    for name in ("config.json", "tokenizer_config.json"):
-        shutil.copy(embedded_model_path() / name, directory)
-    tokenizer = json.loads((embedded_model_path() / "tokenizer.json").read_text())
-    first = max(token["id"] for token in tokenizer["added_tokens"]) + 1
-    plain = set(tokenizer["model"]["vocab"].values())
-    free = [number for number in range(first, 416 + 2) if number not in plain][:2]
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    tokenizer["added_tokens"] += [
-        {"id": number, "content": text, **flags} for number, text in zip(free, ("<think>", "</think>"), strict=True)
-    ]
-    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"vocab_size": 418}))
-    template = (embedded_model_path() / "chat_template.jinja").read_text()
-    thoughts = "('<think>' + message.reasoning_content + '</think>' if message.reasoning_content else '')"
-    template = template.replace("+ '|>' +", f"+ '|>' + {thoughts} +", 1)
-    template = template.replace("'<|assistant|>'", "'<|assistant|><think>'", 1)
-    (directory / "chat_template.jinja").write_text(template)
-    (directory / "script.json").write_text(json.dumps(SCRIPT))
-    return directory
-
-
 @pytest.fixture(scope="module")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     directory = tmp_path_factory.mktemp("scripted")
-    model = make_model(directory / MODEL)
+    model = make_model(directory / MODEL, SCRIPT)
     flags = ["--executor", "sim", "--sim-step-ms", "0", "--enable-auto-tool-choice", "--completion-windows", "24h,5m"]
     with RunningServer(directory, str(model), *flags) as server:
         yield server
@@ -115,6 +87,16 @@ def test_two_turns_of_responses_send_the_items_back(client: openai.OpenAI) -> No
     second = client.responses.create(model=MODEL, input=asked, tools=[tool])
     assert [item.type for item in second.output] == ["reasoning", "message"]
     assert second.output_text == "Take an umbrella."
+
+
+def test_tools_may_be_strict_and_an_answer_may_have_a_schema(client: openai.OpenAI) -> None:
+    """Agents ask for strict tools unless they are told otherwise. The script is what a model says under the grammar."""
+    parameters = {**WEATHER["function"]["parameters"], "required": ["city", "days"], "additionalProperties": False}
+    strict: Any = {"type": "function", "function": {"name": "weather", "parameters": parameters, "strict": True}}
+    schema: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+    for more in ({}, {"response_format": schema}):
+        reply: Any = client.chat.completions.create(model=MODEL, messages=QUESTION, tools=[strict], **more)
+        assert [call.function.arguments for call in reply.choices[0].message.tool_calls] == [ARGUMENTS]
 
 
 def test_a_batch_has_calls_and_reasoning(scripted: RunningServer) -> None:

@@ -1,5 +1,6 @@
 """What keeps a server from starting is said in one line."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -31,9 +32,13 @@ def failed_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     return start
 
 
-def test_unknown_architecture(failed_start: FailedStart, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}')
-    assert "GPT2LMHeadModel" in failed_start(str(tmp_path), "--data-dir", str(tmp_path / "data"))
+@pytest.mark.parametrize("architecture", ["Gemma2ForCausalLM", "Qwen2_5_VLForConditionalGeneration"])
+def test_unknown_architecture(architecture: str, failed_start: FailedStart, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture], "text_config": {}}))
+    assert failed_start(str(tmp_path), "--data-dir", str(tmp_path / "data")) == (
+        f"neaptide serve: architecture {architecture} is not supported by our own executor (docs/models.md lists what "
+        "is); --executor vllm serves more models"
+    )
 
 
 def test_policy_that_does_not_exist(failed_start: FailedStart) -> None:

@@ -56,6 +56,8 @@ def write_family(
     }
     if family == "opt":
         shape |= {"ffn_dim": 80, "init_std": spread, "pad_token_id": 0}
+    elif family in ("gpt2", "gpt_neox"):
+        shape |= {"n_inner" if family == "gpt2" else "intermediate_size": 80, "initializer_range": spread}
     else:
         shape |= {"intermediate_size": 80, "num_key_value_heads": 2, "initializer_range": spread}
     torch.manual_seed(0)
@@ -63,7 +65,7 @@ def write_family(
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("bias") or "norm" in name:
+            if name.endswith("bias") or "norm" in name or ".ln_" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     return model

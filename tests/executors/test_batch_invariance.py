@@ -32,6 +32,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {"head_dim": 20, "num_key_value_heads": 1},
     "opt": {"hidden_size": 60},
+    "gpt_neox": {},
 }
 Records = list[TokenLogprobs]
 

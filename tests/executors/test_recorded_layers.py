@@ -11,7 +11,7 @@ from torch import Tensor
 
 from neaptide.executors.torch.layers import products
 from neaptide.executors.torch.layers.products import TILE_ROWS
-from neaptide.executors.torch.models.llama import DecoderLayer, Llama
+from neaptide.executors.torch.models.decoder import Decoder, DecoderLayer
 from neaptide.executors.torch.models.recorded import record_layers
 from neaptide.executors.torch.torch_executor import TorchExecutor
 from neaptide.kernels.native import COMPILERS
@@ -26,6 +26,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
     "qwen3": {"head_dim": 20, "num_key_value_heads": 1},
+    "smollm3": {"no_rope_layers": [0, 1], "pad_token_id": 0},
+    "granite": {"residual_multiplier": 0.3, "attention_multiplier": 0.2},
 }
 
 
@@ -75,7 +77,7 @@ def test_they_are_what_computes(tmp_path: Path) -> None:
     write_family("llama", tmp_path)
     executor = make_executor(tmp_path)
     model, outputs = executor._runner.model, []
-    assert isinstance(model, Llama)
+    assert isinstance(model, Decoder)
     for layer_class in (DecoderLayer, type("Broken", (DecoderLayer,), {"forward_": None})):
         driver = Driver(executor)
         track = driver.add("it", [5, 4, 3, 9, 11])
@@ -91,13 +93,14 @@ def test_they_are_what_computes(tmp_path: Path) -> None:
 class Doubling(DecoderLayer):
     """Something of torch's in a layer."""
 
-    def adjust_(self, qkv: Tensor) -> None:
-        qkv[:, : self.num_heads].mul_(2.0)
+    def forward_(self, hidden: Tensor, rotation: Tensor | None, kv_cache: Tensor, plan: StepAttention) -> None:
+        super().forward_(hidden, rotation, kv_cache, plan)
+        hidden.mul_(2.0)
 
 
 def test_layers_that_torch_has_a_part_in_are_left_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_family("llama", tmp_path)
-    monkeypatch.setattr("neaptide.executors.torch.models.llama.Llama.layer_class", Doubling)
+    monkeypatch.setattr("neaptide.executors.torch.models.decoder.Decoder.layer_class", Doubling)
     executor = make_executor(tmp_path)
     assert executor._runner.recorded is None
     assert len(answers(executor)[0].output) == 18
@@ -105,7 +108,14 @@ def test_layers_that_torch_has_a_part_in_are_left_as_they_are(tmp_path: Path, mo
 
 @pytest.mark.parametrize(
     ("family", "changes"),
-    [("opt", {}), ("llama", {"cpu_kernels": "torch"}), ("llama", {"num_blocks": 1, "block_size": 2})],
+    [
+        ("opt", {}),
+        ("olmo2", {}),
+        ("gpt2", {}),
+        ("arcee", {}),
+        ("llama", {"cpu_kernels": "torch"}),
+        ("llama", {"num_blocks": 1, "block_size": 2}),
+    ],
 )
 def test_where_they_cannot_be_had(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
     write_family(family, tmp_path)

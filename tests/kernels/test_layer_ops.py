@@ -81,6 +81,15 @@ def test_rotate_and_store(ops: TorchLayerOps, heads: int, kv_heads: int, dim: in
     assert (flat[others] == -1.0).all()
 
 
+def test_without_a_rotation_heads_are_only_stored(ops: TorchLayerOps) -> None:
+    slots, qkv = torch.tensor([7, 0, 3]), torch.randn(3, 10, 16)
+    cache, expected = torch.full((5, 4, 4, 16), -1.0), qkv.clone()
+    ops.rotate_and_store(qkv, None, cache, Slots(slots))
+    assert torch.equal(qkv, expected)
+    assert torch.equal(cache.view(20, 4, 16)[slots], qkv[:, 6:])
+    assert (cache == -1.0).all(dim=(2, 3)).sum() == 17
+
+
 @pytest.mark.parametrize("slot", [-1, 20])
 def test_slots_outside_the_cache_are_refused(ops: TorchLayerOps, slot: int) -> None:
     qkv, rotation = torch.randn(1, 4, 2), torch.ones(1, 1, 1, dtype=torch.complex64)

@@ -256,6 +256,7 @@ def test_the_figures_by_hand() -> None:
     found = summary(given((EASY, answered(0.3)), (HARD, answered(0.5, arrival_s=1.5))))
     assert found["ttft_ms"] == {"p50": 400.0, "p90": 480.0, "p99": 498.0}
     assert found["tpot_ms"] == found["itl_ms"] == {"p50": 100.0, "p90": 100.0, "p99": 100.0}
+    assert found["longest_gap_ms"] == 100.0
     assert found["attainment"] == {"ttft": 0.5, "tpot": 0.5, "both": 0.5}
     by_target = [(row["target_ms"], row["attainment"]["both"]) for row in found["by_target"]]
     assert by_target == [("60000:60000", 1.0), ("1e-06:1e-06", 0.0)]

@@ -79,7 +79,7 @@ def test_both_spellings_of_rope(changes: dict[str, Any], tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "Qwen3ForCausalLM; --executor vllm serves other families"),
+        ({"architectures": ["MambaForCausalLM"]}, "architecture MambaForCausalLM is not supported by our own executor"),
         ({"architectures": ["LlamaForCausalLM", "LlamaForCausalLM"]}, "architecture"),
         ({"architectures": None}, "architecture"),
         ({"auto_map": {"AutoModel": "evil.Model"}}, "never run"),
@@ -220,6 +220,15 @@ OPT: dict[str, Any] = {
         ("Mistral", {"mlp_bias": True}, "mlp_bias is not supported"),
         ("Mistral", {"layer_types": ["sliding_attention", "full_attention"]}, "layer_types is not supported"),
         ("Mistral", {"sliding_window": -1}, "sliding_window must be a positive integer"),
+        ("SmolLM3", {"no_rope_layers": [1]}, "no_rope_layers must be a list of 2 numbers"),
+        ("Exaone4", {"sliding_window": 64}, "layer_types must be a list of 2 names"),
+        ("Olmo", {"clip_qkv": 8.0}, "clip_qkv is not supported; --executor vllm serves more models"),
+        ("Cohere", {"use_qk_norm": True}, "use_qk_norm is not supported; --executor vllm"),
+        ("StableLm", {"qk_layernorm": True}, "qk_layernorm is not supported; --executor vllm"),
+        ("Phi", {"hidden_act": "silu"}, "hidden_act 'silu' is not supported: only gelu_new, "),
+        ("GPTNeoX", {"num_attention_heads": 7, "rotary_pct": 1.0}, "hidden_size 48 is not a multiple of the 7"),
+        ("Granite", {"residual_multiplier": 0}, "residual_multiplier must be a positive number"),
+        ("Llama", {"hidden_size": 4}, "hidden_size 4 is too small for 6 attention heads"),
         ("OPT", {"word_embed_proj_dim": 24}, "word_embed_proj_dim 24 is not supported: only hidden_size, 48"),
         ("OPT", {"activation_function": "gelu"}, "activation_function 'gelu' is not supported: only relu"),
         ("OPT", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine false"),
@@ -254,6 +263,76 @@ def test_windows_that_qwen_does_not_use_do_not_matter(tmp_path: Path) -> None:
         config = load_model_config(write(tmp_path, **architecture, use_sliding_window=False, sliding_window=64))
         assert config.max_position_embeddings == 256
         assert config.head_dim == (8 if family == "Qwen2" else 128)
+
+
+SHORT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("GPT2LMHeadModel", {"n_embd": 48}, {"intermediate_size": 192, "max_position_embeddings": 1024, "rope": None}),
+    (
+        "GPTNeoXForCausalLM",
+        {"num_key_value_heads": 2},
+        {"num_kv_heads": 6, "rotary_dim": 2, "parallel": True, "max_position_embeddings": 256},
+    ),
+    (
+        "GPTNeoXForCausalLM",
+        {"rotary_pct": 0.5, "rotary_emb_base": 7},
+        {"rotary_dim": 4, "rope": RopeConfig("default", 7)},
+    ),
+    ("SmolLM3ForCausalLM", {}, {"unrotated_layers": frozenset({3}), "tie_word_embeddings": True}),
+    ("StableLmForCausalLM", {}, {"rotary_dim": 2, "norm_eps": 1e-5}),
+    ("GlmForCausalLM", {}, {"rotary_dim": 64, "head_dim": 128, "qkv_bias": True}),
+    ("Exaone4ForCausalLM", {"sliding_window": None}, {"unrotated_layers": frozenset(), "max_position_embeddings": 256}),
+    (
+        "Exaone4ForCausalLM",
+        {"sliding_window": 64, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
+        {"unrotated_layers": frozenset({3}), "max_position_embeddings": 64},
+    ),
+    ("CohereForCausalLM", {}, {"logit_scale": 0.0625, "tie_word_embeddings": True, "shared_norm": True}),
+    ("GraniteForCausalLM", {"logits_scaling": 8}, {"logit_scale": 0.125, "attention_scale": 1.0}),
+    ("InternLM3ForCausalLM", {"qkv_bias": True, "bias": False}, {"qkv_bias": True, "out_bias": False, "head_dim": 128}),
+    ("Starcoder2ForCausalLM", {"sliding_window": 64}, {"max_position_embeddings": 64, "gated": False}),
+]
+
+
+@pytest.mark.parametrize(("architecture", "fields", "expected"), SHORT)
+def test_defaults_of_families(
+    architecture: str, fields: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    """Entries that a file leaves out have the family's default."""
+    sizes = {"num_hidden_layers": 4, "n_layer": 4, "n_head": 6, "num_key_value_heads": 6, "rms_norm_eps": None}
+    raw = BASE | {"architectures": [architecture]} | sizes | fields
+    if "rope_theta" not in fields:
+        del raw["rope_theta"]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    config = load_model_config(tmp_path)
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        *("Gemma2ForCausalLM", "Gemma3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM"),
+        *("MambaForCausalLM", "Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration"),
+    ],
+)
+def test_families_of_other_executors_are_refused_with_the_way_to_serve_them(architecture: str, tmp_path: Path) -> None:
+    """Whatever stands in the file: with sizes, or with those of the text in a part of their own."""
+    for more in ({}, {"text_config": BASE, "auto_map": {"AutoModel": "own.Model"}}):
+        assert refusal(write(tmp_path, architectures=[architecture], **more)) == (
+            f"architecture {architecture} is not supported by our own executor (docs/models.md lists what is); "
+            "--executor vllm serves more models"
+        )
+
+
+def test_code_of_the_family_that_a_checkpoint_brings_along_does_not_matter(tmp_path: Path) -> None:
+    """Older than the family in transformers; another class is another model."""
+    auto_map = {"AutoConfig": "own.Phi3Config", "AutoModelForCausalLM": "own.Phi3ForCausalLM"}
+    model = {"architectures": ["Phi3ForCausalLM"], "auto_map": auto_map}
+    assert load_model_config(write(tmp_path, **model)).architecture == "Phi3ForCausalLM"
+    auto_map["AutoModelForCausalLM"] = "own.NotPhi3ForCausalLM"
+    assert refusal(write(tmp_path, **model)) == (
+        "auto_map names the model's own code (own.NotPhi3ForCausalLM), which is never run; --executor vllm serves more "
+        "models"
+    )
 
 
 def test_an_opt_without_more_words_is_tied(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from neaptide.executors.torch.models.llama import Llama
+from neaptide.executors.torch.models.decoder import Decoder
 from neaptide.models import registry
 from neaptide.models.config import ModelConfig
 from neaptide.models.families import llama
@@ -17,7 +17,7 @@ from neaptide.models.registry import FAMILIES, Family
 from tests.executors.driver import Driver, assert_greedy, make_executor, random_prompt, write_checkpoint
 
 
-class ScaledLlama(Llama):
+class ScaledDecoder(Decoder):
     """Another family: its embeddings come out doubled, its checkpoint holds them halved."""
 
     def forward(self, token_ids, positions, kv_cache, plan):  # type: ignore[no-untyped-def]
@@ -29,7 +29,7 @@ class ScaledLlama(Llama):
 
 
 def parse_scaled(raw: RawConfig, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-    fields = llama.parse_config(raw | {"hidden_size": raw["width"]}, eos_token_ids)
+    fields = llama.llama(raw | {"hidden_size": raw["width"]}, eos_token_ids)
     return replace(fields, architecture="ScaledForCausalLM")
 
 
@@ -46,7 +46,7 @@ def test_a_family_that_is_plugged_in_is_served(tmp_path: Path, monkeypatch: pyte
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"] / 2
     save_file(tensors, tmp_path / "model.safetensors")
-    family = Family(parse_scaled, f"{__name__}:ScaledLlama")
+    family = Family(parse_scaled, f"{__name__}:ScaledDecoder")
     monkeypatch.setitem(registry.FAMILIES, "ScaledForCausalLM", family)
     driver = Driver(make_executor(tmp_path))
     track = driver.add("r", random_prompt(20, 1))

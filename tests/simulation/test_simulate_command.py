@@ -27,6 +27,7 @@ KEYS = {
         "ttft_s": {"p50", "p90", "p99"},
         "tpot_s": {"p50", "p90", "p99"},
         "itl_s": {"p50", "p90", "p99"},
+        "longest_gap_s": None,
         "normalized_latency_s": None,
         "attainment": {"ttft", "tpot", "both", "both_from_arrival"},
         "goodput_rps": None,

@@ -93,6 +93,7 @@ def test_the_wall_time_of_planning_is_measured_and_enters_no_virtual_time() -> N
     assert result.scheduler_ms["mean"] is not None
     assert result.scheduler_ms["mean"] > 0
     assert result.online.itl_s["p99"] == pytest.approx(STEP_S)
+    assert result.online.longest_gap_s == pytest.approx(STEP_S)
 
 
 # ---- windows and offline counts ----

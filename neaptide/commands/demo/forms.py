@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from neaptide.commands.demo.lines import MODEL
 from neaptide.data.skills import add_answer
 from neaptide.data.structured_skills import JSON_REQUEST, TOOLS, call_text, json_answer, json_schema
 
@@ -34,7 +35,7 @@ def sum_in_json(a: int, b: int) -> Formed:
 FORMED = (forced_call("get_weather", {"city": "paris"}), sum_in_json(21, 34))
 
 
-async def answer_of(http: httpx.AsyncClient, formed: Formed, model: str = "neaptide-tiny") -> str:
+async def answer_of(http: httpx.AsyncClient, formed: Formed, model: str = MODEL) -> str:
     """The text of the answer; a call is given as the model writes it.
 
     Raises:

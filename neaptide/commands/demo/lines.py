@@ -9,7 +9,10 @@ from tokenizers import Tokenizer
 from neaptide.data import skills
 from neaptide.launch.serve import embedded_model_path
 
-MAX_TOKENS = 96
+MODEL = "demo"
+"""Name that the served model has here, whichever it is."""
+MAX_TOKENS = 320
+"""More than the longest right answer has: a countdown from 99."""
 SHOTS = 6
 PREFIX_SKILLS = ("add", "subtract", "compare", "upper", "reverse", "spell")
 MARKS = 2
@@ -38,7 +41,8 @@ def computed_texts(example: skills.Example) -> list[str]:
 
 
 def line_tokens(examples: Sequence[skills.Example]) -> list[int]:
-    """Tokens of each line that the engine must compute, by the embedded model's tokenizer."""
+    """Tokens of each line that the engine must compute, by the embedded model's tokenizer. For another model this is a
+    rough estimate."""
     tokenizer = Tokenizer.from_file(str(embedded_model_path() / "tokenizer.json"))
     counts = []
     for example in examples:
@@ -50,7 +54,7 @@ def line_tokens(examples: Sequence[skills.Example]) -> list[int]:
 def batch_jsonl(examples: Sequence[skills.Example]) -> bytes:
     lines = []
     for index, example in enumerate(examples):
-        body = {"model": "neaptide-tiny", "messages": example.messages, "temperature": 0}
+        body = {"model": MODEL, "messages": example.messages, "temperature": 0}
         body["max_completion_tokens"] = MAX_TOKENS
         line = {"custom_id": f"line-{index}", "method": "POST", "url": "/v1/chat/completions", "body": body}
         lines.append(json.dumps(line))

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 SCRIPT_FILE = "script.json"
 
 
+def is_scripted(executor: str, model_path: Path) -> bool:
+    """Whether this executor says what a script has."""
+    return executor == "sim" and (model_path / SCRIPT_FILE).is_file()
+
+
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One output."""
 

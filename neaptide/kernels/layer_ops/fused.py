@@ -11,6 +11,6 @@ from neaptide.kernels.prefix_attention.attention import PrefixPlan
 class FusedLayerOps(TorchLayerOps):
     """Uses torch for everything except rotation and KV writes."""
 
-    def rotate_and_store(self, qkv: Tensor, rotation: Tensor, kv_cache: Tensor, plan: HasSlots) -> None:
+    def rotate_and_store(self, qkv: Tensor, rotation: Tensor | None, kv_cache: Tensor, plan: HasSlots) -> None:
         assert isinstance(plan, PrefixPlan)
         write(qkv, rotation, kv_cache, plan.places)

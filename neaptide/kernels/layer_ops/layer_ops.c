@@ -34,7 +34,7 @@ typedef struct {
 
 typedef struct {
     char *qkv;             /* [tokens, heads + 2 * kv_heads, dim], rotated in place except the values */
-    const float *rotation; /* [tokens, dim / 2] complex */
+    const float *rotation; /* [tokens, dim / 2] complex, or NULL: nothing is rotated */
     const int64_t *slots;  /* [tokens] */
     char *cache;           /* [slots, 2 * kv_heads, dim] */
     int64_t tokens, heads, kv_heads, dim, is_bfloat16;
@@ -153,13 +153,15 @@ IN_BOTH_TYPES(gate_some, gate_rows, rows_t)
 
 void neaptide_silu_multiply(const rows_t *job) { share(gate_some, job, job->rows, job->size, &job->threads); }
 
-/* Rotates interleaved pairs of queries and keys, and writes keys and values to the tokens' slots. */
+/* Rotates interleaved pairs of queries and keys, if there is a rotation, and writes keys and values to the tokens'
+   slots. */
 INLINE void rotate_and_store(const store_t *job, int64_t first, int64_t last, int half) {
     int64_t dim = job->dim, width = (job->heads + 2 * job->kv_heads) * dim, stored = 2 * job->kv_heads * dim;
+    int64_t rotated = job->rotation ? job->heads + job->kv_heads : 0;
     for (int64_t token = first; token < last; token++) {
         char *heads = job->qkv + token * width * item(half);
-        const float *rotation = job->rotation + token * dim;
-        for (int64_t head = 0; head < job->heads + job->kv_heads; head++) {
+        for (int64_t head = 0; head < rotated; head++) {
+            const float *rotation = job->rotation + token * dim;
             char *pairs = heads + head * dim * item(half);
             for (int64_t i = 0; i < dim; i += 2) {
                 float real = get(pairs, i, half), imaginary = get(pairs, i + 1, half);

@@ -104,19 +104,21 @@ class NativeLayerOps(TorchLayerOps):
         call(self._silu_multiply, job, gate_up, y)
         return y
 
-    def rotate_and_store(self, qkv: Tensor, rotation: Tensor, kv_cache: Tensor, plan: HasSlots) -> None:
+    def rotate_and_store(self, qkv: Tensor, rotation: Tensor | None, kv_cache: Tensor, plan: HasSlots) -> None:
         tokens, heads, dim = qkv.shape
         kv_heads, slots = kv_cache.shape[2] // 2, plan.slots
-        matches = kv_cache.shape[3] == dim and rotation.shape == (tokens, 1, dim // 2) and slots.shape == (tokens,)
-        plain = all(each.is_contiguous() for each in (qkv, rotation, kv_cache, slots))
-        types = (rotation.dtype, slots.dtype) == (torch.complex64, torch.int64)
+        matches = kv_cache.shape[3] == dim and slots.shape == (tokens,) and slots.dtype == torch.int64
+        plain = all(each.is_contiguous() for each in (qkv, kv_cache, slots))
+        if rotation is not None:
+            matches = matches and (rotation.shape, rotation.dtype) == ((tokens, 1, dim // 2), torch.complex64)
+            plain = plain and rotation.is_contiguous()
         inside = kv_cache.shape[0] * kv_cache.shape[1]
-        if not (self._takes(qkv, kv_cache) and matches and plain and types and self._within(slots, inside)):
+        if not (self._takes(qkv, kv_cache) and matches and plain and self._within(slots, inside)):
             super().rotate_and_store(qkv, rotation, kv_cache, plan)
             return
         job = _Store(
             qkv.data_ptr(),
-            rotation.data_ptr(),
+            None if rotation is None else rotation.data_ptr(),
             slots.data_ptr(),
             kv_cache.data_ptr(),
             tokens,
@@ -126,7 +128,8 @@ class NativeLayerOps(TorchLayerOps):
             qkv.dtype == torch.bfloat16,
             self._threads(),
         )
-        call(self._rotate_and_store, job, qkv, rotation, slots, kv_cache, rows="tokens")
+        tensors = (qkv, slots, kv_cache) if rotation is None else (qkv, slots, kv_cache, rotation)
+        call(self._rotate_and_store, job, *tensors, rows="tokens")
 
     def _within(self, slots: Tensor, count: int) -> bool:
         """Checks the slots once for all layers of a step. For invalid slots, torch raises the error."""

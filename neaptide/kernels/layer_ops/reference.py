@@ -33,20 +33,29 @@ class TorchLayerOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate, inplace=True).mul_(up)
 
-    def rotate_and_store(self, qkv: Tensor, rotation: Tensor, kv_cache: Tensor, plan: HasSlots) -> None:
-        """Rotates the interleaved pairs of queries and keys in place, then writes keys and values to the cache.
+    def rotate_(self, heads: Tensor, rotation: Tensor) -> None:
+        """Rotates the interleaved pairs of [num_tokens, num_heads, head_dim] in place.
 
         Args:
-            qkv: [num_tokens, heads of queries, keys and values, head_dim], contiguous.
+            heads: every head is contiguous.
             rotation: [num_tokens, 1, head_dim / 2] complex64.
-            kv_cache: [num_blocks, block_size, 2 * num_kv_heads, head_dim].
-            plan: of the step; has each token's slot.
         """
-        stored = kv_cache.shape[2]
-        heads = qkv[:, : -(stored // 2)]
         pairs = heads.view(*heads.shape[:2], -1, 2)  # [num_tokens, num_heads, head_dim / 2, 2]
         if heads.dtype == torch.float32:
             torch.view_as_complex(pairs).mul_(rotation)
         else:  # torch has no complex bf16: rotate in fp32 and round once
             pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()) * rotation))
+
+    def rotate_and_store(self, qkv: Tensor, rotation: Tensor | None, kv_cache: Tensor, plan: HasSlots) -> None:
+        """Rotates queries and keys in place, then writes keys and values to the cache.
+
+        Args:
+            qkv: [num_tokens, heads of queries, keys and values, head_dim], contiguous.
+            rotation: as for ``rotate_``; None skips the rotation.
+            kv_cache: [num_blocks, block_size, 2 * num_kv_heads, head_dim].
+            plan: of the step; has each token's slot.
+        """
+        stored = kv_cache.shape[2]
+        if rotation is not None:
+            self.rotate_(qkv[:, : -(stored // 2)], rotation)
         write_kv(kv_cache, qkv[:, -stored:], plan)

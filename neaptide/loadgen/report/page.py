@@ -24,6 +24,7 @@ ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("TPOT p50, ms", ("tpot_ms", "p50")),
     ("TPOT p99, ms", ("tpot_ms", "p99")),
     ("gap p99, ms", ("itl_ms", "p99")),
+    ("longest gap, ms", ("longest_gap_ms",)),
     ("met TTFT", ("attainment", "ttft")),
     ("met TPOT", ("attainment", "tpot")),
     ("met both", ("attainment", "both")),

@@ -43,6 +43,7 @@ def summary(progress: Progress, warm_up_s: float = 0.0) -> Summary:
         "ttft_from_sending_ms": _three_ms(record.ttft_from_sending_s for _, record in fine),
         "tpot_ms": _three_ms(record.tpot_s for _, record in fine),
         "itl_ms": _three_ms(gaps),
+        "longest_gap_ms": round(1e3 * max(gaps), 2) if gaps else None,
         "e2e_ms": _three_ms(record.e2e_s for _, record in fine),
         "late_ms": _three_ms(record.late_s for record in records),
         "attainment": _attainment(pairs),

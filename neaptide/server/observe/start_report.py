@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from neaptide.models.checkpoint import weight_headers
-from neaptide.models.config import LlamaLikeConfig, ModelConfig, ModelFacts, UnsupportedModelError
+from neaptide.models.config import DecoderConfig, ModelConfig, ModelFacts, UnsupportedModelError
 from neaptide.models.weights_header import num_parameters
 from neaptide.server.context import ServingContext
+from neaptide.server.parsers.choose import NONE
 from neaptide.server.settings import Settings
 from neaptide.server.text.chat_template import DEFAULT
 from neaptide.server.text.ends import EndTokens
@@ -41,14 +42,16 @@ def _size(directory: Path) -> str:
 
 def _reach(context: ServingContext, model: ModelFacts) -> str:
     """Why the context has this length, and how far it could go."""
-    scaling = f", rope {model.rope.rope_type}" if isinstance(model, LlamaLikeConfig) else ""
+    rope = model.rope if isinstance(model, DecoderConfig) else None
+    scaling = "" if rope is None else f", rope {rope.rope_type}"
     longest = model.max_position_embeddings
     return scaling + (f", up to {longest} by max_model_len" if longest > context.max_model_len else "")
 
 
 def _parsers(context: ServingContext) -> str:
-    found = context.parsers
-    return f"tool calls: {found.tool_name}; reasoning: {found.reasoning_name}"
+    found, template = context.parsers, context.tokenizer.template
+    tools = NONE if template is not None and not template.shows_tools else found.tool_name
+    return f"tool calls: {tools}; reasoning: {found.reasoning_name}"
 
 
 def _off(context: ServingContext, ends: EndTokens) -> list[str]:

@@ -26,7 +26,7 @@ from neaptide.server.openai.replies import TierName
 from neaptide.server.openai.reply_form import EchoedPrompt, Reply, ReplyForm
 from neaptide.server.openai.responses.bodies import ResponsesBody
 from neaptide.server.openai.responses.shape import asked_of
-from neaptide.server.openai.responses.translate import as_chat, own_name
+from neaptide.server.openai.responses.translate import SEALED, as_chat, own_name
 from neaptide.server.openai.sampling import sampling_params
 from neaptide.server.openai.schemas import Body, ChatBody, CompletionBody, GenerationBody, Tool
 from neaptide.server.parsers.calls import parameter_types
@@ -173,7 +173,8 @@ def _prepare_response(body: ResponsesBody, context: ServingContext, default_tier
     if constraint is not None:
         constraint = replace(constraint, param=own_name(constraint.param))
     asked = asked_of(body, prepared.params.temperature, prepared.params.top_p)
-    form = msgspec.structs.replace(prepared.form, endpoint=RESPONSES, asked=asked)
+    seals_reasoning = SEALED in body.include
+    form = msgspec.structs.replace(prepared.form, endpoint=RESPONSES, asked=asked, seals_reasoning=seals_reasoning)
     return replace(prepared, form=form, constraint=constraint)
 
 

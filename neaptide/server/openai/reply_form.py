@@ -52,6 +52,8 @@ class ReplyForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     is_reasoning: bool = False
     """Whether the output begins inside reasoning, which the prompt has opened."""
     shows_reasoning: bool = True
+    seals_reasoning: bool = False
+    """Whether items of reasoning also have it as an opaque text, which some clients send back and the plain one not."""
     asked: Asked | None = None
     """What a reply of the Responses API repeats of the request."""
 

@@ -28,7 +28,7 @@ from neaptide.server.openai.replies import (
 from neaptide.server.openai.reply_form import EchoedPrompt, Reply, ReplyForm
 from neaptide.server.openai.responses.replies import ResponseObject
 from neaptide.server.openai.responses.shape import build_response
-from neaptide.server.parsers.calls import Offer, ParsedToolCall
+from neaptide.server.parsers.calls import CallPiece, Offer, ParsedToolCall
 from neaptide.server.parsers.core import MAX_CALLS, OutputParser, Pieces
 from neaptide.server.parsers.formats import PLAIN
 from neaptide.server.text.detokenizer import IncrementalDecoder, StopScanner
@@ -43,7 +43,7 @@ class Delta:
     reasoning: str = ""
     tokens: list[ScoredToken] = field(default_factory=list)
     """New tokens with their log-probabilities, if the request asked for them."""
-    calls: list[ParsedToolCall] = field(default_factory=list)
+    calls: list[CallPiece] = field(default_factory=list)
     num_tokens: int = 0
     finish_reason: FinishName | None = None
     stop_reason: str | int | None = None

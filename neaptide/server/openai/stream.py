@@ -11,6 +11,7 @@ from neaptide.server.openai.replies import (
     Chunk,
     CompletionChunk,
     CompletionChunkChoice,
+    FunctionDelta,
     RequestMetrics,
     ToolCallDelta,
 )
@@ -20,7 +21,7 @@ from neaptide.server.openai.respond import (
     shape_chat_logprobs,
     shape_completion_logprobs,
 )
-from neaptide.server.parsers.calls import ParsedToolCall
+from neaptide.server.parsers.calls import CallPiece
 
 
 class ChunkShaper:
@@ -31,7 +32,6 @@ class ChunkShaper:
         self._prepared = prepared
         self._reply, self._form = assembler.reply, assembler.reply.form
         self._greeted = [False] * prepared.num_choices
-        self._num_calls = [0] * prepared.num_choices
         self._head: Chunk = {
             "id": response_id,
             "created": self._reply.created,
@@ -61,8 +61,7 @@ class ChunkShaper:
             deltas.append(({"reasoning_content": delta.reasoning}, None))
         if delta.text or delta.tokens:
             deltas.append(({"content": delta.text}, shape_chat_logprobs(self._reply, delta.tokens)))
-        for call in delta.calls:
-            deltas += [({"tool_calls": [piece]}, None) for piece in self._call(delta.choice, call)]
+        deltas += [({"tool_calls": [part]}, None) for piece in delta.calls for part in _call(piece)]
         choices: list[ChatChunkChoice] = [
             {"index": delta.choice, "delta": part, "logprobs": logprobs, "finish_reason": None}
             for part, logprobs in deltas
@@ -72,15 +71,6 @@ class ChunkShaper:
             end["stop_reason"] = delta.stop_reason
             choices.append(end)
         return [_chat_chunk(self._chunk(), [choice]) for choice in choices]
-
-    def _call(self, choice: int, call: ParsedToolCall) -> tuple[ToolCallDelta, ToolCallDelta]:
-        """The function's name, then its arguments; clients join the pieces by index."""
-        index = self._num_calls[choice]
-        self._num_calls[choice] += 1
-        return (
-            {"index": index, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": ""}},
-            {"index": index, "function": {"arguments": call.arguments}},
-        )
 
     def _completion(self, delta: Delta) -> list[CompletionChunk]:
         if not (delta.text or delta.tokens or delta.finish_reason):
@@ -111,3 +101,14 @@ def _chat_chunk(chunk: Chunk, choices: list[ChatChunkChoice]) -> ChatCompletionC
 
 def _completion_chunk(chunk: Chunk, choices: list[CompletionChunkChoice]) -> CompletionChunk:
     return {**chunk, "object": "text_completion", "choices": choices}
+
+
+def _call(piece: CallPiece) -> list[ToolCallDelta]:
+    """The function's name, then its arguments; clients join the pieces by index."""
+    parts: list[ToolCallDelta] = []
+    if piece.is_first:
+        begun: FunctionDelta = {"name": piece.name, "arguments": ""}
+        parts.append({"index": piece.index, "id": piece.id, "type": "function", "function": begun})
+    if piece.arguments:
+        parts.append({"index": piece.index, "function": {"arguments": piece.arguments}})
+    return parts

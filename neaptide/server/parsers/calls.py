@@ -75,6 +75,19 @@ class ParsedToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class CallPiece:
+    """Addition to one call of an output. The pieces of a call add up to the call."""
+
+    index: int
+    """Position of the call in the output."""
+    id: str
+    name: str
+    arguments: str
+    is_first: bool = True
+    is_last: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Offer:
     """The tools of a request."""
 

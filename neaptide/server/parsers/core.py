@@ -1,21 +1,24 @@
 """Splits a model's output into reasoning, content and tool calls, however the text is cut into pieces.
 
 A whole output is a stream of one piece, so both give the same. Text that may begin a mark is held back until that is
-decided, so no part of a mark is ever shown, and no text that only looks like one is lost. A call is known only at its
-end, so its text is held back until then. White space at the start of the content and after a call is held back too: it
-belongs to the format, unless other text follows.
+decided, so no part of a mark is ever shown, and no text that only looks like one is lost. White space at the start of
+the content and after a call is held back too: it belongs to the format, unless other text follows.
+
+Where arguments are JSON, a call is known once its name and the beginning of its arguments have come, and the arguments
+are passed on as they come. Elsewhere it is known only at its end, and its text is held back until then.
 
 Inside reasoning only the end of reasoning counts: what looks like a call there is the model thinking aloud.
 """
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from neaptide.server.http.errors import InvalidRequestError
-from neaptide.server.parsers.calls import FoundCall, NewId, Offer, ParsedToolCall, after_blank, call_id
+from neaptide.server.parsers.arguments import ArgumentReader, CallHeads
+from neaptide.server.parsers.calls import CallPiece, FoundCall, NewId, Offer, ParsedToolCall, after_blank, call_id
+from neaptide.server.parsers.marks import Marks, marks_of
 from neaptide.server.structured.call_formats import CallFormat
 
 MAX_CALL_CHARS = 1 << 18
@@ -23,6 +26,10 @@ MAX_CALL_CHARS = 1 << 18
 MAX_CALLS = 128
 _LOOK_CHARS = 96
 """Beginning of a section that shows whether it looks like calls."""
+_HEAD_CHARS = 512
+"""Beginning of a section, or of the text between two calls, in which the head of a call is looked for."""
+_BEGINS_OF_CALLS = '{[<"'
+"""Characters with which text after a call may go on to another one."""
 _MAX_TRIES = 8
 """Ends that are tried for one call: text inside a call may spell the mark that ends it."""
 
@@ -63,6 +70,8 @@ class ToolFormat:
     """Further marks inside a section, which may be special tokens."""
     silent: tuple[str, ...] = ()
     """Marks that are dropped from the content."""
+    streams: CallHeads | None = None
+    """Heads of calls whose arguments are passed on as they come; None if calls are read as a whole."""
     grammar: CallFormat | None = None
     """The format for grammars; None if calls that are forced are written as plain JSON."""
     needs_types: bool = False
@@ -112,49 +121,7 @@ class Pieces(NamedTuple):
 
     content: str = ""
     reasoning: str = ""
-    calls: Sequence[ParsedToolCall] = ()
-
-
-class Marks:
-    """Finds the first of several marks in text that is cut into pieces."""
-
-    def __init__(self, marks: Sequence[str]) -> None:
-        longest_first = sorted(set(marks), key=lambda mark: (-len(mark), mark))
-        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-        self._beginnings = {mark[:n] for mark in longest_first for n in range(1, len(mark))}
-        self._longest = max(map(len, longest_first), default=1) - 1
-
-    def first(self, text: str, position: int, *, is_last: bool) -> re.Match[str] | None:
-        """The first mark from ``position`` on. At the end of the text a longer one may be meant, unless it is the last
-        piece."""
-        found = None if self._pattern is None else self._pattern.search(text, position)
-        if found is None or is_last or len(text) - found.start() > self._longest:
-            return found
-        return None if text[found.start() :] in self._beginnings else found
-
-    def at(self, text: str, position: int) -> str:
-        """The mark at ``position``; empty if there is none."""
-        found = None if self._pattern is None else self._pattern.match(text, position)
-        return "" if found is None else found.group()
-
-    def may_begin(self, text: str, position: int) -> bool:
-        """Whether the text from ``position`` on is the beginning of a mark."""
-        return len(text) - position <= self._longest and text[position:] in self._beginnings
-
-    def undecided(self, text: str, position: int, *, is_last: bool) -> int:
-        """Length of the longest end of the text that begins a mark."""
-        if is_last:
-            return 0
-        for length in range(min(len(text) - position, self._longest), 0, -1):
-            if text[-length:] in self._beginnings:
-                return length
-        return 0
-
-
-@lru_cache(256)
-def _marks_of(*marks: str) -> Marks:
-    """The same object for the same marks, which every request to a model has."""
-    return Marks(marks)
+    calls: Sequence[CallPiece] = ()
 
 
 @dataclass(slots=True)
@@ -165,12 +132,23 @@ class _BodyText:
     marks: Marks
     """Marks that may end it. Another begin does so too, as some models leave out the end."""
     pieces: list[str] = field(default_factory=list)
+    """Text that is not decided."""
     chars: int = 0
     tries: int = 0
+    arguments: ArgumentReader | None = None
+    """Reader of the present call's arguments, while they come."""
+    has_call: bool = False
+    """Whether a call has been passed on; ``pieces`` are what follows it."""
+    seeks_head: bool = True
+    """Whether ``pieces`` may still be the head of a call that is passed on as it comes."""
 
     def add(self, text: str) -> None:
         self.pieces.append(text)
         self.chars += len(text)
+
+    def restart(self) -> None:
+        """Drops the text, which has been decided."""
+        self.pieces, self.chars, self.tries, self.seeks_head = [], 0, 0, True
 
     def shown(self) -> str:
         """The section as content."""
@@ -200,20 +178,23 @@ class OutputParser:
         self.is_reasoning = is_reasoning
         """Whether the text that has come so far ends inside reasoning."""
         self._reasoning, self._tools, self._offer, self._max_calls = reasoning, tools, offer, max_calls
+        self._heads = None if tools is None else tools.streams
         sections = () if tools is None else tools.sections
         self._sections = {section.begin: section for section in sections if not section.at_start}
         self._first_sections = {section.begin: section for section in sections if section.at_start}
         self._section_marks = {
-            section.begin: _marks_of(*section.ends, *(() if section.is_kept else (section.begin,)))
+            section.begin: marks_of(*section.ends, *(() if section.is_kept else (section.begin,)))
             for section in sections
         }
         self._begins = () if reasoning is None else reasoning.begins
         silent = (*(() if reasoning is None else reasoning.silent), *(() if tools is None else tools.silent))
-        self._content_marks = _marks_of(*self._begins, *self._sections, *silent)
-        self._first_marks = _marks_of(*self._first_sections, *self._begins, *self._sections, *silent)
-        self._reasoning_marks = _marks_of(*(() if reasoning is None else (*reasoning.ends, *reasoning.begins)))
+        self._content_marks = marks_of(*self._begins, *self._sections, *silent)
+        self._first_marks = marks_of(*self._first_sections, *self._begins, *self._sections, *silent)
+        self._reasoning_marks = marks_of(*(() if reasoning is None else (*reasoning.ends, *reasoning.begins)))
         self._tail = ""
         """Text that may begin a mark."""
+        self._again = ""
+        """Text of earlier pieces that is read once more."""
         self._is_last = False
         self._body: _BodyText | None = None
         self._blank = ""
@@ -226,6 +207,11 @@ class OutputParser:
         self._has_content = self._has_thoughts = False
         self._content: list[str] = []
         self._thoughts: list[str] = []
+        self._call_pieces: list[CallPiece] = []
+        self._arguments: list[str] = []
+        """Arguments so far of the call that is being passed on."""
+        self._drops_call = False
+        """Whether the call that is being read is beyond the limit."""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -235,9 +221,8 @@ class OutputParser:
 
     def push(self, piece: str) -> Pieces:
         """Content, reasoning and calls that are decided with this piece of output."""
-        known = len(self.calls)
         self._read(self._tail + piece)
-        return self._pieces(known)
+        return self._pieces()
 
     def _read(self, text: str) -> None:
         position = 0
@@ -249,6 +234,8 @@ class OutputParser:
                 position = self._think(text, position)
             else:
                 position = self._outside(text, position)
+            if self._again:
+                text, position, self._again = self._again + text[position:], 0, ""
 
     def finish(self, *, is_cut: bool = False) -> Pieces:
         """The rest, which was held back until the output ended.
@@ -256,7 +243,6 @@ class OutputParser:
         Args:
             is_cut: whether a limit ended the output. A call that has begun is then returned as far as it goes.
         """
-        known = len(self.calls)
         self._is_last = True
         tail, self._tail = self._tail, ""
         if self._body is None or not is_cut:
@@ -264,16 +250,18 @@ class OutputParser:
             tail = ""
         body, self._body = self._body, None
         # A mark that was cut off is no part of the call.
-        if body is not None and not self._accept("".join(body.pieces), is_cut=is_cut):
+        if body is not None and body.has_call:
+            self._end_calls(body, is_cut=is_cut)
+        elif body is not None and not self._accept("".join(body.pieces), is_cut=is_cut):
             self._show(body.shown() + tail)
         if not (self.is_reasoning or self.calls or self._drops_blank):
             self._content.append(self._blank)
         self._blank = ""
-        return self._pieces(known)
+        return self._pieces()
 
-    def _pieces(self, known: int) -> Pieces:
-        pieces = Pieces("".join(self._content), "".join(self._thoughts), self.calls[known:])
-        self._content, self._thoughts = [], []
+    def _pieces(self) -> Pieces:
+        pieces = Pieces("".join(self._content), "".join(self._thoughts), self._call_pieces)
+        self._content, self._thoughts, self._call_pieces = [], [], []
         return pieces
 
     # ---- states: each reads on from a position and returns the new one ----
@@ -326,38 +314,129 @@ class OutputParser:
         return start if section.is_kept else start + len(section.begin)
 
     def _inside(self, text: str, position: int, body: _BodyText) -> int:
-        if body.section.looks and body.chars < _LOOK_CHARS:
+        if body.arguments is not None:
+            return self._argue(text, position, body, body.arguments)
+        if body.section.looks and body.chars < _LOOK_CHARS and not body.has_call:
             end = min(len(text), position + _LOOK_CHARS - body.chars)
             body.add(text[position:end])
+            if self._begins_call(body):
+                return self._reread(body, text, end)
             if body.chars == _LOOK_CHARS and re.match(body.section.looks, "".join(body.pieces)) is None:
                 self._reject(body)
             return end
-        found = body.marks.first(text, position, is_last=self._is_last)
+        limit = len(text)
+        if self._seeks_head(body):  # Heads are looked for in the beginning alone.
+            limit = min(limit, position + _HEAD_CHARS - body.chars + body.marks.longest_beginning)
+        is_last = self._is_last and limit == len(text)
+        found = body.marks.first(text, position, limit, is_last=is_last)
         if found is None:
-            keep = body.marks.undecided(text, position, is_last=self._is_last)
-            body.add(text[position : len(text) - keep])
-            self._tail = text[len(text) - keep :]
+            end = limit - body.marks.undecided(text, position, limit, is_last=is_last)
+            body.add(text[position:end])
+            if self._begins_call(body):
+                return self._reread(body, text, end)
             if body.chars > MAX_CALL_CHARS:
                 self._reject(body)
-            return len(text)
+            return self._wait(text, end) if limit == len(text) else end
         body.add(text[position : found.start()])
-        whole, mark = "".join(body.pieces), found.group()
-        is_end = mark in body.section.ends
+        if self._begins_call(body):
+            return self._reread(body, text, found.start())
+        after = found.end() if found.group() in body.section.ends else found.start()
+        if body.has_call:
+            self._body = None
+            self._end_calls(body)
+            return after
+        whole = "".join(body.pieces)
         if body.chars <= MAX_CALL_CHARS:
             if self._accept(whole):
                 self._body = None
-                return found.end() if is_end else found.start()
+                return after
             if body.tries < _MAX_TRIES and self._tools is not None and self._tools.is_open(whole):
                 body.tries += 1
                 body.pieces = [whole]
-                body.add(mark)
+                body.add(found.group())
                 return found.end()
         self._reject(body)
         return found.start()
 
+    def _wait(self, text: str, position: int) -> int:
+        """Leaves the text from ``position`` on for the next piece."""
+        self._tail = text[position:]
+        return len(text)
+
+    def _reread(self, body: _BodyText, text: str, position: int) -> int:
+        """Place of the undecided text of a section, all of which has come before ``position``."""
+        kept = "".join(body.pieces)
+        body.restart()
+        if len(kept) <= position:
+            return position - len(kept)
+        self._again = kept  # Part of it came in earlier pieces.
+        return position
+
     def _reject(self, body: _BodyText) -> None:
         self._body = None
-        self._show(body.shown())
+        if body.has_call:
+            self._end_calls(body)
+        else:
+            self._show(body.shown())
+
+    # ---- calls that are passed on as they come ----
+
+    def _seeks_head(self, body: _BodyText) -> bool:
+        return self._heads is not None and body.seeks_head and not body.tries
+
+    def _begins_call(self, body: _BodyText) -> bool:
+        """Whether the head of a call has come; the text after it is then kept in ``body``."""
+        heads = self._heads
+        if heads is None or not self._seeks_head(body):
+            return False
+        body.seeks_head = body.chars < _HEAD_CHARS
+        whole = "".join(body.pieces)
+        start = heads.end_of_call(whole, _HEAD_CHARS) if body.has_call else 0
+        for head in heads.heads:
+            found = head.match(whole, start, _HEAD_CHARS)
+            if found is not None and found["name"] in self._offer.names:
+                body.pieces = [whole[found.end() :]]
+                body.arguments, body.has_call = ArgumentReader(body.marks), True
+                self._add_call(FoundCall(found["name"], "", found.groupdict().get("id")), is_last=False)
+                return True
+        return False
+
+    def _argue(self, text: str, position: int, body: _BodyText, reader: ArgumentReader) -> int:
+        added, position = reader.read(text, position, is_last=self._is_last)
+        self._add_arguments(added, is_last=reader.is_done)
+        if not reader.is_done:
+            return self._wait(text, position)
+        body.arguments = None
+        self._restart(drops_blank=False)
+        return position
+
+    def _end_calls(self, body: _BodyText, *, is_cut: bool = False) -> None:
+        """Ends a section of which calls have been passed on."""
+        if body.arguments is not None:
+            self._add_arguments("", is_last=True)
+            self._restart(drops_blank=False)
+            return
+        rest = "".join(body.pieces)
+        rest = rest if self._heads is None else rest[self._heads.end_of_call(rest) :]
+        # A call without a known head may follow, in a list whose beginning has been read.
+        if not rest or any(self._accept(text, is_cut=is_cut) for text in (rest, "[" + rest)):
+            return
+        if not (is_cut and rest[0] in _BEGINS_OF_CALLS):
+            self._show(rest)
+
+    def _add_arguments(self, added: str, *, is_last: bool) -> None:
+        if self._drops_call:
+            return
+        self._arguments.append(added)
+        index, call = len(self.calls) - 1, self.calls[-1]
+        if is_last:
+            self.calls[-1] = replace(call, arguments="".join(self._arguments))
+            self._arguments = []
+        if self._call_pieces and self._call_pieces[-1].index == index:
+            piece = self._call_pieces[-1]
+            self._call_pieces[-1] = replace(piece, arguments=piece.arguments + added, is_last=is_last)
+        elif added or is_last:
+            self._call_pieces.append(CallPiece(index, call.id, call.name, added, is_first=False, is_last=is_last))
 
     def _accept(self, text: str, *, is_cut: bool = False) -> bool:
         """Whether the text consists of calls. Calls beyond the limit are accepted and dropped."""
@@ -369,12 +448,20 @@ class OutputParser:
             return False
         if not found or not all(call.name in self._offer.names for call in found):
             return False
-        for call in found[: self._max_calls - len(self.calls)]:
-            is_new = call.id is not None and all(call.id != one.id for one in self.calls)
-            call_id = call.id if call.id is not None and is_new else self._tools.new_id()
-            self.calls.append(ParsedToolCall(call_id, call.name, call.arguments))
+        for call in found:
+            self._add_call(call)
         self._restart(drops_blank=False)
         return True
+
+    def _add_call(self, found: FoundCall, *, is_last: bool = True) -> None:
+        self._drops_call = self._tools is None or len(self.calls) == self._max_calls
+        if self._tools is None or self._drops_call:
+            return
+        is_new = found.id is not None and all(found.id != one.id for one in self.calls)
+        call_id = found.id if found.id is not None and is_new else self._tools.new_id()
+        piece = CallPiece(len(self.calls), call_id, found.name, found.arguments, is_last=is_last)
+        self._call_pieces.append(piece)
+        self.calls.append(ParsedToolCall(call_id, found.name, found.arguments))
 
     # ---- what is shown ----
 

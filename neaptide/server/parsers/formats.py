@@ -7,6 +7,7 @@ text of any tokenizer.
 
 from collections.abc import Callable
 
+from neaptide.server.parsers.arguments import call_heads
 from neaptide.server.parsers.calls import FoundCall, NoCallError, Offer, short_id
 from neaptide.server.parsers.core import Parse, Section, ToolFormat
 from neaptide.server.parsers.element_calls import MARK, element_calls
@@ -19,6 +20,13 @@ _NAME = r"(?P<name>[\w.-]+)"
 _KEYS = "name|tool_name|function|arguments|parameters|args|id|tool_call_id|call_id|type|index|tool_calls"
 _OBJECT = rf'\{{\s*"(?:{_KEYS})"\s*:'
 _LIST = rf"\[\s*(?:\]|{_OBJECT}|[A-Za-z_][\w.-]*\s*\()"
+_SIMPLE_VALUE = r'(?:"[^"\\]*"|[\w.+-]+)'
+_JSON_HEAD = (
+    rf'\s*(?:functools)?\s*\[?\s*\{{\s*(?:"(?:id|type|index|tool_call_id|call_id)"\s*:\s*{_SIMPLE_VALUE}\s*,\s*)*'
+    rf'"(?:name|tool_name|function)"\s*:\s*"{_NAME}"\s*,\s*"(?:arguments|parameters|args)"\s*:\s*'
+)
+_AFTER_JSON = rf'(?:[\s}}\];,]|"\w+"\s*:\s*{_SIMPLE_VALUE})*'
+_json_heads = call_heads(_JSON_HEAD, after=_AFTER_JSON)
 _json = json_calls()
 _python = python_calls()
 _qwen_tags = tagged_calls(
@@ -85,6 +93,7 @@ HERMES = ToolFormat(
     is_open=_in_qwen_value,
     grammar=call_formats.HERMES,
     needs_types=True,
+    streams=_json_heads,
 )
 """JSON between tags. Qwen's XML is read here too: some models write both."""
 QWEN_XML = ToolFormat(
@@ -98,6 +107,7 @@ QWEN_XML = ToolFormat(
     is_open=_in_qwen_value,
     grammar=call_formats.HERMES,
     needs_types=True,
+    streams=_json_heads,
 )
 SEED = ToolFormat(
     "seed_oss",
@@ -105,6 +115,7 @@ SEED = ToolFormat(
     _in_tool_call,
     is_open=_in_qwen_value,
     needs_types=True,
+    streams=_json_heads,
 )
 GLM = ToolFormat(
     "glm45",
@@ -114,6 +125,7 @@ GLM = ToolFormat(
     inner_marks=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     grammar=call_formats.HERMES,
     needs_types=True,
+    streams=_json_heads,
 )
 
 
@@ -158,12 +170,14 @@ K2_HORIZON = ToolFormat(
     inner_marks=("<ifm|arg_key>", "<ifm|arg_type>", "<ifm|arg_value>", "</ifm|arg_key>", "</ifm|arg_type>"),
     silent=("<ifm|tool_calls>", "</ifm|tool_calls>"),
     needs_types=True,
+    streams=_json_heads,
 )
+_LLAMA_HEAD = r"<function=(?P<name>[^>]+)>"
 _llama = _by_first(
     python_calls(suffix=".call"),
     object=("{", _json),
     list=("[", _either(_json, _python)),
-    function=("<function=", headed_calls(r"<function=(?P<name>[^>]+)>", r"\s*</function>(?:<\|eom_id\|>)?")),
+    function=("<function=", headed_calls(_LLAMA_HEAD, r"\s*</function>(?:<\|eom_id\|>)?")),
 )
 LLAMA3 = ToolFormat(
     "llama3_json",
@@ -175,11 +189,13 @@ LLAMA3 = ToolFormat(
     ),
     _llama,
     grammar=call_formats.LLAMA,
+    streams=call_heads(_JSON_HEAD, _LLAMA_HEAD, after=_AFTER_JSON),
 )
 PYTHONIC = ToolFormat(
     "pythonic",
     (Section("<|python_tag|>"), Section("[", at_start=True, is_kept=True, looks=_LIST)),
     _either(_python, _json),
+    streams=_json_heads,
 )
 LLAMA4 = ToolFormat(
     "llama4_pythonic",
@@ -190,6 +206,7 @@ LLAMA4 = ToolFormat(
     ),
     _by_first(_python, object=("{", _json)),
     is_open=is_open_json,
+    streams=_json_heads,
 )
 OLMO3 = ToolFormat(
     "olmo3",
@@ -202,10 +219,12 @@ LFM2 = ToolFormat(
     (Section("<|tool_call_start|>", ("<|tool_call_end|>",)),),
     _by_first(_python, object=("{", _json), list=("[{", _json)),
     is_open=is_open_json,
+    streams=_json_heads,
 )
 
+_MISTRAL_HEAD = rf"\s*{_NAME}\s*(?:\[CALL_ID\]\s*(?P<id>\w+)\s*)?(?:\[ARGS\])?\s*"
 _mistral = _by_first(
-    headed_calls(_NAME + r"\s*(?:\[CALL_ID\]\s*(?P<id>\w+)\s*)?(?:\[ARGS\])?\s*(?={)"),
+    headed_calls(_MISTRAL_HEAD + r"(?={)"),
     list=("[", json_calls(keeps_ids=True)),
     object=("{", json_calls(keeps_ids=True)),
 )
@@ -217,20 +236,23 @@ MISTRAL = ToolFormat(
     inner_marks=("[ARGS]", "[CALL_ID]"),
     grammar=call_formats.MISTRAL,
     new_id=short_id,
+    streams=call_heads(_MISTRAL_HEAD),
 )
+_DEEPSEEK_HEAD = (
+    r"\s*<｜tool▁call▁begin｜>\s*(?:function\s*<｜tool▁sep｜>)?\s*"
+    r"(?P<name>[\w.-]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```(?:json)?\s*)?"
+)
+_DEEPSEEK_TAIL = r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?\s*"
 DEEPSEEK = ToolFormat(
     "deepseek_v3",
     (
         Section("<｜tool▁calls▁begin｜>", ("<｜tool▁calls▁end｜>",)),
         Section("<｜tool▁call▁begin｜>", ("<｜tool▁call▁end｜>",), is_kept=True),
     ),
-    headed_calls(
-        r"\s*<｜tool▁call▁begin｜>\s*(?:function\s*<｜tool▁sep｜>)?\s*"
-        r"(?P<name>[\w.-]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```(?:json)?\s*)?",
-        r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?\s*",
-    ),
+    headed_calls(_DEEPSEEK_HEAD, _DEEPSEEK_TAIL),
     is_open=is_open_json,
     inner_marks=("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
+    streams=call_heads(_DEEPSEEK_HEAD, after=_DEEPSEEK_TAIL),
 )
 """V3 and R1 put ``function`` before the name and a fence around the arguments, V3.1 does not."""
 
@@ -258,6 +280,11 @@ def _dsml(name: str, wrapper: str, space: str = "") -> ToolFormat:
 DEEPSEEK_V32 = _dsml("deepseek_v32", "function_calls")
 DEEPSEEK_V4 = _dsml("deepseek_v4", "tool_calls")
 DEEPSEEK_V41 = _dsml("deepseek_v41", "calls", " ")
+_KIMI_HEAD = (
+    r"\s*<\|tool_call_begin\|>\s*(?P<id>(?:functions\.)?(?P<name>[\w.-]+?)(?::\d+)?)\s*"
+    r"<\|tool_call_argument_begin\|>\s*"
+)
+_KIMI_TAIL = r"\s*(?:<\|tool_call_end\|>)?\s*"
 KIMI = ToolFormat(
     "kimi_k2",
     (
@@ -265,13 +292,10 @@ KIMI = ToolFormat(
         Section("<|tool_call_section_begin|>", ("<|tool_call_section_end|>",)),
         Section("<|tool_call_begin|>", ("<|tool_call_end|>",), is_kept=True),
     ),
-    headed_calls(
-        r"\s*<\|tool_call_begin\|>\s*(?P<id>(?:functions\.)?(?P<name>[\w.-]+?)(?::\d+)?)\s*"
-        r"<\|tool_call_argument_begin\|>\s*",
-        r"\s*(?:<\|tool_call_end\|>)?\s*",
-    ),
+    headed_calls(_KIMI_HEAD, _KIMI_TAIL),
     is_open=is_open_json,
     inner_marks=("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    streams=call_heads(_KIMI_HEAD, after=_KIMI_TAIL),
 )
 """The ids are the model's own: its template wants them back."""
 KIMI_K3 = ToolFormat(
@@ -290,6 +314,7 @@ KIMI_K3 = ToolFormat(
     is_open=_lacks("<|open|>call", "<|close|>call"),
     silent=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
 )
+_HARMONY_HEAD = r"(?P<name>[\w.-]+)[^{]*?(?:<\|message\|>)\s*"
 GPT_OSS = ToolFormat(
     "openai",
     (
@@ -297,9 +322,10 @@ GPT_OSS = ToolFormat(
         Section("<|channel|>analysis to=functions.", ("<|call|>", "<|end|>")),
         Section("to=functions.", ("<|call|>", "<|end|>"), at_start=True),
     ),
-    headed_calls(r"(?P<name>[\w.-]+)[^{]*?(?:<\|message\|>)\s*"),
+    headed_calls(_HARMONY_HEAD),
     is_open=is_open_json,
     inner_marks=("<|constrain|>", "<|message|>"),
+    streams=call_heads(_HARMONY_HEAD),
 )
 COHERE = ToolFormat(
     "cohere_command3",
@@ -307,14 +333,18 @@ COHERE = ToolFormat(
     _json,
     is_open=is_open_json,
     silent=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    streams=_json_heads,
 )
 GRANITE = ToolFormat(
     "granite",
     (Section("<|tool_call|>"), Section("<tool_call>", ("</tool_call>",))),
     _json,
     is_open=is_open_json,
+    streams=_json_heads,
 )
-GRANITE_20B = ToolFormat("granite-20b-fc", (Section("<function_call>"),), _json, is_open=is_open_json)
+GRANITE_20B = ToolFormat(
+    "granite-20b-fc", (Section("<function_call>"),), _json, is_open=is_open_json, streams=_json_heads
+)
 PHI4_MINI = ToolFormat(
     "phi4_mini_json",
     (
@@ -324,6 +354,7 @@ PHI4_MINI = ToolFormat(
     ),
     lambda text, offer, is_cut: _json(text.lstrip().removeprefix("functools"), offer, is_cut),
     is_open=is_open_json,
+    streams=_json_heads,
 )
 JAMBA = ToolFormat(
     "jamba",
@@ -331,6 +362,7 @@ JAMBA = ToolFormat(
     _json,
     is_open=is_open_json,
     silent=("<answer>", "\n</answer>", "</answer>"),
+    streams=_json_heads,
 )
 """Hunyuan's format too."""
 XLAM = ToolFormat(
@@ -344,6 +376,7 @@ XLAM = ToolFormat(
     ),
     _json,
     is_open=is_open_json,
+    streams=_json_heads,
 )
 MINIMAX_M2 = ToolFormat(
     "minimax_m2",
@@ -371,6 +404,7 @@ DOTS = ToolFormat(
     _by_first(MINIMAX_M2.parse, object=("{", _json)),
     is_open=_lacks("<invoke", "</invoke>"),
     needs_types=True,
+    streams=_json_heads,
 )
 MINICPM5 = ToolFormat(
     "minicpm5",
@@ -406,18 +440,21 @@ INTERNLM = ToolFormat(
     (Section("<|action_start|><|plugin|>", ("<|action_end|>",)),),
     _json,
     is_open=is_open_json,
+    streams=_json_heads,
 )
 LONGCAT = ToolFormat(
     "longcat",
     (Section("<longcat_tool_call>", ("</longcat_tool_call>",)),),
     _json,
     is_open=is_open_json,
+    streams=_json_heads,
 )
 GIGACHAT3 = ToolFormat(
     "gigachat3",
     (Section("function call<|role_sep|>\n"), Section("<|function_call|>")),
     _json,
     silent=("<|message_sep|>",),
+    streams=_json_heads,
 )
 FUNCTION_GEMMA = ToolFormat(
     "functiongemma",
@@ -438,27 +475,35 @@ APERTUS = ToolFormat(
     (Section("<|tools_prefix|>", ("<|tools_suffix|>",)),),
     json_calls(read=named_by_key),
     is_open=is_open_json,
+    streams=call_heads(rf'\s*\[?\s*\{{\s*"{_NAME}"\s*:\s*', after=_AFTER_JSON),
 )
+_PLAMO_HEAD = (
+    r"\s*<\|plamo:begin_tool_request:plamo\|>\s*<\|plamo:begin_tool_name:plamo\|>(?P<name>[^<]+)"
+    r"<\|plamo:end_tool_name:plamo\|>\s*<\|plamo:begin_tool_arguments:plamo\|>"
+    r"(?:<\|plamo:constrain\|>json<\|plamo:msg\|>)?\s*"
+)
+_PLAMO_TAIL = r"\s*<\|plamo:end_tool_arguments:plamo\|>\s*<\|plamo:end_tool_request:plamo\|>\s*"
 PLAMO3 = ToolFormat(
     "plamo3",
     (Section("<|plamo:begin_tool_requests:plamo|>", ("<|plamo:end_tool_requests:plamo|>",)),),
-    headed_calls(
-        r"\s*<\|plamo:begin_tool_request:plamo\|>\s*<\|plamo:begin_tool_name:plamo\|>(?P<name>[^<]+)"
-        r"<\|plamo:end_tool_name:plamo\|>\s*<\|plamo:begin_tool_arguments:plamo\|>"
-        r"(?:<\|plamo:constrain\|>json<\|plamo:msg\|>)?\s*",
-        r"\s*<\|plamo:end_tool_arguments:plamo\|>\s*<\|plamo:end_tool_request:plamo\|>\s*",
-    ),
+    headed_calls(_PLAMO_HEAD, _PLAMO_TAIL),
     is_open=is_open_json,
     inner_marks=("<|plamo:constrain|>", "<|plamo:msg|>"),
+    streams=call_heads(_PLAMO_HEAD, after=_PLAMO_TAIL),
 )
 INKLING = ToolFormat(
     "inkling",
     (Section("<|content_invoke_tool_json|>", ("<|end_message|>", "<|content_model_end_sampling|>")),),
     _json,
     is_open=is_open_json,
+    streams=_json_heads,
 )
 PLAIN = ToolFormat(
-    "plain JSON", (Section("{", at_start=True, is_kept=True, looks=_OBJECT),), _json, grammar=call_formats.PLAIN
+    "plain JSON",
+    (Section("{", at_start=True, is_kept=True, looks=_OBJECT),),
+    _json,
+    streams=_json_heads,
+    grammar=call_formats.PLAIN,
 )
 """How forced calls are written where a family's own format has no grammar."""
 

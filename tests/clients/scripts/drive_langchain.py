@@ -5,9 +5,11 @@ import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
-from langchain_core.messages import HumanMessage, ToolMessage
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
+from recording import FIRST, SECOND, WEATHER, Recorder, said_in
 
 QUESTION = "What is 21 + 34?"
 PROMPT = f"<|bos|><|user|>{QUESTION}<|end|><|assistant|>"
@@ -98,6 +100,71 @@ def completion_stream() -> dict[str, Any]:
     return {"text": "".join(OpenAI(**OPTIONS).stream(PROMPT))}
 
 
+def _thoughts(message: AIMessage) -> list[str]:
+    """Reasoning that the Responses API gave; of chats this client drops it."""
+    blocks = message.content if isinstance(message.content, list) else []
+    return [
+        "".join(part["text"] for part in block.get("content", []))
+        for block in blocks
+        if isinstance(block, dict) and block["type"] == "reasoning"
+    ]
+
+
+def _conversation(*, is_chat: bool, is_streamed: bool) -> dict[str, Any]:
+    """Two questions to an agent of LangGraph."""
+    recorder = Recorder()
+    cities: list[str] = []
+
+    def get_weather(city: str) -> str:
+        """The weather of a city."""
+        cities.append(city)
+        return WEATHER[city]
+
+    chat = ChatOpenAI(
+        model="neaptide-tiny",
+        base_url=sys.argv[2],
+        api_key="none",
+        max_retries=0,
+        http_client=recorder.client(),
+        use_responses_api=not is_chat,
+        include=None if is_chat else ["reasoning.encrypted_content"],
+        streaming=is_streamed,
+    )
+    agent = create_agent(chat, [get_weather])
+    said: list[Any] = []
+    answers: list[str] = []
+    for question in (FIRST, SECOND):
+        asked: Any = {"messages": [*said, HumanMessage(question)]}
+        if is_streamed:
+            events = list(agent.stream(asked, stream_mode=["messages", "values"]))
+            last = [state for mode, state in events if mode == "values"][-1]
+        else:
+            last = agent.invoke(asked)
+        said = last["messages"]
+        answers.append(said[-1].text)
+    thoughts = [
+        thought for message in said if isinstance(message, AIMessage) for thought in _thoughts(message) if thought
+    ]
+    batch = said_in(recorder.last_as_batch(sys.argv[2]))
+    return {"answers": answers, "cities": cities, "thoughts": thoughts, "batch": batch}
+
+
+def conversation() -> dict[str, Any]:
+    return _conversation(is_chat=False, is_streamed=False)
+
+
+def conversation_stream() -> dict[str, Any]:
+    return _conversation(is_chat=False, is_streamed=True)
+
+
+def conversation_chat() -> dict[str, Any]:
+    return _conversation(is_chat=True, is_streamed=False)
+
+
+def conversation_chat_stream() -> dict[str, Any]:
+    return _conversation(is_chat=True, is_streamed=True)
+
+
 SCENARIOS: list[Callable[[], dict[str, Any]]] = [
     invoke,
     stream,
@@ -108,6 +175,10 @@ SCENARIOS: list[Callable[[], dict[str, Any]]] = [
     flex,
     completion,
     completion_stream,
+    conversation,
+    conversation_stream,
+    conversation_chat,
+    conversation_chat_stream,
 ]
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ def test_all_but_the_logits_and_small_weights_may_be_quantized(
 
 
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "opt"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "opt", "granite", "gpt2", "olmo2"])
 def test_whole_models_are_close(family: str, kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks, decodes and biases on layers that are all quantized, though they are small. Or one line that says no."""
     monkeypatch.setattr(products, "UNMEASURED_BYTES", 1)

@@ -11,7 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from neaptide.executors.torch.layers.rotary import Rotary, inverse_frequencies
 from neaptide.models.checkpoint import load_model_config
-from neaptide.models.config import LlamaLikeConfig
+from neaptide.models.config import DecoderConfig
 
 KINDS: list[dict[str, Any]] = [
     {"rope_type": "linear", "factor": 4.0},
@@ -47,12 +47,13 @@ def test_frequencies_are_those_of_transformers(kind: dict[str, Any], is_long: bo
     config = load_model_config(tmp_path)
     context_tokens = config.max_position_embeddings if is_long else 64
     served = config.served(context_tokens, None)
-    assert isinstance(served, LlamaLikeConfig)
+    assert isinstance(served, DecoderConfig)
+    assert served.rope is not None
     expected, scale = ROPE_INIT_FUNCTIONS[kind["rope_type"]](reference, torch.device("cpu"), seq_len=context_tokens)
     found = inverse_frequencies(served.rope, served.rotary_dim, served.max_position_embeddings)
     torch.testing.assert_close(found, expected)
     assert served.rope.attention_factor == pytest.approx(scale)
-    table = Rotary(served, torch.device("cpu")).table
+    table = Rotary(served, served.rope, torch.device("cpu")).table
     assert table.shape == (context_tokens, served.head_dim // 2)
     torch.testing.assert_close(table[3, : len(expected)].abs(), torch.full_like(expected, scale))
     assert (table[:, len(expected) :] == 1).all()

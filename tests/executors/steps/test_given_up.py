@@ -13,7 +13,7 @@ from neaptide.engine.params import SamplingParams
 from neaptide.engine.process.arrivals import OnlineArrivals, create_arrivals
 from neaptide.engine.steps.plan import NewRequest, StepPlan, StepResult
 from neaptide.executors.torch.models.base import GivingUp, StepAborted
-from neaptide.executors.torch.models.llama import Llama
+from neaptide.executors.torch.models.decoder import Decoder
 from neaptide.executors.torch.start import start
 from neaptide.executors.torch.torch_executor import TorchExecutor
 from neaptide.kernels.native import COMPILERS
@@ -146,7 +146,7 @@ def test_a_family_that_cannot_stop_computes_to_the_end(
     """One that was plugged in, whose ``forward`` has no such argument."""
     write_checkpoint(tmp_path)
     expected = answers(make_executor(tmp_path, cpu_kernels="torch"))
-    monkeypatch.setattr(Llama, "forward", lambda self, *four, whole=Llama.forward: whole(self, *four))
+    monkeypatch.setattr(Decoder, "forward", lambda self, *four, whole=Decoder.forward: whole(self, *four))
     interrupted = Interrupted(make_executor(tmp_path, cpu_kernels="torch", arrivals=arrivals), arrivals)
     assert [track.output for track in answers(interrupted)] == [track.output for track in expected]
     assert not any(result.is_aborted for result in interrupted.given_up)

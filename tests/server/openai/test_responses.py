@@ -8,6 +8,8 @@ import pytest
 
 from neaptide.server.openai.endpoints import RESPONSES
 from neaptide.server.openai.responses.bodies import FieldsOfChats
+from neaptide.server.openai.responses.sealing import seal
+from neaptide.server.parsers.choose import choose_parsers
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.server.conftest import MODEL_ID, Server
 
@@ -180,6 +182,46 @@ SAID = {
     "content": [{"type": "output_text", "text": "Wait.", "annotations": [], "logprobs": []}],
 }
 DONE = {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "55"}]}
+
+
+async def test_sealed_reasoning_goes_back_alone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some clients send back only what OpenAI calls encrypted. Another server's is passed over."""
+    seen: list[Any] = []
+
+    def note(self: Tokenizer, messages: Any, **more: Any) -> list[int]:
+        seen.append(messages[-2])
+        return [7]
+
+    monkeypatch.setattr(Tokenizer, "encode_chat", note)
+    sealed = seal("Hm, für 55.")
+    told = {"type": "summary_text", "text": "A sum."}
+    for encrypted, summary in ((sealed, [told]), (sealed, []), ("gAAA", [told]), (sealed[:-1], [told]), (None, [told])):
+        item = {"type": "reasoning", "id": "rs_1", "summary": summary, "encrypted_content": encrypted}
+        items = [{"role": "user", "content": QUESTION}, item, SAID, {"role": "user", "content": QUESTION}]
+        assert (await server.http.post(RESPONSES, json={"input": items, "max_output_tokens": 1})).status_code == 200
+    assert [message["reasoning_content"] for message in seen] == ["Hm, für 55."] * 2 + ["A sum."] * 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_is_sealed_if_that_is_asked(server: Server, stream: bool) -> None:
+    server.context.parsers = choose_parsers("hermes", "qwen3", None, ())
+    server.engine.script = server.context.tokenizer.encode("<think>A sum.</think>55")
+    for include in ([], ["reasoning.encrypted_content"]):
+        asked: Any = {"model": MODEL_ID, "input": QUESTION, "include": include}
+        if stream:
+            events = [event async for event in await server.openai.responses.create(stream=True, **asked)]
+            output = events[-1].response.output  # type: ignore[union-attr]
+        else:
+            output = (await server.openai.responses.create(**asked)).output
+        assert output[0].type == "reasoning"
+        assert output[0].encrypted_content == (seal("A sum.") if include else None)
+
+
+async def test_a_reference_to_a_stored_item_is_refused_with_the_way_out(server: Server) -> None:
+    items = [{"role": "user", "content": QUESTION}, {"type": "item_reference", "id": "rs_1"}]
+    reply = await server.http.post(RESPONSES, json={"input": items})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "input.1.type")
+    assert "send them whole" in reply.json()["error"]["message"]
 
 
 async def test_items_go_back_as_they_came(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,19 +61,70 @@ def test_pieces_of_any_size_give_the_same(size: int) -> None:
         OPEN + '{"arguments": {}}' + CLOSE,
         OPEN + '{"name": "delete_everything", "arguments": {}}' + CLOSE,
         OPEN + '{"name": ["weather"], "arguments": {}}' + CLOSE,
-        OPEN + '{"name": "weather", "arguments": {"x": NaN}}' + CLOSE,
-        OPEN + '{"name": "weather", "arguments": {"x": "\\ud800"}}' + CLOSE,
-        OPEN + '{"name": "weather", "arguments": {}, "why": "so"}' + CLOSE,
         OPEN + '{"name": "weather", "arguments": "sunny"}' + CLOSE,
         OPEN + '{"name": "weather", "name": "add", "arguments": {}}' + CLOSE,
-        OPEN + '{"name": "weather", "arguments": {"x": ' + "[" * 5000 + "]" * 5000 + "}}" + CLOSE,
-        OPEN + '{"name": "weather", "arguments": {"x": "' + "y" * MAX_CALL_CHARS + '"}}' + CLOSE,
+        OPEN + '{"name": "weather", "arguments": [1]}' + CLOSE,
         OPEN + "x" * (3 * MAX_CALL_CHARS),
     ],
 )
 def test_what_is_no_call_stays_text(text: str) -> None:
     assert parse(text) == (text, [])
     assert parse(*text) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ('{"x": NaN}}', '{"x": NaN}'),
+        ('{"x": "\\ud800"}}', '{"x": "\\ud800"}'),
+        ('{"x": 1 "y" 2}}', '{"x": 1 "y" 2}'),
+        ('{"x": "say "hi", {it} is" }}', '{"x": "say "hi", {it} is" }'),
+        ('{"x": 1', '{"x": 1'),
+        ('{"x": [1}', '{"x": [1}'),
+        ('{"x": ' + "[" * 96, '{"x": ' + "[" * 95),
+        ('{"x": "' + "y" * MAX_CALL_CHARS + '"}}', '{"x": "' + "y" * MAX_CALL_CHARS + '"}'),
+    ],
+)
+def test_arguments_that_are_no_json_come_as_the_model_wrote_them(written: str, arguments: str) -> None:
+    """They were on their way before that could be known. What cannot belong to them is content."""
+    text = OPEN + '{"name": "weather", "arguments": ' + written + CLOSE + " So."
+    for pieces in ([text], list(text)):
+        content, calls = written_calls(*pieces)
+        assert (content.removeprefix("["), calls) == (" So.", [("weather", arguments)])
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ('{"x": True, "y": [None, False], "Truely": 1}', '{"x": true, "y": [null, false], "Truely": 1}'),
+        ('{"x": "two\nlines\tand \x01"}', '{"x": "two\\nlines\\tand \\u0001"}'),
+        ('{"x": "\\d+ isn\\\'t \\\nso"}', '{"x": "\\\\d+ isn\'t \\nso"}'),
+        ("""{"x": 'a "b"', "y": "it's"}""", """{"x": "a \\"b\\"", "y": "it's"}"""),
+        ('{"x": [1, 2, ], "y": 3, }', '{"x": [1, 2 ], "y": 3 }'),
+        ('{"x": "</tool_call>, <tool_call>"}', '{"x": "</tool_call>, <tool_call>"}'),
+    ],
+)
+def test_what_json_forbids_and_models_write_becomes_json(written: str, arguments: str) -> None:
+    text = OPEN + '{"name": "weather", "arguments": ' + written + "}" + CLOSE
+    json.loads(arguments)
+    assert written_calls(text) == ("", [("weather", arguments)])
+    assert written_calls(*text) == ("", [("weather", arguments)])
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (OPEN + '{"name": "add", "arguments": {}, "why": "so"}' + CLOSE + "Yes.", "Yes."),
+        (OPEN + '{"name": "add", "arguments": {}}}' + CLOSE, ""),
+        (OPEN + '{"name": "add", "arguments": {}' + CLOSE, ""),
+        (OPEN + '{"name": "add", "arguments": {}}, {"name": "evil"}' + CLOSE, '{"name": "evil"}'),
+        (OPEN + '{"name": "add", "arguments": {}} as you say' + CLOSE + "!", "as you say!"),
+    ],
+)
+def test_what_follows_the_arguments(text: str, content: str) -> None:
+    """Further members and closing brackets belong to the notation, other text is content."""
+    for pieces in ([text], list(text)):
+        assert written_calls(*pieces) == (content, [("add", "{}")])
 
 
 @pytest.mark.parametrize(
@@ -145,16 +196,17 @@ async def test_stream_names_the_call_and_then_gives_its_arguments(server: Server
     choices = [chunk.choices[0] async for chunk in stream]
     assert "".join(choice.delta.content or "" for choice in choices) == "Wait. "
     deltas = [part for choice in choices for part in choice.delta.tool_calls or []]
-    assert [part.index for part in deltas] == [0, 0, 1, 1]
-    heads, fragments = deltas[::2], deltas[1::2]
+    heads = [part for part in deltas if part.id]
     assert [
-        (part.type, part.function and part.function.name, part.function and part.function.arguments) for part in heads
-    ] == [("function", "weather", ""), ("function", "add", "")]
+        (part.index, part.type, part.function and part.function.name, part.function and part.function.arguments)
+        for part in heads
+    ] == [(0, "function", "weather", ""), (1, "function", "add", "")]
     assert len({part.id for part in heads}) == 2
-    assert [part.function and json.loads(part.function.arguments or "") for part in fragments] == [
-        {"city": "Köln", "days": 2},
-        {},
-    ]
+    arguments = ["", ""]
+    for part in deltas:
+        arguments[part.index] += (part.function and part.function.arguments) or ""
+    assert arguments == ['{"city": "Köln", "days": 2}', "{}"]
+    assert deltas.index(heads[1]) > 6  # The arguments came as the model wrote them.
     assert choices[-1].finish_reason == "tool_calls"
     assert choices[-1].delta.content is None
 
@@ -232,7 +284,12 @@ async def test_dashboards_see_a_call_as_an_output_that_stopped(server: Server) -
         (MISTRAL, '[TOOL_CALLS][{"name": "evil"}]', ('[TOOL_CALLS][{"name": "evil"}]', [])),
         (LLAMA3, '{"name": "add", "parameters": {"a": 1}}', ("", [("add", '{"a": 1}')])),
         (LLAMA3, '\n{"name": "add"}; {"name": "weather"}', ("", [("add", "{}"), ("weather", "{}")])),
-        (LLAMA3, '{"name": "add", "parameters": {"a"', ('{"name": "add", "parameters": {"a"', [])),
+        (LLAMA3, '{"name": "add", "parameters": {"a"', ("", [("add", '{"a"')])),
+        (
+            LLAMA3,
+            '{"name": "add", "parameters": {"a": 1}}; {"name": "weather", "parameters": "{}"} So.',
+            ('{"name": "weather", "parameters": "{}"} So.', [("add", '{"a": 1}')]),
+        ),
         (LLAMA3, 'No: {"name": "add"}', ('No: {"name": "add"}', [])),
         (LLAMA3, '{"name": "add"}\n{"name": "weather"}', ("", [("add", "{}"), ("weather", "{}")])),
         (LLAMA3, "", ("", [])),

@@ -3,14 +3,15 @@
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neaptide.server.parsers.calls import Offer
-from neaptide.server.parsers.core import OutputParser, Pieces, ReasoningFormat, ToolFormat
+from neaptide.server.parsers.calls import CallPiece, Offer, ParsedToolCall
+from neaptide.server.parsers.core import OutputParser, ReasoningFormat, ToolFormat
 from neaptide.server.parsers.names import REASONING_PARSERS, TOOL_PARSERS
 from tests.server.parsers.outputs import NAMES, OUTPUTS, TYPES, Output
 
@@ -20,6 +21,14 @@ REASONING = {name: form for name, form in REASONING_PARSERS.items() if form is n
 CASES = [pytest.param(name, one, id=f"{name}-{index}") for name in OUTPUTS for index, one in enumerate(OUTPUTS[name])]
 
 
+class Read(NamedTuple):
+    """An output, as a client puts it together."""
+
+    content: str
+    reasoning: str
+    calls: list[ParsedToolCall]
+
+
 def read(
     pieces: Sequence[str],
     tools: ToolFormat | None,
@@ -27,22 +36,37 @@ def read(
     *,
     is_cut: bool = False,
     is_reasoning: bool = False,
-) -> Pieces:
+) -> Read:
     """Everything that the pieces add up to."""
     parser = OutputParser(reasoning, tools, OFFER, is_reasoning=is_reasoning)
     parts = [*map(parser.push, pieces), parser.finish(is_cut=is_cut)]
-    return Pieces(
-        "".join(part.content for part in parts),
-        "".join(part.reasoning for part in parts),
-        [call for part in parts for call in part.calls],
-    )
+    calls = joined([piece for part in parts for piece in part.calls])
+    assert calls == parser.calls
+    return Read("".join(part.content for part in parts), "".join(part.reasoning for part in parts), calls)
 
 
-def values(found: Pieces) -> list[tuple[str, Any]]:
+def joined(pieces: Sequence[CallPiece]) -> list[ParsedToolCall]:
+    """The calls, as a client puts them together. Each begins once and ends once, after the one before it."""
+    calls: list[ParsedToolCall] = []
+    is_open = False
+    for piece in pieces:
+        assert piece.is_first is not is_open
+        if piece.is_first:
+            calls.append(ParsedToolCall(piece.id, piece.name, ""))
+        call = calls[piece.index]
+        assert piece.index == len(calls) - 1
+        assert (piece.id, piece.name) == (call.id, call.name)
+        calls[-1] = replace(call, arguments=call.arguments + piece.arguments)
+        is_open = not piece.is_last
+    assert not is_open
+    return calls
+
+
+def values(found: Read) -> list[tuple[str, Any]]:
     return [(call.name, json.loads(call.arguments)) for call in found.calls]
 
 
-def plain(found: Pieces) -> tuple[str, str, list[tuple[str, str]]]:
+def plain(found: Read) -> tuple[str, str, list[tuple[str, str]]]:
     """Without ids, which are new each time."""
     return found.content, found.reasoning, [(call.name, call.arguments) for call in found.calls]
 
@@ -79,6 +103,52 @@ def test_any_pieces_give_the_same(data: st.DataObject) -> None:
     pieces = cut(text, data.draw(st.lists(st.integers(0, 1000), max_size=8)))
     whole = read([text], PARSED[name], reasoning, is_cut=is_cut, is_reasoning=is_reasoning)
     assert plain(read(pieces, PARSED[name], reasoning, is_cut=is_cut, is_reasoning=is_reasoning)) == plain(whole)
+
+
+WHOLE_ONLY = {"functiongemma", "gemma4", "kimi_k3", "minimax_m2", "minimax_m3", "olmo3", "step3", "minicpm5"}
+WHOLE_ONLY |= {"deepseek_v32", "deepseek_v4", "deepseek_v41", "hy_v3", "hy_v4"}
+"""Formats whose arguments are no JSON: a call comes at its end."""
+
+
+def test_formats_with_json_arguments_pass_them_on_as_they_come() -> None:
+    assert {name for name, form in PARSED.items() if form.streams is None} == WHOLE_ONLY
+    num_streamed = 0
+    for name, outputs in OUTPUTS.items():
+        for output in outputs:
+            parser = OutputParser(None, PARSED[name], OFFER)
+            pieces = [piece for character in output.text for piece in parser.push(character).calls]
+            arguments = [piece.arguments for piece in pieces if piece.index == 0]
+            num_streamed += len(arguments) > 20
+    assert num_streamed > 60
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral", "deepseek_v31", "kimi_k2", "openai", "granite"])
+def test_arguments_come_while_the_model_writes_them(name: str) -> None:
+    # The older lists of Mistral have an id after the arguments, so they are read as a whole.
+    output = next(one for one in OUTPUTS[name] if name != "mistral" or "[ARGS]" in one.text)
+    parser = OutputParser(None, PARSED[name], OFFER)
+    end = output.text.index("Köln") + len("Köln")
+    (piece,) = parser.push(output.text[:end]).calls
+    assert (piece.name, piece.arguments) == ("weather", '{"city": "Köln')
+    assert (piece.is_first, piece.is_last) == (True, False)
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_broken_arguments_in_any_pieces_give_the_same(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(set(OUTPUTS) - WHOLE_ONLY)))
+    text = data.draw(st.sampled_from([one.text for one in OUTPUTS[name]]))
+    noise = st.sampled_from(
+        ["", "{", "}", "]", "'", '"', "\\", "\n", ",", ", }", "Tru", "True", "x" * 600, *PARSED[name].marks]
+    )
+    for _ in range(data.draw(st.integers(1, 3))):
+        place, dropped = data.draw(st.integers(0, len(text))), data.draw(st.integers(0, 3))
+        text = text[:place] + data.draw(noise) + text[place + dropped :]
+    is_cut = data.draw(st.booleans())
+    pieces = cut(text, data.draw(st.lists(st.integers(0, 2000), max_size=8)))
+    whole = plain(read([text], PARSED[name], is_cut=is_cut))
+    assert plain(read(pieces, PARSED[name], is_cut=is_cut)) == whole
+    assert plain(read(list(text), PARSED[name], is_cut=is_cut)) == whole
 
 
 @pytest.mark.parametrize("name", PARSED)
@@ -199,7 +269,7 @@ def test_reasoning_that_does_not_end_is_reasoning() -> None:
 
 def test_empty_reasoning_leaves_no_trace() -> None:
     found = read(list("<think>\n\n</think>\n\nFour."), None, REASONING["qwen3"])
-    assert found == Pieces("Four.", "", [])
+    assert found == Read("Four.", "", [])
 
 
 def test_harmony_is_reasoning_preamble_and_answer() -> None:

@@ -189,6 +189,21 @@ async def test_responses_have_reasoning_as_an_item(server: Server) -> None:
     assert added == ["reasoning", "message", "function_call"]
 
 
+@pytest.mark.parametrize("tokens_per_output", [1, 2, 3, 7, 1000])
+async def test_streamed_responses_have_the_calls_whatever_comes_at_once(server: Server, tokens_per_output: int) -> None:
+    output = OUTPUTS["hermes"][1]
+    says(server, f"Wait. {output.text}\nSo.")
+    server.engine.tokens_per_output = tokens_per_output
+    tools: list[Any] = [{"type": "function", **tool["function"], "strict": False} for tool in TOOLS]
+    stream = await server.openai.responses.create(model=MODEL_ID, input="What?", tools=tools, stream=True)
+    events: list[Any] = [event async for event in stream]
+    items = [item for item in events[-1].response.output if item.type == "function_call"]
+    assert [(item.name, json.loads(item.arguments)) for item in items] == list(output.calls)
+    for item in items:
+        deltas = [event.delta for event in events if getattr(event, "item_id", "") == item.id and "delta" in event.type]
+        assert "".join(deltas) == item.arguments
+
+
 async def test_a_batch_line_has_the_same_reply(server: Server) -> None:
     says(server, "", "glm45", "qwen3")
     text = THOUGHT + OUTPUTS["glm45"][0].text

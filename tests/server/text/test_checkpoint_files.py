@@ -3,13 +3,19 @@
 import json
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import AutoTokenizer
 
+from neaptide.commands.demo.lines import MAX_TOKENS, make_batch
+from neaptide.data.skills import SKILLS, is_correct
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig
 from neaptide.engine.params import FinishReason
@@ -18,7 +24,6 @@ from neaptide.launch.serve import embedded_model_path, model_context
 from neaptide.server.settings import Settings
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.executors.engine_run import EngineRun
-from tests.server.conftest import USER
 from tests.server.text.made import write_tokenizer
 
 TEMPLATE = (
@@ -69,24 +74,69 @@ def test_ends_are_the_union_of_all_files(
     assert list(report) == ["model", "context", "ends", "template", "off"]
 
 
-def test_a_typical_fine_tune_stops(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("shows", "parser"), [("", "none"), ("{{ tools }}", "hermes")])
+def test_the_report_names_a_tool_parser_only_where_the_template_shows_tools(
+    shows: str, parser: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = tmp_path / "m"
+    directory.mkdir()
+    write_fine_tune(directory, TEMPLATE + shows, {})
+    with caplog.at_level(logging.INFO):
+        model_context(Settings(model=str(directory)), tmp_path / "data")
+    assert f"template: default; tool calls: {parser}; reasoning: none" in caplog.messages
+
+
+def as_phi3(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With its stacked projections."""
+    for layer in [name.removesuffix("self_attn.q_proj.weight") for name in tensors if "q_proj" in name]:
+        for stacked, parts in (("self_attn.qkv_proj", "qkv"), ("mlp.gate_up_proj", ("gate", "up"))):
+            folder = stacked.partition(".")[0]
+            rows = [tensors.pop(f"{layer}{folder}.{part}_proj.weight") for part in parts]
+            tensors[f"{layer}{stacked}.weight"] = torch.cat(rows)
+    return tensors
+
+
+def as_qwen2(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With biases, of zero."""
+    biased = [name for name in tensors if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))]
+    return tensors | {name.replace("weight", "bias"): torch.zeros(len(tensors[name])) for name in biased}
+
+
+FAMILIES: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
+    "Llama": lambda tensors: tensors,
+    "Mistral": lambda tensors: tensors,
+    "Phi3": as_phi3,
+    "Qwen2": as_qwen2,
+}
+"""The embedded model's weights as each family writes them. Qwen3 and OPT compute something else."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_typical_fine_tune_stops(family: str, tmp_path: Path) -> None:
     """The configuration is the base model's, the end stands in the tokenizer's alone, and nothing else says more."""
     directory = tmp_path / "m"
     shutil.copytree(embedded_model_path(), directory)
     (directory / "generation_config.json").unlink()
-    config = json.loads((directory / "config.json").read_text()) | {"eos_token_id": PAD}
-    (directory / "config.json").write_text(json.dumps(config))
-    settings = Settings(model=str(directory), max_model_len=512, profile="cpu-neaptide-tiny", device="cpu")
+    config = json.loads((directory / "config.json").read_text())
+    config |= {"eos_token_id": PAD, "architectures": [f"{family}ForCausalLM"], "model_type": family.lower()}
+    (directory / "config.json").write_text(json.dumps(config | {"sliding_window": None}))
+    save_file(FAMILIES[family](load_file(directory / "model.safetensors")), directory / "model.safetensors")
+    settings = Settings(model=str(directory), max_model_len=2048, profile="cpu-neaptide-tiny", device="cpu")
     context, engine = model_context(settings, tmp_path / "data")
     run = msgspec.structs.replace(engine.executor, num_threads=1)
-    executor = TorchExecutor(run, CacheConfig(block_size=16, num_blocks=64), MonotonicClock())
+    executor = TorchExecutor(run, CacheConfig(block_size=16, num_blocks=1024), MonotonicClock())
     cache = msgspec.structs.replace(engine.cache, block_size=16)
     alone = EngineRun(
         msgspec.structs.replace(engine, cache=cache), executor, eos_token_ids=executor.model_config.eos_token_ids
     )
-    alone.add("a", context.tokenizer.encode_chat(USER), max_tokens=200, ignore_eos=False)
+    questions = make_batch(2 * len(SKILLS), seed=4)
+    for index, question in enumerate(questions):
+        prompt = context.tokenizer.encode_chat(question.messages)
+        alone.add(f"{index}", prompt, max_tokens=MAX_TOKENS, ignore_eos=False)
     alone.finish()
-    assert alone.ends["a"].finish_reason is FinishReason.STOP
+    assert {end.finish_reason for end in alone.ends.values()} == {FinishReason.STOP}
+    answers = [context.tokenizer.decode(alone.tokens[f"{index}"]) for index in range(len(questions))]
+    assert sum(map(is_correct, questions, answers)) > 0.9 * len(questions)
 
 
 @pytest.mark.parametrize(

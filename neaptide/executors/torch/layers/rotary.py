@@ -1,7 +1,7 @@
 """Rotary position embedding as one complex multiplication.
 
 A Llama checkpoint pairs dimension ``i`` of a head with ``i + head_dim / 2``. The loader interleaves the rows of the
-query and key projections (see `models.llama`). A pair is then adjacent in memory and reads as one complex number. Dot
+query and key projections (see `models.decoder`). A pair is then adjacent in memory and reads as one complex number. Dot
 products of queries and keys stay the same, because both are permuted in the same way.
 """
 
@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from neaptide.models.config import LlamaLikeConfig, RopeConfig
+from neaptide.models.config import DecoderConfig, RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, rotary_dim: int, context_tokens: int) -> Tensor:
@@ -62,19 +62,27 @@ def _kept(rope: RopeConfig, rotary_dim: int) -> Tensor:
 
 
 class Rotary:
-    """Table of complex numbers, one row per position. Pairs behind the rotated dimensions have the number 1."""
+    """Table of complex numbers, one row per position. Pairs behind the rotated dimensions are not turned."""
 
     __slots__ = ("table",)
 
-    def __init__(self, config: LlamaLikeConfig, device: torch.device):
+    def __init__(self, config: DecoderConfig, rope: RopeConfig, device: torch.device):
         # fp32 on purpose, as in the reference: the angles of far positions depend on rounding.
         positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
-        rope, context_tokens = config.rope, config.max_position_embeddings
+        context_tokens = config.max_position_embeddings
         angles = torch.outer(positions, inverse_frequencies(rope, config.rotary_dim, context_tokens))
         table = torch.polar(torch.full_like(angles, rope.attention_factor), angles)
         rest = torch.ones(context_tokens, (config.head_dim - config.rotary_dim) // 2, dtype=table.dtype)
-        self.table = torch.cat([table, rest], dim=1).to(device)  # [positions, head_dim / 2] complex64
+        table = torch.cat([table, rest], dim=1)
+        self.table = (table * _scale(config)).to(device)  # [positions, head_dim / 2] complex64
 
     def at(self, positions: Tensor) -> Tensor:
         """[num_tokens] int64 -> [num_tokens, 1, head_dim / 2] complex64, broadcast over heads."""
         return self.table.index_select(0, positions).unsqueeze(1)
+
+
+def _scale(config: DecoderConfig) -> float:
+    """Factor on queries and keys that gives their products the model's scale: kernels use ``1 / sqrt(head_dim)``."""
+    if config.attention_scale is None:
+        return 1.0
+    return math.sqrt(config.attention_scale * math.sqrt(config.head_dim))

@@ -122,6 +122,49 @@ class Stacked(NamedTuple):
             part.fill(rows)
 
 
+class ByHead(NamedTuple):
+    """Destinations of queries, keys and values that alternate head by head in one tensor of the checkpoint."""
+
+    parts: Sequence[Destination]
+    head_dim: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return Stacked(self.parts).shape
+
+    def fill(self, tensor: Tensor) -> None:
+        heads = tensor.reshape(-1, len(self.parts), self.head_dim, *tensor.shape[1:])
+        for part, rows in zip(self.parts, heads.unbind(1), strict=True):
+            part.fill(rows.flatten(0, 1))
+
+
+class Transposed(NamedTuple):
+    """A weight that the checkpoint has as [in_features, out_features]."""
+
+    to: Destination
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.to.shape[::-1]
+
+    def fill(self, tensor: Tensor) -> None:
+        self.to.fill(tensor.t())
+
+
+class Shifted(NamedTuple):
+    """A weight to which a constant is added."""
+
+    to: Destination
+    offset: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.to.shape
+
+    def fill(self, tensor: Tensor) -> None:
+        self.to.fill(tensor.float() + self.offset)
+
+
 class TorchModel(Protocol):
     """A decoder over a flat batch of tokens and a paged KV cache.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from neaptide.executors.torch.layers.products import TILE_ROWS
 from neaptide.executors.torch.models.base import GivingUp, StepAborted, TorchModel
-from neaptide.executors.torch.models.llama import Llama
+from neaptide.executors.torch.models.decoder import Decoder
 from neaptide.kernels.native import CompileError
 from neaptide.kernels.paged_attention import AttentionPlanner, StepAttention, StepTables
 from neaptide.kernels.paged_attention.native import NativePlan
@@ -40,7 +40,7 @@ class RecordedLayers:
         CompileError: there is no compiler.
     """
 
-    def __init__(self, model: Llama, kv_cache: list[Tensor], plan: NativePlan, max_tokens: int) -> None:
+    def __init__(self, model: Decoder, kv_cache: list[Tensor], plan: NativePlan, max_tokens: int) -> None:
         self._model, self._kv_cache = model, kv_cache
         self.max_tokens = max_tokens
         self._num_threads = torch.get_num_threads()
@@ -49,7 +49,8 @@ class RecordedLayers:
         self._slots = zeros
         self._slots[:num_tokens] = plan.slots
         self._recording = CallRecording(max_tokens)
-        hidden, rotation = self._hidden[:num_tokens], self._rotation[:num_tokens]
+        hidden = self._hidden[:num_tokens]
+        rotation = None if self._rotation is None else self._rotation[:num_tokens]
         step = _Slots(self._slots[:num_tokens], plan)
         with self._recording.noting():
             for layer, layer_cache in zip(model.layers, kv_cache, strict=True):
@@ -76,7 +77,8 @@ class RecordedLayers:
         job, num_tokens = plan.job_for(self._kv_cache[0]), len(token_ids)
         hidden, rotation = self._model.inputs(token_ids, positions)
         self._hidden[:num_tokens] = hidden
-        self._rotation[:num_tokens] = rotation
+        if self._rotation is not None and rotation is not None:
+            self._rotation[:num_tokens] = rotation
         self._slots[:num_tokens] = plan.slots
         counts, share = (None, 0.0) if giving_up is None else (giving_up.arrivals.address, giving_up.share)
         if not self._recording.replay(job, num_tokens, counts, share):
@@ -102,7 +104,7 @@ def record_layers(model: TorchModel, kv_cache: list[Tensor], plan_attention: Att
         kv_cache: as for ``TorchModel.forward``.
         plan_attention: the planner of the model's steps.
     """
-    if not isinstance(model, Llama):
+    if not isinstance(model, Decoder) or not model.calls_only_c:
         return None
     num_blocks, block_size = kv_cache[0].shape[:2]
     room = min(num_blocks * block_size, model.config.max_position_embeddings) - _TRIED_CONTEXT
@@ -133,7 +135,7 @@ def _plan(plan_attention: AttentionPlanner, start: int, num_tokens: int, block_s
 
 
 def _computes_the_same(
-    recorded: RecordedLayers, model: Llama, kv_cache: list[Tensor], plan: NativePlan, num_tokens: int
+    recorded: RecordedLayers, model: Decoder, kv_cache: list[Tensor], plan: NativePlan, num_tokens: int
 ) -> bool:
     """Whether the recording gives the model's bits, for other tokens at other positions. The slots are cleared each
     time."""

@@ -38,6 +38,7 @@ class InputItem(Body):
     status: str | None = Field(default=None, max_length=64)
     content: str | ItemParts | None = None
     summary: ItemParts = Field(default_factory=list)
+    encrypted_content: str | None = None
     call_id: str | None = Field(default=None, max_length=256)
     name: str | None = Field(default=None, max_length=256)
     arguments: str = ""

@@ -24,7 +24,7 @@ from neaptide.server.openai.responses.shape import (
     status_of,
     text_part,
 )
-from neaptide.server.parsers.calls import ParsedToolCall
+from neaptide.server.parsers.calls import CallPiece, ParsedToolCall
 
 
 class ResponseEvents:
@@ -44,6 +44,8 @@ class ResponseEvents:
         self._reasoning_id: str | None = None
         """Id of the unfinished reasoning."""
         self._thoughts: list[str] = []
+        self._call_id: str | None = None
+        """Id of the unfinished call's item."""
         self._has_begun = False
 
     def shape(self, delta: Delta) -> Sequence[ResponseEvent]:
@@ -54,16 +56,22 @@ class ResponseEvents:
             begun = response(self._reply, self._id, "in_progress", [], None)
             events.append({"type": "response.created", "sequence_number": self._next(), "response": begun})
             events.append({"type": "response.in_progress", "sequence_number": self._next(), "response": begun})
+        # The rest of a call that has begun comes before text, and text before new calls.
+        num_continued = next((at for at, piece in enumerate(delta.calls) if piece.is_first), len(delta.calls))
+        for piece in delta.calls[:num_continued]:
+            self._add_arguments(piece, events)
         if delta.reasoning:
             self._end_message("completed", events)
             self._think(delta.reasoning, events)
         if delta.text or (delta.tokens and self._reasoning_id is None):
             self._end_reasoning("completed", events)
             self._write(delta, events)
-        for call in delta.calls:
-            self._end_reasoning("completed", events)
-            self._end_message("completed", events)
-            self._add_call(call, events)
+        for piece in delta.calls[num_continued:]:
+            if piece.is_first:
+                self._end_reasoning("completed", events)
+                self._end_message("completed", events)
+                self._begin_call(piece, events)
+            self._add_arguments(piece, events)
         if delta.finish_reason is not None:
             status = status_of(delta.finish_reason)
             self._end_reasoning(status, events)
@@ -113,7 +121,7 @@ class ResponseEvents:
         if self._reasoning_id is None:
             item_id = self._reasoning_id = new_id("rs")
             self._thoughts = []
-            events.append(self._item_event("added", reasoning_item(item_id, "in_progress", None)))
+            events.append(self._item_event("added", reasoning_item(self._reply, item_id, "in_progress", None)))
             events.append(self._part_event("added", item_id, reasoning_part("")))
         self._thoughts.append(text)
         events.append(
@@ -143,7 +151,7 @@ class ResponseEvents:
             }
         )
         events.append(self._part_event("done", item_id, reasoning_part(text)))
-        self._add_done(reasoning_item(item_id, status, text), events)
+        self._add_done(reasoning_item(self._reply, item_id, status, text), events)
 
     def _begin_message(self, events: list[ResponseEvent]) -> None:
         item_id = self._message_id = new_id("msg")
@@ -171,29 +179,40 @@ class ResponseEvents:
         events.append(self._part_event("done", item_id, text_part(text, self._logprobs)))
         self._add_done(message_item(item_id, status, [text_part(text, self._logprobs)]), events)
 
-    def _add_call(self, call: ParsedToolCall, events: list[ResponseEvent]) -> None:
-        """Adds the events of a call. Calls are known only when complete, so the arguments come in one piece."""
-        item_id = new_id("fc")
-        events.append(self._item_event("added", call_item(item_id, call, "in_progress", has_arguments=False)))
-        events.append(
-            {
-                "type": "response.function_call_arguments.delta",
-                "sequence_number": self._next(),
-                "output_index": self._index,
-                "item_id": item_id,
-                "delta": call.arguments,
-            }
-        )
+    def _begin_call(self, piece: CallPiece, events: list[ResponseEvent]) -> None:
+        self._call_id = new_id("fc")
+        call = self._call_of(piece)
+        events.append(self._item_event("added", call_item(self._call_id, call, "in_progress", has_arguments=False)))
+
+    def _add_arguments(self, piece: CallPiece, events: list[ResponseEvent]) -> None:
+        assert self._call_id is not None
+        if piece.arguments:
+            events.append(
+                {
+                    "type": "response.function_call_arguments.delta",
+                    "sequence_number": self._next(),
+                    "output_index": self._index,
+                    "item_id": self._call_id,
+                    "delta": piece.arguments,
+                }
+            )
+        if not piece.is_last:
+            return
+        call = self._call_of(piece)
         events.append(
             {
                 "type": "response.function_call_arguments.done",
                 "sequence_number": self._next(),
                 "output_index": self._index,
-                "item_id": item_id,
+                "item_id": self._call_id,
                 "arguments": call.arguments,
             }
         )
-        self._add_done(call_item(item_id, call, call_status(call)), events)
+        self._add_done(call_item(self._call_id, call, call_status(call)), events)
+
+    def _call_of(self, piece: CallPiece) -> ParsedToolCall:
+        """The call; with all its arguments if the piece is its last."""
+        return self._assembler.choices[0].calls[piece.index]
 
     def _add_done(self, item: OutputItem, events: list[ResponseEvent]) -> None:
         events.append(self._item_event("done", item))

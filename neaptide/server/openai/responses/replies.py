@@ -1,6 +1,6 @@
 """Replies of the Responses API; see ``openai.replies``."""
 
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -51,6 +51,8 @@ class OutputReasoning(TypedDict):
     status: Status
     summary: list[Any]
     content: list[ReasoningText]
+    encrypted_content: NotRequired[str]
+    """See ``sealing``."""
 
 
 OutputItem = OutputReasoning | OutputMessage | OutputCall

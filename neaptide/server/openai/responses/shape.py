@@ -20,6 +20,7 @@ from neaptide.server.openai.responses.replies import (
     ResponseUsage,
     Status,
 )
+from neaptide.server.openai.responses.sealing import seal
 from neaptide.server.parsers.calls import ParsedToolCall
 
 if TYPE_CHECKING:
@@ -51,9 +52,8 @@ def build_response(reply: "Reply", choice: "ChoiceAssembler", used: Usage, respo
     status = status_of(choice.finish_reason)
     items: list[OutputItem] = []
     if choice.reasoning:
-        items.append(
-            reasoning_item(new_id("rs"), "completed" if choice.text or choice.calls else status, choice.reasoning)
-        )
+        ended = "completed" if choice.text or choice.calls else status
+        items.append(reasoning_item(reply, new_id("rs"), ended, choice.reasoning))
     if choice.text or not (choice.calls or choice.reasoning):
         part = text_part(choice.text, logprobs_of(reply, choice.tokens))
         items.append(message_item(new_id("msg"), status, [part]))
@@ -97,10 +97,13 @@ def message_item(item_id: str, status: Status, content: list[OutputText]) -> Out
     return {"type": "message", "id": item_id, "status": status, "role": "assistant", "content": content}
 
 
-def reasoning_item(item_id: str, status: Status, text: str | None) -> OutputReasoning:
+def reasoning_item(reply: "Reply", item_id: str, status: Status, text: str | None) -> OutputReasoning:
     """The item of the reasoning; without content if the text is None."""
     content = [] if text is None else [reasoning_part(text)]
-    return {"type": "reasoning", "id": item_id, "status": status, "summary": [], "content": content}
+    item: OutputReasoning = {"type": "reasoning", "id": item_id, "status": status, "summary": [], "content": content}
+    if reply.form.seals_reasoning and text is not None:
+        item["encrypted_content"] = seal(text)
+    return item
 
 
 def reasoning_part(text: str) -> ReasoningText:

@@ -13,6 +13,7 @@ from neaptide.server.openai.responses.bodies import (
     NamedChoice,
     ResponsesBody,
 )
+from neaptide.server.openai.responses.sealing import unseal
 
 _STORED = {
     "previous_response_id": "Responses are not stored here; send the whole conversation as input.",
@@ -36,8 +37,9 @@ _ASKS_NOTHING: Mapping[str, Any] = {
 }
 """Values of chat fields that do not change the output, in addition to null and false."""
 _LOGPROBS = "message.output_text.logprobs"
-_INCLUDED = frozenset({_LOGPROBS, "reasoning.encrypted_content"})
-"""Accepted values of ``include``. Reasoning comes as text, so its encrypted form adds nothing."""
+SEALED = "reasoning.encrypted_content"
+_INCLUDED = frozenset({_LOGPROBS, SEALED})
+"""Accepted values of ``include``."""
 _TEXT_TYPES = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 """Types of parts that are text."""
 _SAME = (
@@ -151,10 +153,16 @@ def _add(item: InputItem, place: str, messages: list[dict[str, Any]]) -> None:
         content = _text(_needed(item.output, f"{place}.output"), f"{place}.output")
         messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
     elif item.type == "reasoning":
-        # A summary alone comes from a model that keeps its thoughts; encrypted ones cannot be read here.
-        thoughts = _text(item.content or item.summary, f"{place}.content")
+        # A summary alone comes from a model that keeps its thoughts.
+        thoughts = _text(item.content or [], f"{place}.content") or unseal(item.encrypted_content or "")
+        thoughts = thoughts or _text(item.summary, f"{place}.summary")
         if thoughts:
             messages.append({"role": "assistant", "content": "", "reasoning_content": thoughts})
+    elif item.type == "item_reference":
+        raise UnsupportedParameterError(
+            "Items are not stored here; send them whole, as clients do that are told not to store.",
+            param=f"{place}.type",
+        )
     else:
         raise UnsupportedParameterError("Items of this type are not supported.", param=f"{place}.type")
 
