@@ -20,7 +20,7 @@ FIRST_ANSWER_TOKENS = 32
 """Length of the answers before the first has ended."""
 
 
-class Prompts(NamedTuple):
+class RecentPrompts(NamedTuple):
     """Prompts of recent requests, at least one."""
 
     tokens: FloatArray
@@ -34,7 +34,7 @@ class Prompts(NamedTuple):
     tightest_ttft_s: float
 
     @classmethod
-    def of(cls, tokens: FloatArray, ttft_slo_s: FloatArray) -> "Prompts":
+    def of(cls, tokens: FloatArray, ttft_slo_s: FloatArray) -> "RecentPrompts":
         mean_tokens = max(float(tokens.mean()), 1.0)
         spread = float((tokens * tokens).mean()) / mean_tokens**2
         return cls(tokens, ttft_slo_s, mean_tokens, spread, max(int(tokens.max()), 1), float(ttft_slo_s.min()))
@@ -52,7 +52,7 @@ class RecentTraffic:
         """In order; more than ``RECENT``, because a crowd's rate is counted over less than the window."""
         self._prompts: deque[list[float]] = deque(maxlen=RECENT)
         """Uncomputed tokens and TTFT target of each, in seconds."""
-        self.prompts: Prompts | None = None
+        self.prompts: RecentPrompts | None = None
         """Sums of the recent prompts at the last ``begin``; None before the first."""
         self._have_changed = False
         self._waiting: dict[OnlineRequest, list[float]] = {}
@@ -99,7 +99,8 @@ class RecentTraffic:
     def begin(self) -> None:
         """A step is about to be planned. Sums that several arrivals have changed are made once."""
         if self._have_changed:
-            self.prompts, self._have_changed = Prompts.of(*np.array(self._prompts).T.copy()), False
+            self.prompts = RecentPrompts.of(*np.array(self._prompts).T.copy())
+            self._have_changed = False
 
     def _sum_answers(self) -> None:
         self._sorted: IntArray = np.sort(np.array(self._answers))

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from neaptide.engine.scheduler.traffic import FIRST_ANSWER_TOKENS, RECENT, WINDOW_S, Prompts, RecentTraffic
+from neaptide.engine.scheduler.traffic import FIRST_ANSWER_TOKENS, RECENT, WINDOW_S, RecentPrompts, RecentTraffic
 from tests.engine.scheduler.judging import request_of, traffic_of
 from tests.engine.scheduler.test_margins_and_bounds import TOKEN_S, PerToken
 
 MODEL = PerToken()
 
 
-def prompts_of(traffic: RecentTraffic) -> Prompts:
+def prompts_of(traffic: RecentTraffic) -> RecentPrompts:
     traffic.begin()
     prompts = traffic.prompts
     assert prompts is not None
