@@ -18,7 +18,13 @@ def run(*tests: str, **environment: str) -> None:
 
 
 def test_scheduler() -> None:
-    run()
+    run("test_scheduler.py", "test_fuzz.py")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_texts_are_those_of_plain_vllm() -> None:
+    run("test_greedy.py")
 
 
 @pytest.mark.full
