@@ -172,9 +172,9 @@ class Judgement:
             firsts = bounds[:-1]
             count *= bounds[1:] - firsts
             slack_s, slo_s = (np.add.reduceat(values[order], firsts) / count for values in (slack_s, slo_s))
-            ends = np.add.reduceat(ends[order], firsts) / count
-        self._slack_s, self._slo_s, self._ends, self._count = slack_s, slo_s, ends, count
-        """[groups] time until the next token is due, TPOT target, chance that a token is the last, and streams."""
+            ends = np.add.reduceat(ends[order], firsts)
+        self._slack_s, self._slo_s, self._ends = slack_s, slo_s, ends
+        """[groups] time until the next token is due, TPOT target, and expected number of last tokens."""
         self._gain_s: FloatArray = np.maximum(slo_s * (1.0 - self._load) - self.alone_s, LEAST_GAIN * slo_s)
         self._reserve = self._busy / len(streams.rows) * count
 
@@ -208,8 +208,7 @@ class Judgement:
                 late += _share_beyond(first_s + part * (last_s - first_s), margin_s)
             late *= count / 4.0
         late += np.maximum(-last_s, 0.0) / self._gain_s
-        # The chance that the last token is among so many. One that is late for certain costs nothing more.
-        num_late += -np.expm1(-late * self._ends) @ self._count
+        num_late += late @ self._ends
         return num_late
 
     # ---- how long online prompts may make a step, and which of them ----

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from neaptide.engine.interfaces import Prediction
 from neaptide.engine.scheduler.budget import PromptSteps, Reads, StepBudget, largest_within
-from neaptide.engine.scheduler.prompts import PromptChunks
 from neaptide.engine.steps.plan import BatchShape
 from tests.engine.harness import Harness, flex, online
 
@@ -275,12 +274,12 @@ def test_neither_does_offline_work() -> None:
 
 
 def test_only_the_first_prompt_gets_a_blocks_worth_beside_streams_that_fill_the_bound() -> None:
-    budget = StepBudget(PerToken(), 100)
-    budget.add_decodes(1, Reads(8, 8))
-    chunks = PromptChunks(budget, block_size=4, now_s=0.0, delivery_latency_s=0.0)
-    assert chunks.size(12, 0, 1.25 * TOKEN_S) == 4
-    budget.add(4, 0)
-    assert chunks.size(12, 0, 1.25 * TOKEN_S) == 0
+    harness = Harness(cost_model=PerToken())
+    harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=1.25 * TOKEN_S))
+    harness.step()
+    for name in ("b", "c"):
+        harness.core.handle(online(name, [8] * 12, ttft_slo_s=9.0))
+    assert harness.step() == {"a": 1, "b": 4}
 
 
 @pytest.mark.parametrize(("expected_tokens", "tokens"), [(24, 24), (32, 25)])
