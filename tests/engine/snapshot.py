@@ -58,7 +58,7 @@ def request_state(request: Request, with_nodes: bool = True) -> Any:
     Args:
         with_nodes: what it shares with others of its job as well: that changes when one of these ends.
     """
-    left_out = DERIVED if with_nodes else DERIVED | {"segments"}
+    left_out = DERIVED if with_nodes else DERIVED | {"prefix_nodes"}
     own = [(name, frozen(getattr(request, name))) for name in Request.__slots__ if name not in left_out]
     return own, row_state(request.table, request.slot) if request.table is not None else None
 

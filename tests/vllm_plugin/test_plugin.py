@@ -134,7 +134,7 @@ async def test_chats_keep_seats() -> None:
         nonlocal open_now, most_open
         open_now += 1
         most_open = max(most_open, open_now)
-        await asyncio.sleep(0)
+        await until(lambda: most_open >= 7)
         open_now -= 1
         return await echo(body, request)
 

@@ -207,7 +207,8 @@ class JobRunner:
                 self._added_ids.discard(job.id)
                 self._jobs[job.id] = Running(job)
                 self._suspects.restore(job.attempts)
-                if job.attempts and self._suspects.needs_solitude:
+                # A first death convicts none: such a line runs beside others once more.
+                if max(job.attempts.values(), default=0) > 1 and self._suspects.needs_solitude:
                     self._take_back()
                     self.engine_is_empty()
                 await self._submit(job)
