@@ -353,7 +353,7 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
         tpot_slo_s=config.scheduler.tpot_slo_s,
         keep_alive_s=settings.stream_keep_alive_s,
         admission=Admission(settings.max_online_requests, settings.max_offline_requests),
-        # What a script says is taken to be what a model would say under the request's grammar.
+        # A scripted answer counts as one that a model wrote under the grammar of the request.
         follows_grammars=kind is not None and (kind.follows_grammars or is_scripted(settings.executor, model_path)),
         max_masked_ends=None if kind is None else kind.max_masked_ends,
         engine_python=settings.engine_python,

@@ -90,7 +90,7 @@ class TensorNames(NamedTuple):
     """Names of a decoder's tensors in its checkpoint, without ``.weight`` and ``.bias``."""
 
     prefix: str = "model."
-    """Of all but the output projection. Checkpoints without that projection may leave it out."""
+    """Beginning of the names, but not of the output projection's. Checkpoints without a projection may lack it."""
     embedding: str = "embed_tokens"
     positions: str = "embed_positions"
     """Table of learned positions."""

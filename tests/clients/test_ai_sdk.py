@@ -34,7 +34,7 @@ def test_a_tool_is_called_and_the_conversation_goes_on(server: RunningServer, sc
 
 @pytest.mark.parametrize("scenario", ["conversation", "conversation_stream"])
 def test_two_turns_with_a_tool_and_reasoning(scripted: RunningServer, scenario: str) -> None:
-    """Of responses the SDK shows summaries alone, and sends back the sealed form."""
+    """The SDK shows only summaries of a response's reasoning, and sends back the sealed form."""
     assert AI_SDK.drive(scenario, scripted.base_url) == seen(remembers=True, shows_thoughts=False)
 
 

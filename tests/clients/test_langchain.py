@@ -69,5 +69,5 @@ def test_two_turns_of_a_streaming_agent_with_a_tool_and_reasoning(scripted: Runn
 
 @pytest.mark.parametrize("scenario", ["conversation_chat", "conversation_chat_stream"])
 def test_two_turns_of_an_agent_with_chats(scripted: RunningServer, scenario: str) -> None:
-    """Of chats this client drops the reasoning."""
+    """The client drops the reasoning of streamed chats."""
     assert LANGCHAIN.drive(scenario, scripted.base_url) == seen(remembers=False, shows_thoughts=False)

@@ -148,7 +148,7 @@ def test_nothing_is_opened_while_offline_work_is_paused(stem: Path) -> None:
     )
 )
 def test_every_line_is_opened_once_and_none_is_lost(stem: Path, actions: list[tuple[Any, ...]]) -> None:
-    """Whatever comes in between; and seats and memory are never exceeded."""
+    """Whatever comes in between; and slots and memory are never exceeded."""
     pool = LinePool(5, 450)
     names = dict.fromkeys("abc", 0)
     added: dict[str, int] = {}

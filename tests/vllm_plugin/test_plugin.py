@@ -126,8 +126,8 @@ async def test_what_says_nothing_of_the_line_is_no_result_of_it(
     assert found["c0"]["body"]["choices"][0]["message"]["content"] == "whole"
 
 
-async def test_chats_keep_seats() -> None:
-    """Of eight seats lines take seven."""
+async def test_chats_keep_slots() -> None:
+    """Batch lines take at most seven of eight slots."""
     open_now, most_open = 0, 0
 
     async def answer(body: dict[str, Any], request: Request) -> JSONResponse:

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import NamedTuple
 
 PREFIX = "neaptide/"
-"""Of our names in the dictionary."""
+"""Beginning of our names in the dictionary of a step's statistics."""
 PLUGIN = "neaptide_batches"
 """Name of our plug-ins in vLLM's allow-list ``VLLM_PLUGINS``."""
 

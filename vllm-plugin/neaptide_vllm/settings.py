@@ -18,9 +18,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delivery_ms: float = 5.0
     """Time from a step's end to the client's socket. Deadlines are met this much early."""
     offline_max_kv_ratio: float = 0.9
-    """Largest fraction of the KV blocks, and of the places in a step, that offline requests hold."""
+    """Largest fraction of the KV blocks that offline requests hold."""
     headroom: str = DEFAULT_HEADROOM
-    """How blocks and places are kept for chats; see docs/memory.md."""
+    """How blocks and slots are kept for chats; see docs/memory.md."""
     log_interval_s: float = 60.0
     """Time between two log lines about what was given to whom."""
 

@@ -30,7 +30,7 @@ def step_s(parts: Sequence[tuple[int, int]]) -> float:
 
 
 def busy(policy: str, num_waiting: int) -> VirtualServer:
-    """A server whose places are all taken."""
+    """A server whose slots are all taken."""
     draw = random.Random(1)
     server = VirtualServer(
         Setup(policy, NUM_RUNNING, 8192, num_blocks=20_000, has_prefix_cache=False, settings=LAX_MS), step_s

@@ -1,4 +1,4 @@
-"""What a scheduler tells the judgement: protocols that our draft and the scheduler inside vLLM implement alike."""
+"""Protocols between a scheduler and the judgement. Our draft and the scheduler inside vLLM implement them."""
 
 from typing import NamedTuple, Protocol
 

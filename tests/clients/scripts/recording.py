@@ -1,4 +1,4 @@
-"""What a client sends, as it goes over the wire, and the last of it once more as a batch."""
+"""Records the requests that a client sends, and sends the last one again as a batch line."""
 
 import json
 import time

@@ -254,7 +254,7 @@ def test_the_servers_address_with_and_without_v1(
 def test_a_server_on_this_machine_is_never_reached_by_a_proxy(
     variable: str, running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(variable, "http://127.0.0.1:9")  # Nobody listens there.
+    monkeypatch.setenv(variable, "http://127.0.0.1:9")  # no server has this port
     assert run("list", "--base-url", running.base_url) == 0
 
 

@@ -10,7 +10,7 @@ from vllm.v1.request import RequestStatus
 from lab.benchmarks.vllm_inside.virtual import Setup, Token, VirtualServer, token_at
 
 STEPS = int(os.environ.get("NEAPTIDE_TEST_FUZZ_STEPS", "5000")) // 6
-"""Of each of the six servers that schedule synchronously, and of as many that do not."""
+"""Steps of each of the six servers that schedule synchronously, and of each of six that do not."""
 CAPACITIES = ((60, 4, 64), (120, 12, 256), (400, 32, 512))
 """Blocks, requests that run at once, and tokens of a step."""
 MOST_OPEN = 60

@@ -76,7 +76,7 @@ class VllmLink:
         self._app, self._client, self._pool = app, client, pool
         self._is_ending, self._clock = is_ending, clock
         self._drops: dict[str, asyncio.Event] = {}
-        """Of the open lines."""
+        """Set when an open line is dropped, by request id."""
         self._runs: set[asyncio.Task[None]] = set()
         self._unread: list[AddBatch] = []
         """Messages whose token files cannot be read now."""

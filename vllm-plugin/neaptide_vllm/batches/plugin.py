@@ -45,8 +45,8 @@ from neaptide_vllm.batches.tiers import TierMiddleware
 logger = logging.getLogger(__name__)
 
 PATHS = ("/v1/files", "/v1/batches")
-CHAT_SEATS = 1 / 8
-"""Part of vLLM's seats and memory that lines leave free, so that a chat finds room at once."""
+FREE_SHARE = 1 / 8
+"""Fraction of vLLM's slots and KV cache that lines leave free, so that a chat finds room at once."""
 
 
 def is_ours(path: str) -> bool:
@@ -147,9 +147,9 @@ class BatchesPlugin:
             return
         config, end = self._engine.vllm_config, EngineEnd(self._engine)
         self._engine_end = end
-        seats = config.scheduler_config.max_num_seqs
+        slots = config.scheduler_config.max_num_seqs
         kv_tokens = (config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size
-        pool = LinePool(max(1, seats - int(seats * CHAT_SEATS)), int(kv_tokens * (1 - CHAT_SEATS)))
+        pool = LinePool(max(1, slots - int(slots * FREE_SHARE)), int(kv_tokens * (1 - FREE_SHARE)))
         self._link = VllmLink(LineApp(self._app), self._client, pool, lambda: end.is_near)
         self._client.attach(self._link, _ready(config))
         self._series = BatchMetrics(REGISTRY, self._service.store, time.time, self._service.outlooks)

@@ -82,10 +82,10 @@ class CoServing(Base):
         self.planner = Planner(config, self.cost_model, self._cached_tokens)
         self._num_blocks = self.kv_cache_manager.block_pool.num_gpu_blocks
         self._block_headroom = build_headroom(settings.headroom, self._num_blocks)
-        self._place_headroom = build_headroom(settings.headroom, self.max_num_active_reqs)
+        self._slot_headroom = build_headroom(settings.headroom, self.max_num_active_reqs)
         self._own_watermark = self.kv_cache_manager.watermark_blocks
         self._offline_watermark = 0
-        self._places_left = 0
+        self._slots_left = 0
         """Offline requests that may be admitted in this step."""
         self._step: Step | None = None
         """The step that is planned; None once planning has failed."""
@@ -123,7 +123,7 @@ class CoServing(Base):
         )
         self.planner.traffic.observe_arrival(online)
         self._block_headroom.observe_arrival(online.arrival_s)
-        self._place_headroom.observe_arrival(online.arrival_s)
+        self._slot_headroom.observe_arrival(online.arrival_s)
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         online = self.online.pop(request.request_id, None)
@@ -188,7 +188,7 @@ class CoServing(Base):
         self._keep_for_online(step, began_s)
         self._make_way(step, named, began_s)
         # vLLM looks whether those that were blocked are ready.
-        self.waiting.begin(named + blocked, step.offline_limit_s > 0.0 and self._places_left > 0)
+        self.waiting.begin(named + blocked, step.offline_limit_s > 0.0 and self._slots_left > 0)
         if step.is_mixed:
             self.running.sort(key=is_offline)  # blocks of online requests are allocated first
         return step
@@ -242,8 +242,8 @@ class CoServing(Base):
         granted = step.offline_chunk(num_new_tokens, num_computed_tokens)
         if granted:
             step.add(request, granted, num_computed_tokens)
-            self._places_left -= 1
-            if self._places_left <= 0:
+            self._slots_left -= 1
+            if self._slots_left <= 0:
                 self.waiting.close_offline()
         return granted
 
@@ -350,7 +350,7 @@ class CoServing(Base):
             stats.num_kv_fetch_reqs_by_stage |= self.given.take(self._gauges())
         return stats
 
-    # ---- blocks and places ----
+    # ---- blocks and slots ----
 
     def _blocks_of(self, num_tokens: int) -> int:
         """Most blocks that so many tokens of a request take."""
@@ -358,39 +358,39 @@ class CoServing(Base):
         return num_blocks
 
     def _keep_for_online(self, step: Step, now_s: float) -> None:
-        """Sets how many blocks and places admitted offline requests leave for chats."""
+        """Sets how many blocks and slots admitted offline requests leave for chats."""
         online_blocks = step.online_blocks * len(self.kv_cache_config.kv_cache_groups)
         self._block_headroom.observe(now_s, online_blocks)
-        self._place_headroom.observe(now_s, step.num_online + len(self.waiting.online))
+        self._slot_headroom.observe(now_s, step.num_online + len(self.waiting.online))
         ratio, num_offline = self.settings.offline_max_kv_ratio, len(step.offline)
         kept_blocks = max(self._block_headroom.headroom_blocks(now_s), int((1.0 - ratio) * self._num_blocks))
         self._offline_watermark = max(kept_blocks - online_blocks, 0)
-        kept_places = max(self._place_headroom.headroom_blocks(now_s), step.num_online)
-        self._places_left = max(self.max_num_active_reqs - kept_places, 1) - num_offline
+        kept_slots = max(self._slot_headroom.headroom_blocks(now_s), step.num_online)
+        self._slots_left = max(self.max_num_active_reqs - kept_slots, 1) - num_offline
 
     def _make_way(self, step: Step, named: Iterable[Request], now_s: float) -> None:
-        """Preempts offline requests, the youngest first, for chats that wait for blocks or places: no more than it
+        """Preempts offline requests, the youngest first, for chats that wait for blocks or slots: no more than it
         takes, and none if all would not do."""
         free = self.kv_cache_manager.block_pool.get_num_free_blocks() - self._own_watermark
-        places = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input
+        slots = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input
         victims: list[Request] | None = None
         for request in named:
             needed = self._blocks_of(request.num_tokens)
-            if free >= needed and places >= 1:
-                free, places = free - needed, places - 1
+            if free >= needed and slots >= 1:
+                free, slots = free - needed, slots - 1
                 continue
             if victims is None:
                 victims = sorted(filter(self._request_blocks_can_be_freed, step.offline))
             chosen: list[Request] = []
             gained = 0
-            while victims and (free + gained < needed or places + len(chosen) < 1):
+            while victims and (free + gained < needed or slots + len(chosen) < 1):
                 chosen.append(victims.pop())
                 gained += self._blocks_of(chosen[-1].num_computed_tokens)
-            if free + gained < needed or places + len(chosen) < 1:
+            if free + gained < needed or slots + len(chosen) < 1:
                 return
             for victim in chosen:
                 self._preempt_for_chat(step, victim, now_s)
-            free, places = free + gained - needed, places + len(chosen) - 1
+            free, slots = free + gained - needed, slots + len(chosen) - 1
 
     def _preempt_for_chat(self, step: Step, victim: Request, now_s: float) -> None:
         self.running.remove(victim)
