@@ -13,6 +13,7 @@ from neaptide.server.openai.schemas import ChatBody, CompletionBody
 from tests.acceptance import ROWS, load_ratchet
 from tests.deploy.test_deploy import all_series
 from tools import live_page, settings_page
+from tools.syntax import syntax_tree
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -129,7 +130,7 @@ def test_every_message_of_the_troubleshooting_tables_is_in_the_code() -> None:
 
 def messages_in_code() -> list[str]:
     """The texts of the package, with a line feed for what is put in."""
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (REPOSITORY / "neaptide").rglob("*.py")]
+    trees = [syntax_tree(path.read_text(encoding="utf-8")) for path in (REPOSITORY / "neaptide").rglob("*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     whole = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     parts = [node.values for node in nodes if isinstance(node, ast.JoinedStr)]
@@ -160,7 +161,7 @@ def test_every_line_of_a_table_of_promises_names_its_test(name: str) -> None:
 
 def functions_of(path: str) -> set[str]:
     file = REPOSITORY / path
-    tree = ast.parse(file.read_text(encoding="utf-8")) if file.exists() else ast.Module([], [])
+    tree = syntax_tree(file.read_text(encoding="utf-8")) if file.exists() else ast.Module([], [])
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 

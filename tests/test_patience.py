@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import PATIENCE_S
+from tools.syntax import syntax_tree
 
 TESTS = Path(__file__).parent
 WAITS = {"wait", "wait_for", "wait_procs", "join", "result", "timeout", "timeout_at", "run", "communicate"}
@@ -45,7 +46,7 @@ def impatient(source: str) -> list[int]:
     """Lines of what gives up before our patience does."""
     return [
         node.lineno
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(syntax_tree(source))
         if (isinstance(node, ast.For) and gives_up(node))
         or (isinstance(node, ast.Call) and any(seconds < PATIENCE_S for seconds in limits(node)))
     ]

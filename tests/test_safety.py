@@ -11,6 +11,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from tools.syntax import syntax_tree
+
 REPOSITORY = Path(__file__).parents[1]
 PACKAGE = REPOSITORY / "neaptide"
 FLOORS = {"starlette": "1.3.1", "python-multipart": "0.0.30", "h11": "0.16"}
@@ -46,7 +48,7 @@ def test_nothing_runs_code_of_a_model_repository() -> None:
     found = [
         f"{path}:{node.lineno}"
         for path in sorted(PACKAGE.rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(syntax_tree(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call)
         and (
             ast.unparse(node.func) in ("compile", "__import__")

@@ -32,6 +32,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 
+from tools.syntax import syntax_tree
+
 ROOT = Path(__file__).parents[1]
 MUTATIONS = Path(__file__).with_name("mutations")
 ALLOWED_SHARE = 0.05
@@ -75,7 +77,7 @@ class Mutation:
             raise MutationError(f"{self}: the text occurs {count} times, not once")
         changed = text.replace(self.old, self.new)
         try:
-            same = ast.dump(ast.parse(changed)) == ast.dump(ast.parse(text))
+            same = ast.dump(syntax_tree(changed)) == ast.dump(syntax_tree(text))
         except SyntaxError as error:
             raise MutationError(f"{self}: not valid Python any more: {error}") from error
         if same:

@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tools.syntax import syntax_tree
+
 PACKAGE = "neaptide"
 SERVES = f"{PACKAGE}.launch.serve"
 CLUSTER = f"{PACKAGE}.cluster"
@@ -45,7 +47,7 @@ def sources(root: Path, folder: str) -> list[Source]:
     found = []
     for path in sorted((root / folder).rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        found.append(Source(path.relative_to(root), text, ast.parse(text)))
+        found.append(Source(path.relative_to(root), text, syntax_tree(text)))
     return found
 
 

@@ -11,6 +11,7 @@ import yaml
 
 from neaptide.server.settings import OPTIONS
 from neaptide.server.settings_sources import load_settings
+from tools.syntax import syntax_tree
 
 REPOSITORY = Path(__file__).parents[2]
 RAY = REPOSITORY / "deploy" / "ray"
@@ -29,7 +30,7 @@ def application() -> dict[str, Any]:
 
 def root() -> ast.Module:
     module, _, _ = application()["import_path"].partition(":")
-    return ast.parse((REPOSITORY / f"{module.replace('.', '/')}.py").read_text())
+    return syntax_tree((REPOSITORY / f"{module.replace('.', '/')}.py").read_text())
 
 
 def test_the_application_is_one_of_ours() -> None:

@@ -1,6 +1,5 @@
 """``tools.size``: what it counts."""
 
-import ast
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,11 @@ from tools.size import (
     numbers_in,
     sentence_lengths,
 )
+from tools.syntax import syntax_tree
 
 
 def source(path: str, text: str) -> Source:
-    return Source(Path(path), text, ast.parse(text))
+    return Source(Path(path), text, syntax_tree(text))
 
 
 def test_lines_are_counted_by_the_folder_of_the_package() -> None:

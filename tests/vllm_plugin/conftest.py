@@ -1,3 +1,4 @@
+import logging
 from collections.abc import Iterator
 
 import openai
@@ -9,6 +10,17 @@ from tests.vllm_plugin.server import VllmServer
 
 collect_ignore = ["inside"]
 """What imports vLLM: ``test_inside.py`` runs it in vLLM's interpreter."""
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """The plug-in gives our loggers vLLM's handlers, in a process of its own. Here other tests come after it."""
+    loggers = [logging.getLogger(name) for name in ("neaptide", "neaptide_vllm")]
+    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
+    yield
+    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")
