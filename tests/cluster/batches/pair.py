@@ -1,5 +1,6 @@
 """Servers in this process that share one database and one directory of blobs, each with an engine of its own."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,25 @@ async def results(server: Server, record: BatchRecord) -> tuple[dict[str, Any], 
         if file_id is not None:
             await server.service.files.verify(await server.service.files.get(file_id, record.owner))
     return server.results(record)
+
+
+async def stop_leasing(server: Server) -> None:
+    """The server leases nothing more. Returns when a pass that was under way has ended: it may have asked before."""
+    chunks, resting = machine_of(server).chunks, asyncio.Event()
+    rest = chunks._rest
+
+    async def rest_and_say() -> None:
+        resting.set()
+        await rest()
+
+    chunks._rest = rest_and_say  # type: ignore[method-assign]
+    chunks._is_suspended = True
+    chunks.wake()
+    await resting.wait()
+
+
+def lease_again(server: Server) -> None:
+    machine_of(server).chunks._is_suspended = False
 
 
 async def let_lease_end(server: Server) -> None:

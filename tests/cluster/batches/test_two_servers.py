@@ -22,11 +22,13 @@ from tests.cluster.batches.pair import (
     answered_to_the_end,
     executed,
     given,
+    lease_again,
     let_lease_end,
     machine_of,
     num_given,
     pending,
     shared_server,
+    stop_leasing,
 )
 from tests.patience import PATIENCE_S, until
 from tests.server.batches.fakes import Server, numbered
@@ -104,7 +106,7 @@ async def test_what_a_lost_server_had_claimed_is_done_by_the_other_and_its_late_
     await until(lambda: num_given(a, batch.id) + num_given(b, batch.id) == 100)
     silent, other = (a, b) if given(a, batch.id) else (b, a)
     held = dict(given(silent, batch.id))
-    machine_of(silent).chunks._is_suspended = True
+    await stop_leasing(silent)
     silent.engine.answer(next(iter(held)), 10)
     await until(lambda: pending(a, batch.id) == 90)
     await let_lease_end(other)
@@ -285,10 +287,10 @@ async def test_a_lease_is_kept_while_its_plan_is_loaded_however_long_that_takes(
 ) -> None:
     batch = await pair[0].create(numbered(20))
     holder, other = await loading(pair)
-    machine_of(other).chunks._is_suspended = True
+    await stop_leasing(other)
     await let_lease_end(holder)
     await machine_of(holder).chunks._renew()
-    machine_of(other).chunks._is_suspended = False
+    lease_again(other)
     slow_load.set()
     await until(lambda: num_given(holder, batch.id) == 20)
     assert (given(other, batch.id), machine_of(holder).chunks.num_lost) == ({}, 0)

@@ -22,6 +22,7 @@ from tests.cluster.batches.pair import (
     machine_of,
     results,
     shared_server,
+    stop_leasing,
 )
 from tests.patience import PATIENCE_S, until
 from tests.server.batches.fake_compiler import FakeCompiler
@@ -57,7 +58,7 @@ async def test_a_plan_of_a_check_that_another_server_has_overtaken_is_not_run(
         batch = await a.create(numbered(NUM_LINES))
         await checked.wait()
         async with shared_server(tmp_path, "b", postgres_url, checker=ThreadChecker(OlderCompiler())) as b:
-            machine_of(b).chunks._is_suspended = True
+            await stop_leasing(b)
             await let_lease_end(b)
             await b.until_status(batch.id, BatchStatus.IN_PROGRESS)
             overtaken.set()
