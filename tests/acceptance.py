@@ -7,11 +7,14 @@ replaces their lines. Rows that are not reached stand in ``ratchet.toml``.
 
 import subprocess
 import tomllib
-from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import pytest
+
+PROPERTY = "acceptance"
+"""Under this name a report has a row, what was tried, and how often."""
 
 RATCHET = Path(__file__).with_name("ratchet.toml")
 
@@ -99,36 +102,42 @@ class Row:
     failed: int = 0
 
 
+class Selection:
+    """Leaves the tests of some rows, which say in their reports what they show; a pytest plugin of every worker."""
+
+    def __init__(self, names: set[str]) -> None:
+        self._names = names
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        others = []
+        for item in items:
+            marks = [mark for mark in item.iter_markers("acceptance") if mark.args[0] in self._names]
+            item.user_properties += [(PROPERTY, [*mark.args, int(mark.kwargs.get("count", 1))]) for mark in marks]
+            if not marks:
+                others.append(item)
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
+
+
 class AcceptanceTable:
-    """Counts the outcomes of marked tests; a pytest plugin."""
+    """Counts the outcomes of the tests of some rows; a pytest plugin of the process that hears from all workers."""
 
     def __init__(self, out: Path, names: set[str]) -> None:
         self._out = out
         self._rows = {name: Row() for name in ROWS if name in names}
 
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        wanted = [any(mark.args[0] in self._rows for mark in item.iter_markers("acceptance")) for item in items]
-        config.hook.pytest_deselected(items=[item for item, wants in zip(items, wanted, strict=True) if not wants])
-        items[:] = [item for item, wants in zip(items, wanted, strict=True) if wants]
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        report = yield
-        if report.when == "call" or report.failed:
-            for mark in item.iter_markers("acceptance"):
-                self._count(mark, report)
-        return report
-
-    def _count(self, mark: pytest.Mark, report: pytest.TestReport) -> None:
-        name, tried = mark.args
-        row = self._rows.get(name)
-        if row is None:
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call" and not report.failed:
             return
+        for property_name, shown in report.user_properties:
+            if property_name == PROPERTY:
+                name, tried, count = cast("tuple[str, str, int]", shown)
+                self._count(self._rows[name], tried, count, report)
+
+    def _count(self, row: Row, tried: str, count: int, report: pytest.TestReport) -> None:
         if report.passed:
             row.passed += 1
-            row.tried[tried] = row.tried.get(tried, 0) + int(mark.kwargs.get("count", 1))
+            row.tried[tried] = row.tried.get(tried, 0) + count
         elif report.failed:
             row.failed += 1
 
@@ -198,5 +207,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     out = config.getoption("--acceptance-out")
-    if out is not None:
-        config.pluginmanager.register(AcceptanceTable(out, set(config.getoption("--acceptance-rows").split(","))))
+    if out is None:
+        return
+    names = set(config.getoption("--acceptance-rows").split(","))
+    config.pluginmanager.register(Selection(names))
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(AcceptanceTable(out, names))

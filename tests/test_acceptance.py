@@ -1,21 +1,24 @@
 """The acceptance table: rows name their commit, and a run of some rows leaves the others as they were."""
 
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
+from tests.acceptance import PROPERTY, ROWS, AcceptanceTable, commit_of, known_rows
 
-from tests.acceptance import ROWS, AcceptanceTable, commit_of, known_rows
+PROJECT = Path(__file__).parents[1]
 
 
 def write_table(out: Path, names: set[str], tried: str, *, passed: bool = True) -> None:
     table = AcceptanceTable(out, names)
-    report: Any = SimpleNamespace(passed=passed, failed=not passed)
     for name in names:
-        table._count(pytest.mark.acceptance(name, tried, count=1200).mark, report)
+        shown = [(PROPERTY, [name, tried, 1200])]
+        report: Any = SimpleNamespace(when="call", passed=passed, failed=not passed, user_properties=shown)
+        table.pytest_runtest_logreport(report)
     table.pytest_sessionfinish()
 
 
@@ -40,6 +43,33 @@ def test_rows_that_were_not_run_keep_what_was_tried_and_their_commit(tmp_path: P
     assert rows["A4"] == ("before (1,200)", "1 of 1", "0123456789", "holds")
     assert (rows["A5"][0], rows["A5"][1], rows["A5"][3]) == ("-", "0 of 1", "**fails**")
     assert rows["A5"][2] != "0123456789"
+
+
+def test_workers_say_what_their_tests_show(tmp_path: Path) -> None:
+    """A run of three tests in a worker: one shows A6, one shows nothing, and one of another row fails."""
+    tests = tmp_path / "test_rows.py"
+    tests.write_text(
+        "import pytest\n"
+        "@pytest.mark.acceptance('A6', 'a fault', count=3)\ndef test_one(): pass\n"
+        "def test_of_no_row(): assert False\n"
+        "@pytest.mark.acceptance('A4', 'another')\ndef test_two(): assert False\n"
+    )
+    out = tmp_path / "acceptance.md"
+    write_table(out, set(ROWS), "before")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = acceptance: a row\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "1", "-p", "tests.acceptance", f"--acceptance-out={out}"]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    run = subprocess.run(
+        [*command, "-p", "xdist", "--acceptance-rows=A4,A6", str(tests)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    rows = known_rows(out)
+    assert (rows["A6"][:2], rows["A4"][1]) == (("a fault (3)", "1 of 1"), "0 of 1"), run.stdout + run.stderr
+    assert rows["A5"][0] == "before (1,200)"
 
 
 def test_every_row_says_what_it_ran_on() -> None:
