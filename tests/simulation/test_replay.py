@@ -36,7 +36,7 @@ DEPTHS = [0, 1]
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_every_policy_decides_in_a_replay_as_it_did(policy: str, depth: int, tmp_path: Path) -> None:
     """Its own cost model learns from noisy steps, rows have shared prefixes, the pool is too small."""
-    scenario = mixed(num_online=12, policy=policy, step_noise=0.1, cost_model=None, overlap_depth=depth)
+    scenario = mixed(num_online=12, num_rows=20, policy=policy, step_noise=0.1, cost_model=None, overlap_depth=depth)
     run = simulate(scenario, step_log=tmp_path / "log")
     assert run.num_unfinished == 0
     assert run.result.valid

@@ -18,7 +18,7 @@ def run(policy: str, depth: int) -> Run:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_comes_to_the_end_of_a_mixed_load(policy: str) -> None:
-    done = simulate(mixed(policy=policy, overlap_depth=1, num_online=12, num_rows=20))
+    done = simulate(mixed(policy=policy, overlap_depth=1, num_online=12, num_rows=12))
     assert done.num_unfinished == done.num_failed == 0
     assert done.result.online.requests == 12
 

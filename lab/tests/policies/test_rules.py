@@ -1,4 +1,7 @@
-"""Rules of every policy and every order: those of the laboratory keep them, too."""
+"""Rules of every policy and every order: those of the laboratory keep them, too.
+
+Most take a step in flight while the next is planned; the long form tries them without as well (``depth=0``).
+"""
 
 from pathlib import Path
 
@@ -74,11 +77,11 @@ test_faults_spoil_no_other_text = again(
 )
 
 test_a_draft_changes_nothing = again(
-    drafts.test_making_a_draft_changes_nothing_and_the_same_state_gives_the_same_draft, "policy", RIVALS
+    drafts.test_making_a_draft_changes_nothing_and_the_same_state_gives_the_same_draft, "policy", RIVALS, depth=0
 )
-test_apply_does_what_was_said = again(drafts.test_apply_does_what_the_draft_said, "policy", RIVALS)
+test_apply_does_what_was_said = again(drafts.test_apply_does_what_the_draft_said, "policy", RIVALS, depth=0)
 test_exceptions_leave_others = again(
-    drafts.test_an_exception_anywhere_in_planning_leaves_every_other_request_as_it_was, "policy", RIVALS
+    drafts.test_an_exception_anywhere_in_planning_leaves_every_other_request_as_it_was, "policy", RIVALS, depth=0
 )
 test_only_the_failed_request_ends = again(drafts.test_only_the_request_that_planning_failed_at_ends, "policy", RIVALS)
 test_an_exception_between_requests_passes = again(
@@ -114,11 +117,11 @@ test_what_is_computed_again_was_not_cached = again(
 test_a_hit_that_was_taken_back = again(
     overlap_faults.test_a_hit_that_was_taken_back_does_not_count_as_cached, "policy", SHARING
 )
-test_readers_begin_again = again(spoilt_prefix.test_readers_begin_again_by_themselves, "policy", CACHED)
+test_readers_begin_again = again(spoilt_prefix.test_readers_begin_again_by_themselves, "policy", CACHED, depth=0)
 test_rows_that_continue = again(
-    continued.test_rows_that_continue_have_published_their_prompts, "policy", ["priority-v0", "lpm"]
+    continued.test_rows_that_continue_have_published_their_prompts, "policy", ["priority-v0", "lpm"], depth=0
 )
-test_host_memory = again(host_tier.test_random_histories_read_nothing_but_their_own_text, "policy", ["echo"])
+test_host_memory = again(host_tier.test_random_histories_read_nothing_but_their_own_text, "policy", ["echo"], depth=0)
 test_file_order = again(shared_prefixes.test_baselines_keep_file_order, "policy", ["bs+e"])
 
 test_decides_in_a_replay_as_it_did = again(replays.test_every_policy_decides_in_a_replay_as_it_did, "policy", RIVALS)
@@ -128,7 +131,7 @@ test_jobs_in_several_messages_replay = again(
 test_a_job_that_comes_again_replays = again(
     replays.test_a_job_of_that_kind_that_is_cancelled_and_comes_again_replays, "policy", SORTING
 )
-test_faults_replay = again(replay_overlap.test_faults_replay, "policy", ["bros", *SHARING])
+test_faults_replay = again(replay_overlap.test_faults_replay, "policy", ["bros", *SHARING], depth=0)
 test_planning_time_replays = again(planning_time.test_a_run_with_planning_time_replays, "policy", ["bros"])
 test_every_token_counts_once = again(
     simulator.test_every_prompt_and_output_token_counts_exactly_once, "policy", ["priority-v0"]
