@@ -163,13 +163,19 @@ RIGHT = dict.fromkeys(Regime, 1.0)
 
 
 def compare(
-    directory: Path, profile: RooflineModel, duration_s: float = 30.0, *, slower_from_s: float = math.inf
+    directory: Path,
+    profile: RooflineModel,
+    duration_s: float = 30.0,
+    *,
+    slower_from_s: float = math.inf,
+    scatter_share: float = 0.02,
 ) -> Findings:
     """A machine of ``COST`` with some scatter, that is now 1.1 times slower than when it was calibrated."""
     clock = VirtualClock()
     truth = SlowerFromThen(costs_times(dict.fromkeys(Regime, 1.1)), clock, slower_from_s)
     scatter = random.Random(103)
-    executor = simulated_machine(truth, clock, (scatter.lognormvariate(-2e-4, 0.02) for _ in repeat(None)))
+    factors = (scatter.lognormvariate(-(scatter_share**2) / 2, scatter_share) for _ in repeat(None))
+    executor = simulated_machine(truth, clock, factors)
     return Fidelity(executor, clock, profile, directory).run(duration_s, vocab=1000)
 
 
@@ -183,13 +189,15 @@ def failed(found: Findings) -> list[str]:
     return [row.case for row in result_of("synthetic", found).failed]
 
 
-def test_a_right_profile_passes(tmp_path: Path) -> None:
-    found = compare(tmp_path, costs_times(RIGHT), duration_s=30.0)
+def test_a_right_profile_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps scatter so little that every draw agrees: with more, a median TTFT of some 60 requests may be off by 5%."""
+    monkeypatch.setattr(sim_fidelity, "DRAWS", 3)
+    found = compare(tmp_path, costs_times(RIGHT), scatter_share=0.001)
     assert failed(found) == []
     assert found.simulated.machine.drift == pytest.approx(1.1, rel=0.01)
     assert found.undrifted.machine.drift == 1.0
-    assert len(found.simulated.outcomes) == len(found.undrifted.outcomes) == 9
-    assert len({outcome.step_ends_s[-1] for outcome in found.simulated.outcomes}) == 9
+    assert len(found.simulated.outcomes) == len(found.undrifted.outcomes) == 3
+    assert len({outcome.step_ends_s[-1] for outcome in found.simulated.outcomes}) == 3
 
 
 @pytest.mark.usefixtures("one_draw")
