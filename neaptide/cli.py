@@ -9,8 +9,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
-from typing import NoReturn, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from neaptide import __version__
 from neaptide.commands.settings_flags import add_settings
@@ -18,6 +19,9 @@ from neaptide.engine import extensions
 from neaptide.engine.extensions import ExtensionError, known_names
 from neaptide.extras import EXTRA_OF, MissingPartError, missing_part
 from neaptide.server.client_variables import client_base_url
+
+if TYPE_CHECKING:
+    from neaptide.cluster.gateway.addresses import Addresses, LookUp
 
 UNHEARD = 141
 """The one that they give to a command whose output nobody reads any more, as before ``head``."""
@@ -89,6 +93,69 @@ def _add_cluster_parser(subparsers: Subparsers) -> None:
     cluster.set_defaults(func=_cluster)
 
 
+OF_A_GATEWAY = frozenset(
+    (
+        "model",
+        "served_model_name",
+        "tool_call_parser",
+        "reasoning_parser",
+        "host",
+        "port",
+        "api_key",
+        "allowed_hosts",
+        "cors_origins",
+        "max_connections",
+        "drain_timeout_s",
+        "drain_min_s",
+        "header_timeout_s",
+        "body_timeout_s",
+        "send_timeout_s",
+        "log_level",
+        "log_format",
+    )
+)
+"""Settings that a gateway alone uses."""
+
+
+def _add_gateway_parser(subparsers: Subparsers) -> None:
+    gateway = subparsers.add_parser(
+        "gateway",
+        add_help=False,
+        help="one address for servers that run elsewhere",
+        description="Routes requests to servers that run elsewhere, by their slack and cached prefixes. Reads the "
+        "model's tokenizer, not its weights. Give it the keys and the model that the servers have.",
+    )
+    where = gateway.add_mutually_exclusive_group(required=True)
+    where.add_argument("--servers", type=_servers, metavar="URL,URL", help="Addresses of the servers.")
+    dns_help = "Name of the servers, such as a headless Service; all its addresses are looked up every 2 s."
+    where.add_argument("--servers-dns", type=_servers_dns, metavar="NAME:PORT", help=dns_help)
+    add_settings(gateway, only=OF_A_GATEWAY)
+    gateway.set_defaults(func=_gateway)
+
+
+def _servers(text: str) -> "LookUp":
+    from neaptide.cluster.gateway.addresses import listed
+
+    try:
+        found = listed(text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+    async def find() -> "Addresses":
+        return found
+
+    return find
+
+
+def _servers_dns(text: str) -> "LookUp":
+    from neaptide.cluster.gateway.addresses import look_up, name_and_port
+
+    try:
+        return partial(look_up, *name_and_port(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _sizes(text: str) -> tuple[int, int]:
     """The fewest and the most."""
     found = re.fullmatch(r"(\d{1,4})(?::(\d{1,4}))?", text)
@@ -125,6 +192,20 @@ def _cluster(args: argparse.Namespace) -> int:
         return serve_cluster(load_settings(flags, config_file=args.config), Scale(*args.replicas))
     except (SettingsError, LaunchError) as error:
         print(f"neaptide cluster: {error}", file=sys.stderr)
+        return 1
+
+
+def _gateway(args: argparse.Namespace) -> int:
+    from neaptide.cluster.launch.fronting import serve_gateway
+    from neaptide.launch.serve import LaunchError
+    from neaptide.server.settings import SettingsError
+    from neaptide.server.settings_sources import load_settings
+
+    flags = {name: value for name, value in vars(args).items() if name in OF_A_GATEWAY}
+    try:
+        return serve_gateway(load_settings(flags, config_file=args.config), args.servers or args.servers_dns)
+    except (SettingsError, LaunchError) as error:
+        print(f"neaptide gateway: {error}", file=sys.stderr)
         return 1
 
 
@@ -183,6 +264,7 @@ def _advice(error: MissingPartError | ModuleNotFoundError) -> MissingPartError:
 COMMANDS: dict[str, Callable[[Subparsers], None]] = {
     "serve": _add_serve_parser,
     "cluster": _add_cluster_parser,
+    "gateway": _add_gateway_parser,
     "demo": _from_commands("demo.command"),
     "batch": _from_commands("batch", client_base_url),
     "data": _from_commands("data"),
@@ -213,7 +295,7 @@ def main(words: Sequence[str]) -> int:
         print(f"neaptide {words[0]}: {_advice(error)}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        if args.func in (_serve, _cluster):
+        if args.func in (_serve, _cluster, _gateway):
             raise
         # What is left of the output has no place to go when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,14 +1,15 @@
 """Flags of ``serve`` and ``cluster``: one for each setting, in groups, with a short and a long help."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from neaptide.server.settings import EXPERT, GROUPS, OPTIONS, Option, default_text, split_list, type_of
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Adds a flag for every setting, ``--config`` and both kinds of help to a parser that has no help of its own.
+def add_settings(parser: argparse.ArgumentParser, only: Collection[str] = OPTIONS) -> None:
+    """Adds a flag for every setting, or for some, ``--config`` and both kinds of help to a parser that has no help of
+    its own.
 
     ``--help`` shows the first sentence of each setting and leaves out the experts' group; ``--help-all`` shows all.
     """
@@ -20,8 +21,9 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         "--config", metavar="FILE.toml", help="Settings file. Flags and environment variables override it."
     )
     for name, names in GROUPS.items():
-        group = parser.add_argument_group(name)
-        for setting in names:
+        wanted = [setting for setting in names if setting in only]
+        group = parser.add_argument_group(name) if wanted else parser
+        for setting in wanted:
             _add_flag(group, setting, OPTIONS[setting], is_shown=name != EXPERT)
 
 

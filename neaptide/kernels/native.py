@@ -1,6 +1,8 @@
 """Compiles this package's C sources into shared libraries, with the system's compiler on first use.
 
-Libraries are cached on disk. Without a writable cache they last for the process only.
+Libraries are cached on disk. Without a writable cache they last for the process only. ``python -m
+neaptide.kernels.native`` compiles all of them into the package itself, as the build of an image does; a processor of
+another kind finds none of its own there and compiles.
 """
 
 import ctypes
@@ -11,6 +13,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -22,6 +25,8 @@ _FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared")
 _TUNED = ("-march=native",)
 """Flags that are dropped if the compiler rejects them."""
 _COMPILE_S = 120.0
+PREBUILT = Path(__file__).parent / "compiled"
+"""Directory of libraries that were compiled with the installation."""
 _DIGEST_BYTES = hashlib.sha256().digest_size
 """A digest of this size is appended to each library file."""
 
@@ -44,9 +49,12 @@ def load_library(source: Path) -> ctypes.CDLL:
     if compiler is None:
         raise CompileError(f"there is no C compiler ({', '.join(COMPILERS)})")
     try:
-        name = f"{source.stem}-{_key(source, compiler)}.so"
+        name = _library_name(source, compiler)
+        if _is_whole(PREBUILT / name):
+            return ctypes.CDLL(str(PREBUILT / name))
         directory = _cache_directory()
         if directory is None:
+            logger.warning("compiling %s at every start: no cache directory can be written", source.name)
             with tempfile.TemporaryDirectory(prefix="neaptide-native-") as own:
                 _compile(compiler, source, Path(own) / name)
                 return ctypes.CDLL(str(Path(own) / name))  # a loaded library no longer needs its file
@@ -54,10 +62,21 @@ def load_library(source: Path) -> ctypes.CDLL:
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # when several processes start together, only one compiles
             if not _is_whole(path):
+                logger.info("compiling %s, once", source.name)
                 _compile(compiler, source, path)
             return ctypes.CDLL(str(path))
     except OSError as error:
         raise CompileError(str(error)) from error
+
+
+def compile_all() -> None:
+    """Compiles every C source of the package into ``PREBUILT``. Raises CompileError or OSError."""
+    compiler = find_compiler()
+    if compiler is None:
+        raise CompileError(f"there is no C compiler ({', '.join(COMPILERS)})")
+    PREBUILT.mkdir(exist_ok=True)
+    for source in sorted(Path(__file__).parent.glob("*/*.c")):
+        _compile(compiler, source, PREBUILT / _library_name(source, compiler))
 
 
 def find_compiler() -> str | None:
@@ -99,6 +118,10 @@ def _is_whole(path: Path) -> bool:
     return hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]
 
 
+def _library_name(source: Path, compiler: str) -> str:
+    return f"{source.stem}-{_key(source, compiler)}.so"
+
+
 def _key(source: Path, compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_COMPILE_S).stdout  # noqa: S603
     # the sources include these headers
@@ -136,3 +159,10 @@ def _compile(compiler: str, source: Path, path: Path) -> None:
                 logger.info("compiled %s with %s", source.name, compiler)
                 return
         raise CompileError(f"{compiler} fails: {(done.stderr.strip().splitlines() or ['no message'])[0]}")
+
+
+if __name__ == "__main__":
+    try:
+        compile_all()
+    except (CompileError, OSError) as error:
+        sys.exit(f"neaptide: {error}")

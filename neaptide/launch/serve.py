@@ -27,7 +27,7 @@ from neaptide.launch.early_checks import check_files, check_parts
 from neaptide.launch.sharing import sharing_of
 from neaptide.launch.stopping import Drain, cut
 from neaptide.launch.threads import default_num_threads
-from neaptide.server.batches.storing.data_dir import PROFILES, REQUEST_LOG, TEMPORARY, StoreError
+from neaptide.server.batches.storing.data_dir import KERNELS, PROFILES, REQUEST_LOG, TEMPORARY, StoreError
 from neaptide.server.observe.logs import configure_logging, one_line
 from neaptide.server.settings import EMBEDDED_MODEL, Settings
 from neaptide.server.settings_sources import data_path
@@ -192,7 +192,7 @@ async def _serve(
         raise LaunchError(str(error)) from error
     interpreter = Interpreter(settings.engine_python)
     supervisor = Supervisor(context.client, config, interpreter, settings.engine_timeout_s)
-    Drain(server, context, service, settings.drain_timeout_s).install()
+    Drain(server, context, service, settings.drain_timeout_s, settings.drain_min_s).install()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     starting = asyncio.create_task(supervisor.start())
     try:
@@ -295,12 +295,16 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(host: str, port: int) -> str:
-    """The server's URL for clients."""
+    """The server's URL for clients on this machine; an address that stands for all of them is no URL's host."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, EngineConfig]":
+def model_context(settings: Settings, data_dir: Path, has_engine: bool = True) -> "tuple[ServingContext, EngineConfig]":
     """The model's facts for the routes, and the engine's configuration.
+
+    Args:
+        has_engine: an engine on this machine will run the model; else its weights are neither needed nor checked.
 
     Raises:
         LaunchError: the model does not exist, or its engine cannot be configured this way.
@@ -326,9 +330,9 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
         raise LaunchError(str(error)) from error
     try:
         is_embedded = settings.model == EMBEDDED_MODEL
-        model_path = embedded_model_path() if is_embedded else resolve_model(settings.model)
+        model_path = embedded_model_path() if is_embedded else resolve_model(settings.model, with_weights=has_engine)
         kind = EXECUTORS.get(settings.executor)
-        knows_families = kind is not None and kind.knows_families
+        knows_families = not has_engine or (kind is not None and kind.knows_families)
         model: ModelFacts = load_model_facts(model_path) if knows_families else load_model_config(model_path)
         tokenizer = Tokenizer(model_path, isolates_templates=not is_embedded)
         defaults = GenerationDefaults.load(model_path)
@@ -393,6 +397,8 @@ def engine_main(address: str, config_json: str) -> int:
     faulthandler.register(signal.SIGUSR1)
     config = msgspec.json.decode(config_json, type=EngineConfig)
     configure_logging(config.log_level, config.log_format)
+    if config.profile.kept_in is not None:
+        _keep_kernels(Path(config.profile.kept_in).parent)
     clock = MonotonicClock()
     link = EngineSocket(address)
     try:
@@ -412,6 +418,18 @@ def engine_main(address: str, config_json: str) -> int:
         return 0
     finally:
         link.close()
+
+
+def _keep_kernels(data_dir: Path) -> None:
+    """Lets compiled kernels be kept in the data directory if the user has no home directory that can be written, as in
+    many containers."""
+    try:
+        has_home = os.access(Path.home(), os.W_OK)
+    except RuntimeError:
+        has_home = False
+    if not has_home:
+        os.environ.setdefault("XDG_CACHE_HOME", str(data_dir / KERNELS))
+        os.environ.setdefault("TRITON_CACHE_DIR", str(data_dir / KERNELS / "triton"))
 
 
 if __name__ == "__mp_main__":

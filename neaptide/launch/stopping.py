@@ -1,7 +1,8 @@
 """How a server stops after a stop signal, and after a second one.
 
 first signal     /ready and new requests get 503 on all connections; batches leave the engine
-drain            streams and other running replies may end, for at most ``drain_timeout_s``
+drain            streams and other running replies may end, for at most ``drain_timeout_s``; refusals are sent for at
+                 least ``drain_min_s``
 end              the listener closes; remaining streams end with the error ``server_shutdown``
 second signal    ends the drain at once
 """
@@ -34,15 +35,27 @@ class Drain:
 
     A load balancer needs the open listener: a refused connection looks like a fault, a 503 from ``/ready`` like an
     orderly exit.
+
+    Args:
+        batches: what to suspend at the signal, if anything.
+        timeout_s: longest wait for the replies that run.
+        min_s: shortest time for which the listener stays open. A load balancer may send requests until it has looked
+            at ``/ready`` again.
     """
 
     def __init__(
-        self, server: "uvicorn.Server", context: "ServingContext", batches: Suspendable, timeout_s: float
+        self,
+        server: "uvicorn.Server",
+        context: "ServingContext",
+        batches: Suspendable | None,
+        timeout_s: float,
+        min_s: float = 0.0,
     ) -> None:
         self._server = server
         self._context = context
         self._batches = batches
         self._timeout_s = timeout_s
+        self._min_s = min_s
         self._task: asyncio.Task[None] | None = None
 
     def install(self) -> None:
@@ -57,13 +70,16 @@ class Drain:
             self._server.force_exit = self._server.should_exit = True
             return
         self._context.draining = True
-        self._batches.suspend()
+        if self._batches is not None:
+            self._batches.suspend()
         self._task = asyncio.get_running_loop().create_task(self._wait())
 
     async def _wait(self) -> None:
+        until_s = asyncio.get_running_loop().time() + self._min_s
         replies = set(self._server.server_state.tasks)
         if replies:
             await asyncio.wait(replies, timeout=self._timeout_s)
+        await asyncio.sleep(max(until_s - asyncio.get_running_loop().time(), 0.0))
         self._server.should_exit = True
 
 

@@ -14,6 +14,7 @@ from neaptide.models.weights_header import TensorHeader, check_size, dtype_of, r
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 GGUF = "GGUF files are not supported: use the model's original checkpoint, with safetensors files"
 _HUB_PATTERNS = ["*.json", "*.jinja", "*.safetensors"]
+_WEIGHT_PATTERNS = ["*.safetensors", "*.safetensors.index.json"]
 _LENGTH_KEYS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length"),
     *("max_target_positions", "max_sequence_length", "max_seq_length", "seq_len"),
@@ -22,10 +23,13 @@ _LENGTH_KEYS = (
 _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
-def resolve_model(path_or_hub_id: str) -> Path:
+def resolve_model(path_or_hub_id: str, with_weights: bool = True) -> Path:
     """The local directory of a model: ``path_or_hub_id`` itself, or a download of that Hugging Face repository.
 
     Only JSON, Jinja and safetensors files are downloaded: no pickles, no code.
+
+    Args:
+        with_weights: download the weights too; a gateway needs the tokenizer only.
 
     Raises:
         UnsupportedModelError: it is neither a directory nor a repository that can be downloaded.
@@ -47,7 +51,10 @@ def resolve_model(path_or_hub_id: str) -> Path:
     import huggingface_hub  # slow to import, and local models never need it
 
     try:
-        return Path(huggingface_hub.snapshot_download(path_or_hub_id, allow_patterns=_HUB_PATTERNS))
+        ignored = [] if with_weights else _WEIGHT_PATTERNS
+        return Path(
+            huggingface_hub.snapshot_download(path_or_hub_id, allow_patterns=_HUB_PATTERNS, ignore_patterns=ignored)
+        )
     except Exception as error:  # hub, HTTP and file errors share no base class
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UnsupportedModelError(

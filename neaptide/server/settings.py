@@ -365,6 +365,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float,
         Option("After a stop signal, time for replies that have begun to finish.", "SECONDS", low=0),
     ] = 30.0
+    drain_min_s: Annotated[
+        float,
+        Option(
+            "After a stop signal, shortest time for which new requests are still answered, with 503. Set it to the "
+            "time that a load balancer needs to notice.",
+            "SECONDS",
+            low=0,
+            high=3600,
+            page="operations",
+        ),
+    ] = 0.0
     stream_keep_alive_s: Annotated[
         float,
         Option("Longest silence on an event stream before a comment keeps it alive; 0 sends none.", "SECONDS", low=0),
@@ -471,6 +482,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
         "max_offline_requests",
         "max_connections",
         "drain_timeout_s",
+        "drain_min_s",
     ),
     "logging": ("log_level", "log_format", "step_log", "metrics_compat"),
 }

@@ -80,7 +80,7 @@ class Stage:
         mounts = [f"mount --rbind {path} {self.root}{path}" for path in DEVICES]
         mounts += [f"mount --bind -o ro {path} {self.root}{path}" for path in self.shared]
         script = " && ".join([*mounts, 'exec chroot "$@"'])
-        who = [f"--userspec={self.user}:{self.user}"] if self.user else []
+        who = [f"--userspec={self.user}"] if self.user else []
         return ["unshare", "--mount", "sh", "-c", script, "sh", *who, str(self.root), *words]
 
     def run(self, words: Sequence[str]) -> str:
@@ -107,7 +107,9 @@ def follow(steps: Sequence[Instruction], directory: Path, shared: Sequence[Path]
             stage = Stage(directory / f"stage{number}", [Path("/usr"), PYTHON_HOME, *shared], environment)
             stages[step.words[-1]] = stage
             continue
-        assert stage is not None, "an instruction before FROM"
+        if stage is None:
+            assert step.name == "ARG", "an instruction before FROM"  # of the base, which is this machine
+            continue
         _follow_one(stage, step, stages)
     assert stage is not None
     return stage

@@ -6,8 +6,11 @@ and the health check.
 """
 
 import importlib.metadata
+import os
 import shutil
 import site
+import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ import pytest
 import yaml
 
 from tests.deploy.image import PYTHON_HOME, REPOSITORY, Instruction, Stage, can_make_roots, follow, instructions
+from tools import licences
 
 DOCKERFILE = REPOSITORY / "deploy" / "Dockerfile"
 COMPOSE = REPOSITORY / "deploy" / "compose.yaml"
@@ -49,11 +53,20 @@ def test_every_instruction_of_the_image_is_one_that_the_test_follows() -> None:
     }  # fmt: skip
 
 
-def test_the_health_check_is_a_program_that_python_takes() -> None:
+def test_the_health_check_asks_whether_the_server_works() -> None:
     (step,) = (s for s in instructions(DOCKERFILE.read_text()) if s.name == "HEALTHCHECK")
     command = Instruction("CMD", step.rest.partition(" CMD ")[2].strip()).words
     assert command[:2] == ["python", "-c"]
-    compile(command[2], "healthcheck", "exec")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        # A proxy of the environment is not asked: nothing listens there.
+        own = {"NEAPTIDE_PORT": str(server.getsockname()[1]), "HTTP_PROXY": "http://127.0.0.1:9"}
+        for status, is_well in ((b"200 OK", True), (b"503 Service Unavailable", False)):
+            check = subprocess.Popen([sys.executable, *command[1:]], env=os.environ | own, stderr=subprocess.DEVNULL)
+            connection, _ = server.accept()
+            with connection:
+                assert connection.recv(4096).startswith(b"GET /livez ")
+                connection.sendall(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\n\r\n")
+                assert (check.wait() == 0) is is_well
 
 
 def test_the_image_does_not_take_in_what_git_ignores() -> None:
@@ -102,6 +115,21 @@ def test_a_compiler_is_all_that_is_installed_from_debian() -> None:
     lines = [step.rest for step in instructions(DOCKERFILE.read_text()) if "apt-get" in step.rest]
     (packages,) = (line.partition("--no-install-recommends ")[2].partition(" &&")[0].split() for line in lines)
     assert set(packages) == COMPILER_PACKAGES
+
+
+def test_the_head_says_how_the_health_check_is_kept() -> None:
+    """Images in the OCI format have none."""
+    head = DOCKERFILE.read_text().partition("FROM")[0]
+    assert "podman and buildah: add --format docker" in head
+    assert '"--format", "docker"' in (REPOSITORY / "tools" / "image.py").read_text()
+
+
+def test_every_package_has_a_line_with_its_licence() -> None:
+    lines = [line for line in licences.lines() if not line.startswith(" ")]
+    found = dict(line.split("\n")[0].split(": ", 1) for line in lines)
+    assert found[f"starlette {importlib.metadata.version('starlette')}"] == "BSD-3-Clause"
+    assert found[f"msgspec {importlib.metadata.version('msgspec')}"] == "BSD-3-Clause"
+    assert all(found.values())
 
 
 # ---- the steps -------------------------------------------------------------------------------------------
@@ -163,4 +191,14 @@ def test_the_image_holds_the_package_itself_and_its_data(image: Stage) -> None:
 def test_the_data_directory_belongs_to_the_user_of_the_image(image: Stage) -> None:
     data = (image.root / "data").stat()
     assert (data.st_uid, data.st_gid, data.st_mode & 0o777) == (10001, 10001, 0o700)
-    assert image.run(["id", "-un"]).strip() == "neaptide"
+    assert image.run(["id", "-u"]).strip() == "10001"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_kernels_and_licences_are_in_the_image(image: Stage) -> None:
+    program = "from neaptide.kernels import native; from pathlib import Path; "
+    program += "print(len(list(native.PREBUILT.glob('*.so'))), len(list(Path(native.__file__).parent.glob('*/*.c'))))"
+    compiled, sources = image.run(["python", "-c", program]).split()
+    assert compiled == sources
+    assert "torch 2." in image.run(["cat", "/opt/neaptide/LICENCES.txt"])

@@ -54,7 +54,9 @@ class RunningServer:
         self._log_path = directory / "server.log"
         self.port = free_port()
         self._command = [sys.executable, "-m", "neaptide", command, *flags]
-        self._command += ["--port", str(self.port), "--data-dir", str(self.data_dir)]
+        self._command += ["--port", str(self.port)]
+        if command != "gateway":  # it stores nothing
+            self._command += ["--data-dir", str(self.data_dir)]
         self._env, self._cwd = os.environ | (env or {}), cwd
         self._process: subprocess.Popen[bytes] | None = None
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=PATIENCE_S)

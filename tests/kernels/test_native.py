@@ -48,6 +48,26 @@ def test_a_source_is_compiled_once(tmp_path: Path, own_cache: Path, monkeypatch:
 
 
 @needs_compiler
+def test_a_library_of_the_installation_needs_no_cache(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(native, "PREBUILT", tmp_path / "compiled")
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
+    (tmp_path / "sums").mkdir()
+    source = write(tmp_path / "sums")
+    native.compile_all()
+    assert load_library(source).answer() == 42
+    assert not own_cache.exists()
+    # A processor of another kind compiles its own, and says so.
+    load_library.cache_clear()
+    monkeypatch.setattr(native, "_machine", lambda: ("another",))
+    caplog.set_level(logging.INFO)
+    assert load_library(source).answer() == 42
+    assert "compiling sums.c, once" in caplog.text
+    assert len(list(own_cache.glob("sums-*.so"))) == 1
+
+
+@needs_compiler
 def test_another_source_is_another_library(tmp_path: Path, own_cache: Path) -> None:
     load_library(write(tmp_path))
     load_library.cache_clear()
@@ -90,12 +110,15 @@ def test_a_compiler_that_does_not_know_the_machine(tmp_path: Path, monkeypatch: 
 
 
 @needs_compiler
-def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(native.tempfile, "tempdir", str(tmp_path))
     assert load_library(write(tmp_path)).answer() == 42
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "sums.c"], "nothing is left"
+    assert "compiling sums.c at every start" in caplog.text
 
 
 @needs_compiler

@@ -16,10 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neaptide.loadgen.workloads import trace_rows as trace_rows_module
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.loadgen.workloads.online_sets import online_requests
 from neaptide.loadgen.workloads.trace_reader import read_trace
-from neaptide.loadgen.workloads.traces import load_online
+from neaptide.loadgen.workloads.trace_rows import trace_rows
+from neaptide.loadgen.workloads.traces import load_online, read_csv
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 LENGTHS = "arrival_s,input_tokens,output_tokens\n"
@@ -502,3 +504,21 @@ def test_rows_that_are_no_requests_are_left_out_and_counted(tmp_path: Path, capl
     (message,) = [message for message in caplog.messages if "skipped" in message]
     for count in ("1 requests without output_length", "1 requests without output", "1 requests with a delay after"):
         assert count in message
+
+
+def test_what_unpacks_to_more_than_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_rows_module, "MAX_UNPACKED_BYTES", 1 << 20)
+    line = "1,10,5\n"
+    fits = LENGTHS + line * ((1 << 20) // len(line) - 100)
+    assert len(list(trace_rows(written_packed(tmp_path, fits)))) > 100_000
+    too_much = written_packed(tmp_path, fits + line * 200)
+    message = "trace.csv.gz: more than 1 MiB when unpacked; unpack it first if that is meant"
+    for read in (lambda path: list(trace_rows(path)), read_csv):
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            read(too_much)
+
+
+def written_packed(directory: Path, text: str) -> Path:
+    path = directory / "trace.csv.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+    return path

@@ -27,7 +27,8 @@ async def test_the_page_of_routes_shows_every_operation_and_loads_nothing(server
             assert f"<code>{method.upper()} {path}</code>" in reply.text
     assert "://" not in reply.text
     assert "<script" not in reply.text
-    assert reply.headers["content-security-policy"] == "default-src 'none'; style-src 'unsafe-inline'"
+    policy = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+    assert reply.headers["content-security-policy"] == policy
     targets = set(re.findall(r'href="#([^"]+)"', reply.text))
     assert targets <= set(re.findall(r'id="([^"]+)"', reply.text))
 

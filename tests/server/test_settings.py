@@ -88,6 +88,8 @@ def test_a_user_without_a_home_is_asked_for_a_data_directory(monkeypatch: pytest
 
 def test_an_address_of_ipv6_is_shown_as_clients_write_it() -> None:
     assert url_of("::1", 8000) == "http://[::1]:8000"
+    assert url_of("::", 8000) == "http://[::1]:8000"
+    assert url_of("0.0.0.0", 8000) == "http://127.0.0.1:8000"
     assert url_of("127.0.0.1", 8000) == "http://127.0.0.1:8000"
 
 

@@ -142,6 +142,16 @@ class Replicas:
             replica.is_leaving = True
             del self._known[name]
 
+    def update(self, found: Mapping[str, str]) -> None:
+        """Adds the replicas found (name to URL). One that is no longer found stays until it is no longer ready."""
+        known = {replica.name: replica.url for replica in self.all}
+        for name in known.keys() - found.keys():
+            if not self.is_ready(name):
+                self.leave(name)
+        for name, url in found.items():
+            if known.get(name) != url:
+                self.join(name, url)
+
     async def close(self) -> None:
         """Stops polling."""
         watches = list(self._watches.values())

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -36,6 +37,7 @@ class RunningGateway:
     context: ServingContext
     replicas: Replicas
     metrics: HttpMetrics
+    registry: CollectorRegistry
     clients: Sequence[httpx.AsyncClient]
 
     async def close(self) -> None:
@@ -57,13 +59,18 @@ def question_headers(settings: Settings) -> dict[str, str]:
     return {"authorization": f"Bearer {split_marks(settings.api_key[0])[0]}"} if settings.api_key else {}
 
 
-def build_gateway(settings: Settings) -> RunningGateway:
+def build_gateway(settings: Settings, has_engines: bool = True) -> RunningGateway:
     """Builds a gateway without replicas, on the event loop that it will run on.
+
+    Args:
+        has_engines: replicas run on this machine, so their model must be there in full.
 
     Raises:
         SettingsError, LaunchError: the model or the data directory cannot be used, or the keys are invalid.
     """
-    context, _ = model_context(settings, data_path(settings.data_dir))
+    # Without an engine nothing is written.
+    data_dir = data_path(settings.data_dir) if has_engines else Path()
+    context, _ = model_context(settings, data_dir, has_engines)
     try:
         keys = KeyRing(settings.api_key)
     except ValueError as error:
@@ -89,7 +96,7 @@ def build_gateway(settings: Settings) -> RunningGateway:
         registry=registry,
     )
     metrics = HttpMetrics(registry, OF_A_GATEWAY)
-    return RunningGateway(create_gateway(state, metrics), context, replicas, metrics, (http, questions))
+    return RunningGateway(create_gateway(state, metrics), context, replicas, metrics, registry, (http, questions))
 
 
 def block_hashes(token_ids: Sequence[int], block_size: int, salt: bytes) -> list[bytes]:

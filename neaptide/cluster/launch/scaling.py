@@ -3,12 +3,34 @@ database."""
 
 import asyncio
 import logging
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+from prometheus_client import CollectorRegistry, Gauge
 
 from neaptide.cluster.autoscaling import DECIDE_S, Autoscaler, Scale, Serving, change_to
 from neaptide.cluster.gateway.replicas import Replicas, ReplicaStatus
 
 logger = logging.getLogger(__name__)
+
+
+class Need(NamedTuple):
+    """A number of replicas, and those that serve now."""
+
+    desired: int
+    serving: list[Serving]
+
+
+async def needed(autoscaler: Autoscaler, replicas: Replicas, now_s: float) -> Need | None:
+    """How many replicas online load and deadlines need; None if the replicas do not say."""
+    backlog = await replicas.backlog()
+    serving = [
+        Serving(replica.name, replica.online_load, replica.since_s)
+        for replica in replicas.all
+        if replica.state is ReplicaStatus.READY
+    ]
+    if backlog is None or not serving:
+        return None
+    return Need(autoscaler.desired(now_s, [one.online_load for one in serving], backlog), serving)
 
 
 class Resizable(Protocol):
@@ -41,15 +63,10 @@ class Scaling:
     async def decide(self, now_s: float) -> None:
         """Decides once. Nothing changes while the backlog is unknown: no replica should drain, and a new one could not
         read the batches either."""
-        backlog = await self._replicas.backlog()
-        serving = [
-            Serving(replica.name, replica.online_load, replica.since_s)
-            for replica in self._replicas.all
-            if replica.state is ReplicaStatus.READY
-        ]
-        if backlog is None or not serving:
+        need = await needed(self._autoscaler, self._replicas, now_s)
+        if need is None:
             return
-        desired = self._autoscaler.desired(now_s, [one.online_load for one in serving], backlog)
+        desired, serving = need
         num_starting = max(self._fleet.size - len(serving), 0)
         num_to_start, to_drain = change_to(desired, serving, num_starting)
         if num_to_start or to_drain:
@@ -58,3 +75,37 @@ class Scaling:
         self._fleet.grow(num_to_start)
         for name in to_drain:
             self._fleet.shrink(name)
+
+
+MOST_REPLICAS = 1000
+"""Number that is wanted if a batch is late already. Whoever scales has a limit of its own."""
+
+
+class WantedReplicas:
+    """The series by which another program scales the servers; ``run`` updates it periodically."""
+
+    def __init__(self, replicas: Replicas, registry: CollectorRegistry) -> None:
+        self._autoscaler = Autoscaler(Scale(max_replicas=MOST_REPLICAS))
+        self._replicas = replicas
+        self._registry = registry
+        self._gauge: Gauge | None = None
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self.decide(loop.time())
+            await asyncio.sleep(DECIDE_S)
+
+    async def decide(self, now_s: float) -> None:
+        """Updates the series once. It keeps its value while the need is unknown, and begins when it is first known: an
+        autoscaler must not act on a guess."""
+        need = await needed(self._autoscaler, self._replicas, now_s)
+        if need is None:
+            return
+        if self._gauge is None:
+            self._gauge = Gauge(
+                "neaptide_cluster_replicas_wanted",
+                "Number of replicas that online load and the deadlines of batches need.",
+                registry=self._registry,
+            )
+        self._gauge.set(need.desired)

@@ -140,19 +140,9 @@ async def follow(handle: Any, replicas: Replicas) -> None:
         except (RayServeException, RayError, TimeoutError) as error:
             logger.warning("cannot look up the replicas: %s", error)
         else:
-            update(replicas, dict(answer for answer in answers if not isinstance(answer, BaseException)))
+            # A replica that Serve stops stays until it is no longer ready.
+            replicas.update(dict(answer for answer in answers if not isinstance(answer, BaseException)))
         await asyncio.sleep(FOLLOW_S)
-
-
-def update(replicas: Replicas, found: dict[str, str]) -> None:
-    """Adds the replicas found (name to URL). A replica that Serve stops stays until it is no longer ready."""
-    known = {replica.name: replica.url for replica in replicas.all}
-    for name in known.keys() - found.keys():
-        if not replicas.is_ready(name):
-            replicas.leave(name)
-    for name, url in found.items():
-        if known.get(name) != url:
-            replicas.join(name, url)
 
 
 def take_place(data_dir: str) -> tuple[str, IO[bytes]]:

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 GZIP_MAGIC = b"\x1f\x8b"
+MAX_UNPACKED_BYTES = 1 << 30
+"""Limit of what a gzip file may unpack to: a small file can unpack to more than the memory holds."""
 DELIMITERS = ",;\t"
 MAX_TOKENS = 1 << 24
 """Longer than any context: a larger length is a mistake, and would need as much memory."""
@@ -150,6 +152,30 @@ class Row:
         ]
 
 
+class UnpacksTooMuchError(Exception):
+    """A gzip file unpacks to more than ``MAX_UNPACKED_BYTES``."""
+
+    def __str__(self) -> str:
+        return f"more than {MAX_UNPACKED_BYTES >> 20} MiB when unpacked; unpack it first if that is meant"
+
+
+class BoundedGzip(gzip.GzipFile):
+    """A gzip file that raises UnpacksTooMuchError where it is read beyond the limit."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or size < 0:
+            size = MAX_UNPACKED_BYTES + 1
+        return self._checked(super().read(size))
+
+    def read1(self, size: int = -1) -> bytes:
+        return self._checked(super().read1(size))
+
+    def _checked(self, data: bytes) -> bytes:
+        if self.tell() > MAX_UNPACKED_BYTES:
+            raise UnpacksTooMuchError
+        return data
+
+
 def trace_rows(path: Path) -> Iterator[Row]:
     """The rows of a file, without empty lines.
 
@@ -173,16 +199,18 @@ def _text(path: Path) -> Iterator[TextIO]:
     with path.open("rb") as raw:
         packed = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
         raw.seek(0)
-        binary: BinaryIO = gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[assignment]
+        binary: BinaryIO = BoundedGzip(fileobj=raw) if packed else raw  # type: ignore[assignment]
         text = io.TextIOWrapper(binary, "utf-8-sig", newline="")
         try:
             yield text
         except UnicodeDecodeError:
             raw.seek(0)
-            line = line_of_other_text(gzip.GzipFile(fileobj=raw) if packed else raw)
+            line = line_of_other_text(BoundedGzip(fileobj=raw) if packed else raw)
             raise ValueError(f"{path.name}, line {line}: not text in UTF-8") from None
         except (gzip.BadGzipFile, EOFError, zlib.error):
             raise ValueError(f"{path.name}: not a gzip file, or truncated") from None
+        except UnpacksTooMuchError as error:
+            raise ValueError(f"{path.name}: {error}") from None
         finally:
             text.close()
 

@@ -6,6 +6,7 @@ replay has the prefix hits that production could have had. ``token_ids`` turns s
 
 import csv
 import gzip
+import io
 import logging
 import math
 import zlib
@@ -23,6 +24,8 @@ from neaptide.loadgen.workloads.trace_reader import WHOLE, TraceFile, read_trace
 from neaptide.loadgen.workloads.trace_rows import (
     GZIP_MAGIC,
     NUM_BLOCK_IDS,
+    BoundedGzip,
+    UnpacksTooMuchError,
     content_name,
     json_cells,
     line_of_other_text,
@@ -257,13 +260,15 @@ def numbered_jsonl(path: Path) -> list[tuple[int, Row]]:
 def _read_text(path: Path) -> str:
     content = path.read_bytes()
     try:
-        content = gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content
+        content = BoundedGzip(fileobj=io.BytesIO(content)).read() if content.startswith(GZIP_MAGIC) else content
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         line = line_of_other_text(content.split(b"\n"))
         raise ValueError(f"{path.name}, line {line}: not text in UTF-8") from None
     except (gzip.BadGzipFile, EOFError, zlib.error):
         raise ValueError(f"{path.name}: not a gzip file, or truncated") from None
+    except UnpacksTooMuchError as error:
+        raise ValueError(f"{path.name}: {error}") from None
 
 
 def check_regular(path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import neaptide
 from neaptide.server.observe.logs import one_line
+from neaptide.server.subprocesses.start import without_secrets
 
 CHECK_TIMEOUT_S = 60.0
 _CHECK = """
@@ -79,7 +80,7 @@ class Interpreter:
 
     def environment(self, directory: Path) -> Mapping[str, str]:
         """Environment of an engine process; ``directory`` is private and lives as long as the process."""
-        environment = WAITING_THREADS | os.environ
+        environment = WAITING_THREADS | without_secrets()
         if self._path is not None:
             # A folder with our package alone, without the packages installed next to it.
             folder = directory / "python"

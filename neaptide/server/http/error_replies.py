@@ -43,7 +43,7 @@ async def _on_http_exception(request: Request, exc: Exception) -> Response:
     headers = exc.headers if isinstance(exc, HTTPException) else None
     error: ApiError
     if status == 404:
-        error = NotFoundError("Unknown request URL.", code="unknown_url", headers=headers)
+        error = NotFoundError(_unknown_url(request), code="unknown_url", headers=headers)
     elif status == 405:
         allow = {"Allow": ", ".join(_allowed_methods(request))}
         error = InvalidRequestError("Method not allowed for this URL.", code="method_not_allowed", headers=allow)
@@ -53,6 +53,13 @@ async def _on_http_exception(request: Request, exc: Exception) -> Response:
         error = ApiError("Internal server error.", headers=headers)
     error.status = status
     return error_response(error)
+
+
+def _unknown_url(request: Request) -> str:
+    text = "Unknown request URL."
+    if "/v1/" in request.url.path[1:]:
+        text += " Paths begin with /v1: a proxy in front must remove its own prefix."
+    return text
 
 
 def _allowed_methods(request: Request) -> list[str]:

@@ -206,9 +206,10 @@ NOT_BEGUN = "x-neaptide-not-begun"
 
 
 def server_stops() -> UnavailableError:
-    """Error for new work while the server shuts down."""
+    """Error for new work while the server shuts down. It ends the connection: through a load balancer the client's next
+    one leads to another server."""
     error = UnavailableError("The server is shutting down.", code="server_shutdown")
-    error.headers[NOT_BEGUN] = "true"
+    error.headers |= {NOT_BEGUN: "true", "Connection": "close"}
     return error
 
 

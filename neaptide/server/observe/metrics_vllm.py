@@ -42,6 +42,14 @@ class VllmMetrics:
             registry=registry,
         )
         self._config_of: EngineReady | None = None
+        # Endpoint pickers read it, and complain of a server without it. No adapter can be loaded here.
+        adapters = Gauge(
+            "vllm:lora_requests_info",
+            "LoRA adapters in use, in the labels; there are none.",
+            ["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+            registry=registry,
+        )
+        adapters.labels("0", "", "").set(1)
         self._preemptions = self._counter("num_preemptions", "Number of online requests that were preempted.")
         self._queries = self._counter(
             "prefix_cache_queries",

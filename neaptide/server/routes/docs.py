@@ -11,7 +11,7 @@ from starlette.responses import HTMLResponse
 
 router = APIRouter()
 
-_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
 _STYLE = "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em;overflow-wrap:anywhere}"
 _STYLE += "table{border-collapse:collapse}td{padding:0 1em 0 0;vertical-align:top}td:first-child{min-width:7em}"
 _STYLE += "code{font-size:14px}h2 code{font-size:17px}:root{color-scheme:light dark}"

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,9 @@ from collections.abc import Mapping, Sequence
 logger = logging.getLogger(__name__)
 
 KILL_TIMEOUT_S = 5.0
+_SECRETS = re.compile(r"(?i)NEAPTIDE_.*|(.*_)?(TOKEN|SECRET|KEY|CREDENTIALS|PASSWORD|PGPASSWORD)(_.*)?")
+"""Variables that no child needs: the server's own settings, which may be keys and passwords, and what looks like a
+secret of others."""
 
 
 def child_command(module: str, *arguments: str, executable: str | None = None) -> list[str]:
@@ -18,10 +22,15 @@ def child_command(module: str, *arguments: str, executable: str | None = None) -
     return [executable or sys.executable, "-P", "-m", module, *arguments]
 
 
+def without_secrets(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """An environment without keys, tokens and passwords: a child runs grammars, templates and models of others."""
+    return {name: value for name, value in environment.items() if not _SECRETS.fullmatch(name)}
+
+
 def child_environment(environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
     """Environment of a child process: it uses one core, because the engine needs the others."""
     threads = ("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    return {**environment, "TOKENIZERS_PARALLELISM": "false", **dict.fromkeys(threads, "1")}
+    return {**without_secrets(environment), "TOKENIZERS_PARALLELISM": "false", **dict.fromkeys(threads, "1")}
 
 
 async def start_child(

@@ -9,38 +9,12 @@ import pytest
 
 from neaptide.cluster.launch.process import ReplicaProcess, replica_settings
 from neaptide.server.settings import Settings
-from tests.cluster.gateway.conftest import Cluster
 from tests.kills import signal_all
 from tests.patience import PATIENCE_S, until
 from tests.postgres import PostgresServer
 from tests.server.asgi import Exchange
 
 on_ray = pytest.importorskip("neaptide.cluster.ray.application", reason="Ray is not installed", exc_type=ImportError)
-
-
-async def test_a_gateway_has_the_replicas_that_the_deployment_has(cluster: Cluster) -> None:
-    await cluster.add("kept")
-    await cluster.add("moved")
-    await cluster.add("gone")
-    replicas = cluster.gateway.replicas
-    kept, moved, gone = replicas.all
-    replicas.refused(gone)
-    found = {"kept": kept.url, "moved": "http://127.0.0.1:1", "new": "http://127.0.0.1:2"}
-    on_ray.update(replicas, found)
-    assert {replica.name: replica.url for replica in replicas.all} == found
-    assert kept in replicas.all
-    assert moved not in replicas.all
-
-
-async def test_one_that_the_deployment_is_about_to_stop_is_used_as_long_as_it_takes_work(cluster: Cluster) -> None:
-    await cluster.add("going")
-    replicas = cluster.gateway.replicas
-    (going,) = replicas.all
-    on_ray.update(replicas, {"new": "http://127.0.0.1:2"})
-    assert going in replicas.all
-    replicas.refused(going)
-    on_ray.update(replicas, {"new": "http://127.0.0.1:2"})
-    assert going not in replicas.all
 
 
 def test_replicas_of_a_node_have_places_that_are_free_again_when_they_end(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 import asyncio
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from neaptide.cluster.autoscaling import Scale
 from neaptide.cluster.gateway.replicas import ReplicaStatus
-from neaptide.cluster.launch.scaling import Scaling
+from neaptide.cluster.launch.scaling import MOST_REPLICAS, Scaling, WantedReplicas
 from tests.cluster.gateway.conftest import Cluster
 from tests.patience import until
 
@@ -79,3 +80,31 @@ async def test_nothing_is_decided_while_it_is_unknown_what_there_is_to_do(cluste
     fleet = Fleet(2)
     await Scaling(SCALE, fleet, cluster.gateway.replicas).decide(0.0)
     assert (fleet.size, fleet.dismissed) == (2, [])
+
+
+def wanted(registry: CollectorRegistry) -> float | None:
+    return registry.get_sample_value("neaptide_cluster_replicas_wanted")
+
+
+async def test_what_is_needed_is_a_series_for_another_autoscaler(cluster: Cluster) -> None:
+    """1.2 replicas' worth of online work may take 0.6 of the time."""
+    await serving(cluster, a=1.2)
+    registry = CollectorRegistry()
+    series = WantedReplicas(cluster.gateway.replicas, registry)
+    await series.decide(0.0)
+    assert wanted(registry) == 2
+    cluster.replicas["a"].backlog = [(-1.0, 1.0)]
+    await series.decide(asyncio.get_running_loop().time())
+    assert wanted(registry) == MOST_REPLICAS
+
+
+async def test_no_number_is_wanted_before_one_is_known_and_the_last_one_stays(cluster: Cluster) -> None:
+    registry = CollectorRegistry()
+    series = WantedReplicas(cluster.gateway.replicas, registry)
+    await series.decide(0.0)
+    assert wanted(registry) is None
+    await serving(cluster, a=1.2)
+    await series.decide(10.0)
+    cluster.replicas["a"].backlog = None
+    await series.decide(20.0)
+    assert wanted(registry) == 2

@@ -1,5 +1,6 @@
 """What sockets see of a stop signal: old and new connections, streams that end and streams that are cut."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -12,6 +13,7 @@ from neaptide.server.settings import Settings
 from tests.patience import PATIENCE_S, until
 from tests.server.asgi import Exchange
 from tests.server.conftest import USER, Server
+from tests.server.engine_client.loop_clock import LoopClock
 from tests.server.live import Live, RawClient, request_bytes, serving
 
 CHAT = "/v1/chat/completions"
@@ -33,9 +35,9 @@ async def live(server: Server) -> AsyncIterator[Live]:
         yield running
 
 
-def drain_of(server: Server, live: Live, timeout_s: float = PATIENCE_S) -> tuple[Drain, Batches]:
+def drain_of(server: Server, live: Live, timeout_s: float = PATIENCE_S, min_s: float = 0.0) -> tuple[Drain, Batches]:
     batches = Batches()
-    return Drain(live.runner, server.context, batches, timeout_s), batches
+    return Drain(live.runner, server.context, batches, timeout_s, min_s), batches
 
 
 def chat_bytes(**more: Any) -> bytes:
@@ -73,9 +75,11 @@ async def test_while_a_stream_ends_new_work_and_readiness_are_503(server: Server
     drain, _ = drain_of(server, live)
     drain.on_signal()
     client = await live.connect() if is_new else idle
-    assert await refused(client, request_bytes("GET", "/ready")) == (503, "server_shutdown")
-    assert await refused(client, chat_bytes()) == (503, "server_shutdown")
     assert await status_of(client, "/health") == 200
+    assert await refused(client, request_bytes("GET", "/ready")) == (503, "server_shutdown")
+    # Behind a load balancer the next connection leads to another server.
+    assert await client.reader.read() == b""
+    assert await refused(await live.connect(), chat_bytes()) == (503, "server_shutdown")
     assert not live.runner.should_exit
     server.engine.released.set()
     assert b'"finish_reason":"length"' in (text := await stream.reader.read())
@@ -83,6 +87,25 @@ async def test_while_a_stream_ends_new_work_and_readiness_are_503(server: Server
     await live.serving
     with pytest.raises(ConnectionRefusedError):
         await live.connect()
+
+
+async def test_new_connections_are_answered_for_the_drains_minimum(server: Server, live: Live) -> None:
+    """As a load balancer makes them that has not looked at /ready since."""
+    clock = LoopClock(asyncio.get_running_loop())
+    drain, _ = drain_of(server, live, min_s=600.0)
+    drain.on_signal()
+    await clock.pass_s(599.0)
+    assert await refused(await live.connect(), chat_bytes()) == (503, "server_shutdown")
+    assert not live.runner.should_exit
+    await clock.pass_s(2.0)
+    await live.serving
+
+
+async def test_a_second_signal_ends_the_drains_minimum(server: Server, live: Live) -> None:
+    drain, _ = drain_of(server, live, min_s=PATIENCE_S)
+    drain.on_signal()
+    drain.on_signal()
+    await live.serving
 
 
 async def test_a_stream_that_does_not_end_in_time_is_cut(server: Server, live: Live) -> None:

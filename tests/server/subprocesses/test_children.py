@@ -16,7 +16,7 @@ import pytest
 
 from neaptide.server.subprocesses import child, on_call, start
 from neaptide.server.subprocesses.frames import framed, receive_frame
-from neaptide.server.subprocesses.start import end_child, start_child
+from neaptide.server.subprocesses.start import child_environment, end_child, start_child, without_secrets
 from tests.patience import PATIENCE_S
 
 LEAST_PRIORITY = 19
@@ -131,3 +131,12 @@ async def test_temporary_files_of_a_child_go_with_it(tmp_path: Path) -> None:
     assert files_below(tmp_path) == {second}
     await one.close()
     assert os.listdir(tmp_path) == []
+
+
+def test_a_child_gets_no_keys_and_passwords() -> None:
+    kept = {"PATH": "/bin", "HOME": "/root", "HF_HOME": "/models", "TOKENIZERS_PARALLELISM": "true", "PGHOST": "db"}
+    kept |= {"HTTP_PROXY": "http://proxy", "CUDA_VISIBLE_DEVICES": "0", "MONKEY": "business"}
+    secrets = ("NEAPTIDE_API_KEY", "NEAPTIDE_STORE", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID")
+    secrets += ("PGPASSWORD", "OPENAI_API_KEY", "AWS_SESSION_TOKEN", "vllm_api_key", "KEY", "DB_PASSWORD")
+    assert without_secrets(kept | dict.fromkeys(secrets, "s3cret")) == kept
+    assert "s3cret" not in child_environment(kept | dict.fromkeys(secrets, "s3cret")).values()

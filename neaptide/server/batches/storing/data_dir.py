@@ -31,6 +31,8 @@ CACHE = "cache"
 """Copies of files that are on shared storage, in place of ``FILES``."""
 TEMPORARY = "tmp"
 """Temporary files of child processes; emptied at every start."""
+KERNELS = "kernels"
+"""Kernels that the engine compiled, where its user has no home directory."""
 REQUEST_LOG = "engine-requests.jsonl"
 
 _FOLDERS = (FILES, JOBS, PROFILES, MOVED_ASIDE, CACHE, TEMPORARY)
