@@ -22,7 +22,9 @@ def add_settings(parser: argparse.ArgumentParser, only: Collection[str] = OPTION
     )
     for name, names in GROUPS.items():
         wanted = [setting for setting in names if setting in only]
-        group = parser.add_argument_group(name) if wanted else parser
+        if not wanted:
+            continue
+        group = parser.add_argument_group(name)
         for setting in wanted:
             _add_flag(group, setting, OPTIONS[setting], is_shown=name != EXPERT)
 

@@ -8,9 +8,9 @@ import socket
 from neaptide.cluster.gateway.addresses import LookUp, follow
 from neaptide.cluster.launch.gateway import RunningGateway, build_gateway
 from neaptide.cluster.launch.scaling import WantedReplicas
+from neaptide.extras import check_part
 from neaptide.launch.collector import pass_over_start_up
 from neaptide.launch.connections import Server, uvicorn_config
-from neaptide.launch.early_checks import check_parts
 from neaptide.launch.serve import listen, url_of
 from neaptide.launch.stopping import Drain, cut
 from neaptide.server.observe.logs import configure_logging
@@ -29,7 +29,9 @@ def serve_gateway(settings: Settings, find: LookUp) -> int:
         SettingsError, LaunchError: the model or the address cannot be had.
         MissingPartError: a package that the settings need is not installed.
     """
-    check_parts(settings)
+    # No executor and no database.
+    for package in ("zmq", "llguidance"):
+        check_part(package)
     configure_logging(settings.log_level, settings.log_format)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     listener = listen(settings.host, settings.port)

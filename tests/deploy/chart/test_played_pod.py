@@ -52,7 +52,8 @@ def manifests() -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stderr
     found = []
     for answer in json.loads(done.stdout)["answers"]:
-        documents = [one for text in answer["manifests"].values() for one in yaml.safe_load_all(text)]
+        texts = [text for path, text in answer["manifests"].items() if path.endswith(".yaml")]
+        documents = [one for text in texts for one in yaml.safe_load_all(text)]
         workloads = [one for one in documents if isinstance(one, dict) and "template" in one.get("spec", {})]
         found.append({one["kind"]: one["spec"]["template"]["spec"] for one in workloads})
     return found
