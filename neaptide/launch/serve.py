@@ -398,7 +398,7 @@ def engine_main(address: str, config_json: str) -> int:
     config = msgspec.json.decode(config_json, type=EngineConfig)
     configure_logging(config.log_level, config.log_format)
     if config.profile.kept_in is not None:
-        _keep_kernels(Path(config.profile.kept_in).parent)
+        keep_kernels(Path(config.profile.kept_in).parent)
     clock = MonotonicClock()
     link = EngineSocket(address)
     try:
@@ -420,7 +420,7 @@ def engine_main(address: str, config_json: str) -> int:
         link.close()
 
 
-def _keep_kernels(data_dir: Path) -> None:
+def keep_kernels(data_dir: Path) -> None:
     """Lets compiled kernels be kept in the data directory if the user has no home directory that can be written, as in
     many containers."""
     try:

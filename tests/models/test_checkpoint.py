@@ -389,7 +389,12 @@ def test_local_directories_need_no_hub(tmp_path: Path, monkeypatch: pytest.Monke
         resolve_model("~nobody-of-this-name/model")
 
 
-def test_hub_download_takes_no_code_and_no_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("with_weights", "ignored"), [(True, []), (False, ["*.safetensors", "*.safetensors.index.json"])]
+)
+def test_hub_download_takes_no_code_and_no_pickles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_weights: bool, ignored: list[str]
+) -> None:
     asked: dict[str, Any] = {}
 
     def snapshot_download(repo: str, **options: Any) -> str:
@@ -397,8 +402,12 @@ def test_hub_download_takes_no_code_and_no_pickles(tmp_path: Path, monkeypatch: 
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    assert resolve_model("org/model") == tmp_path
-    assert asked == {"repo": "org/model", "allow_patterns": ["*.json", "*.jinja", "*.safetensors"]}
+    assert resolve_model("org/model", with_weights) == tmp_path
+    assert asked == {
+        "repo": "org/model",
+        "allow_patterns": ["*.json", "*.jinja", "*.safetensors"],
+        "ignore_patterns": ignored,
+    }
 
 
 def test_failed_download_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from neaptide.launch.serve import LaunchError, embedded_model_path, listen, model_context
+from neaptide.launch.serve import LaunchError, embedded_model_path, keep_kernels, listen, model_context
 from neaptide.server.settings import Settings
 
 OTHER_PORT = "choose another with --port, 0 takes a free one"
@@ -94,3 +95,30 @@ def test_a_length_above_the_models_own_is_cut_and_said(model: Path, caplog: pyte
     caplog.clear()
     model_context(Settings(model=str(model), max_model_len=8192), model / "data")
     assert not caplog.records
+
+
+@pytest.mark.parametrize("home", ["there is none", "it cannot be written", "it can be written"])
+def test_kernels_are_kept_in_the_data_directory_of_a_user_without_a_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    """As in a container that runs as any user, or with a read-only root."""
+    for name in ("XDG_CACHE_HOME", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    if home == "there is none":
+        monkeypatch.setattr(Path, "home", unknown)
+    else:
+        monkeypatch.setattr(os, "access", lambda path, mode: home == "it can be written")
+    keep_kernels(tmp_path)
+    kept = {name: os.environ.get(name) for name in ("XDG_CACHE_HOME", "TRITON_CACHE_DIR")}
+    if home == "it can be written":
+        assert kept == {"XDG_CACHE_HOME": None, "TRITON_CACHE_DIR": None}
+    else:
+        assert kept == {
+            "XDG_CACHE_HOME": str(tmp_path / "kernels"),
+            "TRITON_CACHE_DIR": str(tmp_path / "kernels" / "triton"),
+        }
