@@ -91,7 +91,8 @@ class EdgeMiddleware:
             text = "Content-Length and Transfer-Encoding exclude each other."
             return InvalidRequestError(text, code="invalid_http", headers=_END)
         if self._hosts is not None and not self._hosts.admits(headers.get("host")):
-            return InvalidRequestError("The Host header is none of this server's names.", code="unknown_host")
+            text = "The Host header is none of this server's names. Add the name with --allowed-hosts, or set API keys."
+            return InvalidRequestError(text, code="unknown_host")
         if scope["state"].get(PROBES_ONLY) and scope["path"] not in OPEN_PATHS:
             self._metrics.on_ended("refused")
             crowded = OverloadedError(online=True, retry_after_s=1)

@@ -205,10 +205,10 @@ def test_probes_ask_the_engine_before_traffic_and_the_process_before_a_restart(s
         assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
         # /ready is 503 while an engine is replaced: a liveness probe of it would kill what repairs the engine.
         assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
-    (server,) = pod_of(resources(said, name), "StatefulSet", "chat-neaptide-server")["containers"]
-    startup = server["startupProbe"]
-    assert startup["httpGet"]["path"] == "/ready"
-    assert startup["periodSeconds"] * startup["failureThreshold"] == {"gpu": 3600}.get(name, 1800)
+        startup = container["startupProbe"]
+        # A gateway is there before its servers are.
+        assert startup["httpGet"]["path"] == {"server": "/ready", "gateway": "/livez"}[container["name"]]
+        assert startup["periodSeconds"] * startup["failureThreshold"] == {"gpu": 3600}.get(name, 1800)
 
 
 def test_the_gateways_find_the_servers_and_clients_the_gateways(said: dict[str, Any]) -> None:
