@@ -66,7 +66,13 @@ TRIGGER = fields(
     "type metricType metadata",
     type={"const": "prometheus"},
     metricType={"enum": ["AverageValue", "Value"]},
-    metadata=fields("serverAddress query threshold", serverAddress=TEXT, query=TEXT, threshold=TEXT),
+    metadata=fields(
+        "serverAddress query threshold",
+        serverAddress=TEXT,
+        query=TEXT,
+        threshold=TEXT,
+        ignoreNullValues={"enum": ["true", "false"]},
+    ),
 )
 SCALED_OBJECT = fields(
     "scaleTargetRef triggers",

@@ -276,6 +276,7 @@ def test_scaling_follows_a_series_of_the_gateway(said: dict[str, Any]) -> None:
     assert trigger["metadata"]["query"] == (
         'max(neaptide_cluster_replicas_wanted{namespace="models",service="chat-neaptide"})'
     )
+    assert trigger["metadata"]["ignoreNullValues"] == "false", "a gateway that starts would scale the servers down"
 
 
 def test_servers_hear_gateways_and_prometheus_alone(said: dict[str, Any]) -> None:
