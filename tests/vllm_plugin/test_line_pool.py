@@ -107,6 +107,18 @@ def test_keys_take_turns_whatever_their_batches_hold(tmp_path: Path) -> None:
     assert [one.startswith("small") for one in opened(pool)[:20]] == [False, True] * 10
 
 
+def test_a_key_of_weight_three_gets_three_lines_for_each_of_another(tmp_path: Path) -> None:
+    with TokenFileWriter(tmp_path / "job") as tokens:
+        for row in range(12):
+            tokens.append([row] * QUANTUM_TOKENS)
+    write_prefixes(tmp_path / "job")
+    pool = LinePool(16, 1_000_000, {"one": 3.0})
+    for share in ("one", "two"):
+        pool.add(batch(tmp_path / "job", share, list(range(12)), share=share))
+    found = opened(pool)
+    assert [sum(line.startswith(share) for line in found) for share in ("one", "two")] == [12, 4]
+
+
 def test_a_cancelled_batch_leaves_and_names_its_open_lines(stem: Path) -> None:
     pool = LinePool(2, 1_000_000)
     pool.add(batch(stem, "a", [0, 2, 4]))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from fastapi import Request
 from prometheus_client import REGISTRY, generate_latest
 from starlette.responses import JSONResponse
 
+from neaptide.server.http.auth import principal_for
 from tests.patience import until
 from tests.vllm_plugin.fake_vllm import MODEL, FakeVllm, chat_reply, echo, until_gone
 
@@ -252,7 +254,18 @@ async def test_keys_see_only_their_own_batches() -> None:
     assert (of_one.status_code, of_two.status_code) == (200, 404)
 
 
-async def test_another_api_process_refuses_and_says_which_one_serves(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Lines that the plug-in logs about its start."""
+    found: list[str] = []
+    for level in ("info", "warning"):
+        monkeypatch.setattr(
+            logging.getLogger("neaptide_vllm.batches.plugin"), level, lambda text, *args: found.append(text % args)
+        )
+    return found
+
+
+async def test_another_api_process_refuses_and_says_which_one_serves(lines: list[str]) -> None:
     async with FakeVllm(rank=1).running() as http:
         reply = await http.get("/v1/files")
         chat = await http.post("/v1/chat/completions", json=asking("hello"))
@@ -260,10 +273,11 @@ async def test_another_api_process_refuses_and_says_which_one_serves(caplog: pyt
     assert reply.json()["error"]["message"] == (
         "Files and batches are served by API process 0 of this server, not by this one."
     )
+    assert lines == ["neaptide_batches: API process 0 serves files and batches, not this one, 1"]
 
 
 @pytest.mark.parametrize("comes_first", [True, False])
-async def test_files_of_another_plugin_stay_its_own(comes_first: bool) -> None:
+async def test_files_of_another_plugin_stay_its_own(comes_first: bool, lines: list[str]) -> None:
     vllm = FakeVllm()
 
     async def theirs() -> str:
@@ -277,6 +291,7 @@ async def test_files_of_another_plugin_stay_its_own(comes_first: bool) -> None:
     async with vllm.running() as http:
         assert (await http.get("/v1/files")).json() == "theirs"
         assert (await http.get("/v1/batches")).status_code == 404
+    assert lines == ["neaptide_batches is off: another plug-in has /v1/files; leave one of them out of VLLM_PLUGINS"]
 
 
 async def test_vllms_metrics_have_the_series_of_batches_while_it_runs() -> None:
@@ -325,3 +340,59 @@ async def test_a_priority_in_the_header_goes_before_the_tier() -> None:
         body, headers = asking("hello", service_tier="flex"), {"X-Vllm-Priority": "5"}
         await http.post("/v1/chat/completions", json=body, headers=headers)
     assert [priority for _, priority in vllm.asked] == ["5"]
+
+
+@pytest.mark.parametrize("wrong", [0, -1, "soon", True, None, [250], 10**400])
+@pytest.mark.parametrize("name", ["ttft_ms", "tpot_ms"])
+async def test_a_target_that_cannot_be_is_refused_in_openais_shape(name: str, wrong: Any) -> None:
+    vllm = FakeVllm()
+    async with vllm.running() as http:
+        reply = await http.post("/v1/chat/completions", json=asking("hello", vllm_xargs={"top": 1, name: wrong}))
+    assert (reply.status_code, vllm.asked) == (400, [])
+    assert reply.json()["error"] == {
+        "message": "A latency target must be a positive number of milliseconds.",
+        "type": "invalid_request_error",
+        "param": f"vllm_xargs.{name}",
+        "code": None,
+    }
+
+
+async def test_a_wrong_target_in_a_header_is_refused() -> None:
+    vllm = FakeVllm()
+    async with vllm.running() as http:
+        headers = {"X-Neaptide-TPOT-Ms": "fast"}
+        reply = await http.post("/v1/chat/completions", json=asking("hello"), headers=headers)
+    assert (reply.status_code, reply.json()["error"]["param"], vllm.asked) == (400, "x-neaptide-tpot-ms", [])
+
+
+async def test_targets_in_headers_become_arguments_of_vllm_and_the_bodys_go_before_them() -> None:
+    vllm = FakeVllm()
+    async with vllm.running() as http:
+        headers = {"X-Neaptide-TTFT-Ms": "300", "X-Neaptide-TPOT-Ms": "40"}
+        body = asking("hello", vllm_xargs={"tpot_ms": 30, "other": "a"}, service_tier="priority")
+        await http.post("/v1/chat/completions", json=body, headers=headers)
+    assert vllm.asked == [(body | {"vllm_xargs": {"ttft_ms": 300.0, "tpot_ms": 30, "other": "a"}}, "-1")]
+
+
+async def test_a_body_that_is_no_json_is_vllms_to_refuse() -> None:
+    async def answer(body: dict[str, Any], request: Request) -> JSONResponse:
+        raise AssertionError("not reached")
+
+    async with FakeVllm(answer).running() as http:
+        with pytest.raises(json.JSONDecodeError):  # as without the plug-in: this stand-in reads it so
+            await http.post("/v1/chat/completions", content=b"{", headers={"X-Neaptide-TTFT-Ms": "1"})
+
+
+async def test_offline_work_is_shared_by_the_weights_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEAPTIDE_KEY_WEIGHTS", "one:x3, two")
+    vllm = FakeVllm(api_key="one")
+    async with vllm.running():
+        assert vllm.plugin._link is not None
+        assert vllm.plugin._link._pool._turns.weights == {principal_for("one").share: 3.0}
+
+
+async def test_a_wrong_weight_ends_the_start_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEAPTIDE_KEY_WEIGHTS", "one:x0")
+    with pytest.raises(SystemExit, match=r"^neaptide_batches: NEAPTIDE_KEY_WEIGHTS: the weight of an API key is 0$"):
+        async with FakeVllm().running():
+            pass

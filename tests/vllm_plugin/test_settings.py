@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from neaptide_vllm.batches.settings import batch_settings
+from neaptide.server.http.auth import principal_for
+from neaptide_vllm.batches.settings import batch_settings, key_weights
 
 
 def test_what_is_set_is_used() -> None:
@@ -40,3 +41,16 @@ def test_nothing_needs_to_be_set() -> None:
 def test_a_value_that_cannot_be_read_is_refused_by_the_name_of_its_variable(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"^{name}: "):
         batch_settings({name: value})
+
+
+def test_weights_of_keys_are_by_share() -> None:
+    found = key_weights({"NEAPTIDE_KEY_WEIGHTS": "one:x2, two:x0.5,three"})
+    assert found == {principal_for("one").share: 2.0, principal_for("two").share: 0.5}
+    assert key_weights({}) == {}
+
+
+@pytest.mark.parametrize("value", ["secret:x0", "secret:y2", "secret:batch", "secret:admin:x2", ":x2"])
+def test_a_weight_that_cannot_be_is_refused_without_its_key(value: str) -> None:
+    with pytest.raises(ValueError, match=r"^NEAPTIDE_KEY_WEIGHTS: ") as refused:
+        key_weights({"NEAPTIDE_KEY_WEIGHTS": value})
+    assert "secret" not in str(refused.value)

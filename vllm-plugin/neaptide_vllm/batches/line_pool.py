@@ -4,7 +4,7 @@ vLLM knows a priority and an arrival time. Turns between keys, deadlines of batc
 here, before a line is opened: few lines wait in vLLM, and those only so that it never runs dry.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from neaptide.engine.messages import AddBatch, BatchDeadlineStatus
 from neaptide.engine.offline.deadline_status import DeadlineJudge
@@ -39,11 +39,12 @@ class LinePool:
     Args:
         most_lines: most lines that are open at once.
         kv_tokens: most tokens that the open lines hold, prompts and expected answers together.
+        weights: of the keys' shares; 1 unless given.
     """
 
-    def __init__(self, most_lines: int, kv_tokens: int) -> None:
+    def __init__(self, most_lines: int, kv_tokens: int, weights: Mapping[str, float] | None = None) -> None:
         self._most_lines, self._kv_tokens = most_lines, kv_tokens
-        self._turns = ByShares({})
+        self._turns = ByShares(weights or {})
         self._pool = OfflinePool(by_prefix=True, turns=self._turns)
         self._open: dict[str, tuple[Request, int]] = {}
         """Open requests, and the tokens that each holds."""

@@ -24,7 +24,7 @@ from neaptide.server.engine_client.client import EngineClient
 from neaptide.server.engine_client.events import LineReply
 from neaptide_vllm.batches.line_app import HttpReply, LineApp
 from neaptide_vllm.batches.line_pool import LinePool
-from neaptide_vllm.batches.tiers import BATCH_PRIORITY, PRIORITY_HEADER
+from neaptide_vllm.batches.middleware import BATCH_PRIORITY, PRIORITY_HEADER
 
 logger = logging.getLogger(__name__)
 

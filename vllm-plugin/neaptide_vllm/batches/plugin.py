@@ -39,8 +39,8 @@ from neaptide_vllm.batches.engine_end import EngineEnd, VllmClient
 from neaptide_vllm.batches.line_app import LineApp
 from neaptide_vllm.batches.line_pool import LinePool
 from neaptide_vllm.batches.link import VllmLink
-from neaptide_vllm.batches.settings import batch_settings
-from neaptide_vllm.batches.tiers import TierMiddleware
+from neaptide_vllm.batches.middleware import RequestMiddleware
+from neaptide_vllm.batches.settings import batch_settings, key_weights
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +81,7 @@ class BatchesPlugin:
         self._engine_end: EngineEnd | None = None
         self._service: BatchService | None = None
         self._client = EngineClient()
+        self._weights: dict[str, float] = {}
         self._link: VllmLink | None = None
         self._series: BatchMetrics | None = None
         self._refreshing: asyncio.Task[None] | None = None
@@ -90,7 +91,7 @@ class BatchesPlugin:
         _log_as_vllm_does()
         self._app = app
         app.router.routes.append(self._route)
-        app.add_middleware(TierMiddleware)
+        app.add_middleware(RequestMiddleware)
         app.router.lifespan_context = self._around(app.router.lifespan_context)
 
     async def init_state(self, engine_client: VllmClient | None, state: State, args: Namespace) -> None:
@@ -108,12 +109,13 @@ class BatchesPlugin:
         rank = engine_client.vllm_config.parallel_config._api_process_rank
         if rank > 0:
             self._route.app = _refusing("API process 0")
-            logger.info("files and batches are served by API process 0, not by this one, %d", rank)
+            logger.info("neaptide_batches: API process 0 serves files and batches, not this one, %d", rank)
             return
         models = state.openai_serving_models
         names = [path.name for path in models.base_model_paths] + list(models.lora_requests)
         compiler = BodyCompiler(tuple(names))
         try:
+            self._weights = key_weights()
             service = BatchService(
                 batch_settings(),
                 self._client,
@@ -149,7 +151,8 @@ class BatchesPlugin:
         self._engine_end = end
         slots = config.scheduler_config.max_num_seqs
         kv_tokens = (config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size
-        pool = LinePool(max(1, slots - int(slots * FREE_SHARE)), int(kv_tokens * (1 - FREE_SHARE)))
+        most_lines, most_tokens = max(1, slots - int(slots * FREE_SHARE)), int(kv_tokens * (1 - FREE_SHARE))
+        pool = LinePool(most_lines, most_tokens, self._weights)
         self._link = VllmLink(LineApp(self._app), self._client, pool, lambda: end.is_near)
         self._client.attach(self._link, _ready(config))
         self._series = BatchMetrics(REGISTRY, self._service.store, time.time, self._service.outlooks)

@@ -5,11 +5,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from neaptide.engine.params import Tier
 from neaptide.server.batches.checking.create import window_seconds
 from neaptide.server.batches.storing.files import MAX_EXPIRY_S, MIN_EXPIRY_S
 from neaptide.server.batches.wiring import BatchSettings
+from neaptide.server.http.auth import KeyRing
 
 DATA_DIR, WINDOWS, RETENTION = "NEAPTIDE_DATA_DIR", "NEAPTIDE_COMPLETION_WINDOWS", "NEAPTIDE_FILE_RETENTION_DAYS"
+KEY_WEIGHTS = "NEAPTIDE_KEY_WEIGHTS"
 DEFAULT_DATA_DIR = "~/.local/share/neaptide-vllm"
 DAY_S = 86_400
 T = TypeVar("T")
@@ -22,6 +25,15 @@ def batch_settings(environment: Mapping[str, str] = os.environ) -> BatchSettings
         completion_windows=_read(environment, WINDOWS, "24h", _windows),
         file_life_s=_read(environment, RETENTION, "30", _life_s),
     )
+
+
+def key_weights(environment: Mapping[str, str] = os.environ) -> dict[str, float]:
+    """Weights of API keys in offline work, by share; a key that is not named has 1.
+
+    Raises:
+        ValueError: an entry is not ``KEY:xWEIGHT``. The message names the variable and no key.
+    """
+    return _read(environment, KEY_WEIGHTS, "", _weights)
 
 
 def _read(environment: Mapping[str, str], name: str, default: str, read: Callable[[str], T]) -> T:
@@ -43,3 +55,12 @@ def _life_s(text: str) -> int:
     if not MIN_EXPIRY_S <= days * DAY_S <= MAX_EXPIRY_S:
         raise ValueError(f"{text} must be from {MIN_EXPIRY_S / DAY_S:.3f} to {MAX_EXPIRY_S // DAY_S} days")
     return int(days * DAY_S)
+
+
+def _weights(text: str) -> dict[str, float]:
+    ring = KeyRing([entry.strip() for entry in text.split(",") if entry.strip()])
+    for one in ring.principals:
+        # Whether a key may do something is vLLM's to say.
+        if one.is_admin or one.tier is not Tier.DEFAULT:
+            raise ValueError("only a weight may follow a key, as in KEY:x2")
+    return ring.share_weights

@@ -9,6 +9,9 @@ from neaptide.engine.deadlines import first_token_due_s, later_token_due_s
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
+TARGETS = ("ttft_ms", "tpot_ms")
+"""Names of a request's targets in ``vllm_xargs``."""
+
 
 def is_offline(request: "Request") -> bool:
     """Whether a request has no latency target: its priority is above 0."""
@@ -57,14 +60,23 @@ class Online:
 
 
 def target_s(arguments: Mapping[str, Any] | None, name: str, default_s: float) -> float:
-    """A target in seconds that a request names in ``vllm_xargs`` in milliseconds, or the default if it names none that
-    is possible."""
-    value = (arguments or {}).get(name)
-    if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            return default_s
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < math.inf:
+    """A target in seconds that a request names in ``vllm_xargs``, or the default if it names none that is possible."""
+    try:
+        return target_ms((arguments or {})[name]) / 1e3
+    except (KeyError, ValueError):
         return default_s
-    return value / 1e3
+
+
+def target_ms(value: object) -> float:
+    """A target in milliseconds, as a request names it.
+
+    Raises:
+        ValueError: it is not a positive number, nor the text of one.
+    """
+    try:
+        number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not 0.0 < number < math.inf:
+        raise ValueError("a target must be a positive number of milliseconds")
+    return number
