@@ -29,6 +29,7 @@ def test_without_settings_targets_are_derived(nothing: Any) -> None:
         ({"tpot_ms": math.nan}, "tpot_ms is nan"),
         ({"offline_max_kv_ratio": 1.5}, "offline_max_kv_ratio must be above 0 and at most 1"),
         ({"delivery_ms": -1}, "delivery_ms must not be negative"),
+        ({"profile": "none"}, "profile: no profile 'none'"),
         ({"headroom": "none"}, "no headroom predictor 'none'"),
     ],
 )
@@ -42,7 +43,7 @@ def test_a_request_names_its_target_in_milliseconds(value: Any) -> None:
     assert target_s({"ttft_ms": value}, "ttft_ms", 1.0) == 0.25
 
 
-@pytest.mark.parametrize("value", [0, -1, "soon", True, None, [250], math.inf, math.nan])
+@pytest.mark.parametrize("value", [0, -1, "soon", True, None, [250], math.inf, math.nan, 10**400])
 def test_a_target_that_cannot_be_leaves_the_default(value: Any) -> None:
     assert target_s({"ttft_ms": value}, "ttft_ms", 1.0) == 1.0
 

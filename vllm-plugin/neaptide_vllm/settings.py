@@ -4,8 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
+from neaptide.estimator.cost.roofline import RooflineModel
+from neaptide.estimator.device_profile import load_profile
 from neaptide.estimator.recipes import DEFAULT_HEADROOM, check_headroom
+
+HOST_S = 1e-3
+"""First guess of the time that vLLM's own scheduling adds to a step."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -21,6 +27,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Largest fraction of the KV blocks that offline requests hold."""
     headroom: str = DEFAULT_HEADROOM
     """How blocks and slots are kept for chats; see docs/memory.md."""
+    profile: str | None = None
+    """Device profile, a name or a file: its step times, corrected by every measured step. None learns them from steps
+    alone."""
     log_interval_s: float = 60.0
     """Time between two log lines about what was given to whom."""
 
@@ -50,4 +59,22 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not settings.delivery_ms >= 0.0:
             raise ValueError("--additional-config: neaptide: delivery_ms must not be negative")
         check_headroom(settings.headroom)
+        settings.profiled()
         return settings
+
+    def profiled(self) -> RooflineModel | None:
+        """The profile's step times with a guess of vLLM's own for each step, which no calibration measures; None
+        without a profile.
+
+        Raises:
+            ValueError: there is no such profile.
+        """
+        if self.profile is None:
+            return None
+        try:
+            model = RooflineModel.from_profile(load_profile(self.profile))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"--additional-config: neaptide: profile: {error}") from error
+        # Only a term that is there can be corrected: without it, every other would grow for vLLM's own time.
+        costs = {name: replace(cost, fixed_s=cost.fixed_s + HOST_S) for name, cost in model.costs.items()}
+        return RooflineModel(costs, model.overlap_kappa, model.tile_tokens, model.overlaps_copies)

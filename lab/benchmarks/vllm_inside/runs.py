@@ -5,12 +5,15 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from tempfile import NamedTemporaryFile
+from typing import Any
 
 import numpy as np
 
 from lab.benchmarks.vllm_inside.virtual import BEGIN_S, Setup, Token, VirtualServer
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.roofline import RooflineModel
+from neaptide.estimator.device_profile import save_profile
 from neaptide.loadgen.workloads.online_sets import poisson_arrivals
 from neaptide.simulation.simulator import simulate
 from neaptide_lab.experiments.w5.machine import (
@@ -164,8 +167,16 @@ def own_engine(name: str, bench: Bench, seed: int, tpot_slo_s: float) -> Figures
     return Figures(name, seed, result.online.requests, 100.0 * result.attained, *latencies, result.offline_tokens_per_s)
 
 
-def targets_ms(tpot_slo_s: float) -> dict[str, float]:
+def targets_ms(tpot_slo_s: float) -> dict[str, Any]:
     return {"ttft_ms": 1e3 * TTFT_OVER_TPOT * tpot_slo_s, "tpot_ms": 1e3 * tpot_slo_s}
+
+
+def profiled(name: str, bench: Bench, seed: int, tpot_slo_s: float) -> Figures:
+    """Ours inside with the machine's profile, from a file as an operator gives it."""
+    with NamedTemporaryFile(suffix=".json") as file:
+        save_profile(bench.profile, file.name)
+        setup = Setup(settings=targets_ms(tpot_slo_s) | {"profile": file.name})
+        return figures(name, setup, bench, seed, tpot_slo_s)
 
 
 def rows_of(tpot_slo_s: float) -> dict[str, Row]:
@@ -173,6 +184,7 @@ def rows_of(tpot_slo_s: float) -> dict[str, Row]:
     rows: dict[str, Row] = {
         "chats alone": partial(figures, setup=Setup("fcfs"), has_offline=False),
         "ours inside": partial(figures, setup=Setup(settings=targets_ms(tpot_slo_s))),
+        "ours inside, with a profile": profiled,
         "own engine": own_engine,
         "fcfs": partial(figures, setup=Setup("fcfs")),
     }

@@ -2,16 +2,22 @@
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from lab.benchmarks.vllm_inside.virtual import Setup, VirtualServer, token_at
-from neaptide_vllm.scheduling import factory
+from neaptide.engine.steps.plan import BatchShape
+from neaptide.estimator.cost.step_cost import StepCost
+from neaptide.estimator.device_profile import load_profile, save_profile
+from neaptide_vllm.scheduling import coserving, factory
 from neaptide_vllm.scheduling.coserving import CoServing
 from neaptide_vllm.scheduling.factory import make_scheduler
 from neaptide_vllm.series import PREFIX
+from neaptide_vllm.settings import HOST_S
 
 TARGETS = {"ttft_ms": 200, "tpot_ms": 40}
 
@@ -129,6 +135,29 @@ def test_what_is_given_is_counted() -> None:
     assert recent["online_tokens"] == 101
     assert recent["offline_s"] > recent["streams_s"] > 0
     assert recent["offline_tokens"] > 1000
+
+
+def test_one_log_line_a_minute_says_what_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(coserving.logger, "info", lambda text, *args: lines.append(text % args))
+    server = VirtualServer(Setup(settings=TARGETS), lambda parts: 1.0)
+    flood(server, 100, max_tokens=400)
+    for _ in range(125):
+        server.step()
+    assert len(lines) == 2
+    assert all(line.startswith("neaptide, last 60 s: of the step time 0% to chats' streams") for line in lines)
+
+
+def test_a_profile_gives_the_step_times_from_the_start(tmp_path: Path) -> None:
+    cost = StepCost(fixed_s=0.005, gemm_curve_s=(5e-4, 1e-3), pair_s=0.0, kv_token_s=0.0)
+    profile = msgspec.structs.replace(
+        load_profile("cpu-neaptide-tiny"), costs=dict.fromkeys(("prefill", "decode", "mixed"), cost)
+    )
+    save_profile(profile, tmp_path / "profile.json")
+    model = started(settings=TARGETS | {"profile": str(tmp_path / "profile.json")}).scheduler.cost_model
+    shape = BatchShape()
+    shape.add(100, 0)
+    assert model.predict(shape).seconds == pytest.approx(step_s([(100, 0)]) + HOST_S, rel=0.01)
 
 
 def test_an_answer_of_one_token_counts() -> None:

@@ -1,4 +1,4 @@
-"""The cost model of a server that was never measured: a guess that its own steps replace."""
+"""The cost model inside vLLM: a profile if the operator gives one, else a guess that the server's own steps replace."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -21,10 +21,12 @@ class LearnedCostModel:
 
     Args:
         background: where fits run, which take a few tenths of a second; None runs them at once.
+        profiled: step times of a profile. Measured steps correct them and never replace them.
     """
 
-    def __init__(self, background: Executor | None = None) -> None:
-        self._model = OnlineCostModel(RooflineModel.generic())
+    def __init__(self, background: Executor | None = None, profiled: RooflineModel | None = None) -> None:
+        self._model = OnlineCostModel(profiled or RooflineModel.generic())
+        self._fits_at = FITS_AT if profiled is None else ()
         self._samples: deque[StepSample] = deque(maxlen=FITS_AT[-1])
         self._background = background
         self._fit: Future[OnlineCostModel] | None = None
@@ -49,10 +51,10 @@ class LearnedCostModel:
         self.num_observed += 1
         if self._fit is not None and self._fit.done():
             self._model, self._fit = self._fit.result(), None
-        if self.num_observed > FITS_AT[-1]:
+        if not self._fits_at or self.num_observed > self._fits_at[-1]:
             return
         self._samples.append(StepSample(shape, seconds))
-        if self.num_observed in FITS_AT:
+        if self.num_observed in self._fits_at:
             samples = list(self._samples)
             if self._background is None:
                 self._model = _fitted(samples)
