@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import vllm.envs as envs
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
@@ -21,12 +22,13 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from neaptide.engine.config import SchedulerConfig
+from neaptide.engine.scheduler.budget import Reads
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.recipes import build_headroom
 from neaptide_vllm.scheduling.cost import LearnedCostModel
 from neaptide_vllm.scheduling.online import Online, is_offline, target_s
 from neaptide_vllm.scheduling.planner import Planner
-from neaptide_vllm.scheduling.step import WHOLE, Step
+from neaptide_vllm.scheduling.step import COMPUTED, WHOLE, Roster, Step, column
 from neaptide_vllm.scheduling.targets import DefaultTargets
 from neaptide_vllm.scheduling.waiting import WaitingQueue
 from neaptide_vllm.series import PLUGIN, Given
@@ -66,7 +68,7 @@ class CoServing(Base):
         self.waiting: WaitingQueue = WaitingQueue(self.online)
         self.kv_holding_waiting: WaitingQueue = WaitingQueue(self.online)
         pool = ThreadPoolExecutor(1, "neaptide-fit") if self.fits_in_background else None
-        self.cost_model = LearnedCostModel(pool)
+        self.cost_model = LearnedCostModel(pool, settings.profiled())
         self.targets = DefaultTargets(settings, self.cost_model)
         config = SchedulerConfig(
             max_num_seqs=self.max_num_active_reqs,
@@ -87,6 +89,8 @@ class CoServing(Base):
         self._offline_watermark = 0
         self._slots_left = 0
         """Offline requests that may be admitted in this step."""
+        self._roster = Roster([], self.online)
+        self._pauses_decodes = vllm_config.parallel_config.pipeline_parallel_size > 1
         self._step: Step | None = None
         """The step that is planned; None once planning has failed."""
         self.is_planning = True
@@ -167,14 +171,15 @@ class CoServing(Base):
     def _plan(self, began_s: float) -> Step:
         """Plans a step, makes room for it and opens the queues."""
         self._update_targets()
+        if self._roster.running != self.running:
+            self._roster = Roster(self.running, self.online)
         step = Step(
             self._start_s(began_s),
-            self.running,
-            self.online,
+            self._roster,
             self.cost_model,
             self.max_num_scheduled_tokens,
             self.block_size,
-            self.current_step + 1,
+            self.current_step + 1 if self._pauses_decodes else None,
         )
         ready: list[Online] = []
         blocked: list[Request] = []
@@ -189,7 +194,7 @@ class CoServing(Base):
         self._make_way(step, named, began_s)
         # vLLM looks whether those that were blocked are ready.
         self.waiting.begin(named + blocked, step.offline_limit_s > 0.0 and self._slots_left > 0)
-        if step.is_mixed:
+        if self._roster.is_mixed:
             self.running.sort(key=is_offline)  # blocks of online requests are allocated first
         return step
 
@@ -286,22 +291,19 @@ class CoServing(Base):
     def _shape_of(self, output: SchedulerOutput) -> BatchShape:
         """The step's shape, whose tokens are counted by class. A decode with drafts counts as a decode for each
         token."""
-        shape, requests, known = BatchShape(), self.requests, self.online
-        drafts = output.scheduled_spec_decode_tokens
-        count = total = longest = num_online = 0
-        for request_id, num_tokens in output.num_scheduled_tokens.items():
-            context = requests[request_id].num_computed_tokens - num_tokens
-            if request_id in known:
-                num_online += num_tokens
-            if (num_tokens == 1 and context) or request_id in drafts:
-                count += num_tokens
-                total += context + 1
-                if context >= longest:
-                    longest = context + 1
-            else:
-                shape.add(num_tokens, context)
-        if count:
-            shape.add_decodes(count, total, longest)
+        scheduled, drafts = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
+        num_tokens = np.fromiter(scheduled.values(), np.int64, len(scheduled))
+        contexts = column(COMPUTED, list(map(self.requests.__getitem__, scheduled))) - num_tokens
+        is_decode = (num_tokens == 1) & (contexts > 0)
+        if drafts:
+            is_decode |= np.fromiter(map(drafts.__contains__, scheduled), np.bool_, len(scheduled))
+        shape = BatchShape()
+        for chunk_tokens, context in zip(num_tokens[~is_decode].tolist(), contexts[~is_decode].tolist(), strict=True):
+            shape.add(chunk_tokens, context)
+        if is_decode.any():
+            shape.add_decodes(int(num_tokens[is_decode].sum()), *Reads.among(contexts[is_decode] + 1))
+        is_online = np.fromiter(map(self.online.__contains__, scheduled), np.bool_, len(scheduled))
+        num_online = int(num_tokens[is_online].sum())
         self.given.add("online_tokens", num_online)
         self.given.add("offline_tokens", output.total_num_scheduled_tokens - num_online)
         return shape

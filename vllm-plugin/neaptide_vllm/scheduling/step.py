@@ -1,12 +1,13 @@
 """The plan of one step: how many tokens each request of vLLM may compute in it."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import attrgetter
 
 import numpy as np
 from vllm.v1.request import Request
 
-from neaptide.engine.arrays import FloatArray, IntArray
+from neaptide.engine.arrays import IntArray
 from neaptide.engine.deadlines import later_token_due_s
 from neaptide.engine.interfaces import CostModel
 from neaptide.engine.scheduler.budget import Reads, StepBudget
@@ -17,15 +18,40 @@ from neaptide_vllm.scheduling.online import Online
 WHOLE = 1 << 30
 """Grant of a request that may compute all that vLLM would."""
 
+REQUEST_ID = attrgetter("request_id")
+COMPUTED, TOTAL, NUM_PROMPT = map(attrgetter, ("num_computed_tokens", "num_tokens", "num_prompt_tokens"))
+IN_FLIGHT, ELIGIBLE = attrgetter("num_output_placeholders"), attrgetter("next_decode_eligible_step")
+MAX_TOKENS = attrgetter("max_tokens")
+
+
+class Roster:
+    """What does not change of running requests as long as they are the same ones, in columns.
+
+    Args:
+        running: vLLM's running requests.
+        known: the online requests by id.
+    """
+
+    def __init__(self, running: Sequence[Request], known: Mapping[str, Online]) -> None:
+        self.running = list(running)
+        self.onlines = list(map(known.get, map(REQUEST_ID, running)))
+        """[running] None for offline requests."""
+        self.is_online = np.array([online is not None for online in self.onlines], np.bool_)
+        self.tpot_slo_s = np.array([math.inf if online is None else online.tpot_slo_s for online in self.onlines])
+        self.num_prompt, self.max_tokens = column(NUM_PROMPT, running), column(MAX_TOKENS, running)
+        self.offline = [request for request, online in zip(running, self.onlines, strict=True) if online is None]
+        self.nothing_granted = dict.fromkeys(map(REQUEST_ID, self.offline), 0)
+        self.is_mixed = bool((self.is_online[1:] > self.is_online[:-1]).any())
+        """Whether an online request stands behind an offline one."""
+
 
 class Step:
     """Implements ``JudgedStep`` over vLLM's running requests, and collects what each may compute.
 
     Args:
         now_s: when the step begins.
-        running: vLLM's running requests.
-        known: the online requests by id.
-        next_index: vLLM's number of the step.
+        roster: vLLM's running requests.
+        next_index: vLLM's number of the step; None if vLLM lets no request pause between two of its decodes.
     """
 
     is_abortable = False
@@ -33,12 +59,11 @@ class Step:
     def __init__(
         self,
         now_s: float,
-        running: Sequence[Request],
-        known: Mapping[str, Online],
+        roster: Roster,
         cost_model: CostModel,
         max_tokens: int,
         block_size: int,
-        next_index: int,
+        next_index: int | None,
     ) -> None:
         self.now_s, self.block_size = now_s, block_size
         self.budget = StepBudget(cost_model, max_tokens)
@@ -46,94 +71,67 @@ class Step:
         self.chosen: list[Candidate] = []
         self.num_parts = 0
         self.arrival_waits_s = math.inf
-        self.grants: dict[str, int] = {}
-        """Tokens of every online prompt and every running offline request. Online decodes are not here."""
         self.offline_limit_s = 0.0
         """Longest step for offline requests that are admitted."""
         self.barred: set[str] = set()
         """Requests that were preempted for this step: they do not come back in it."""
         self.seconds_for: dict[str, float] = {}
         """Predicted seconds of the step by kind of work."""
-        self.online_prompts: list[Online] = []
-        """Running online requests that lack more than a token."""
-        self.offline_prompts: list[Request] = []
-        self.num_online = 0
-        """Running online requests."""
-        self.online_blocks = 0
-        """Blocks that they hold, of each kind of cache."""
-        self.is_mixed = False
-        """Whether one of them stands behind an offline request."""
-        self.offline: list[Request] = []
-        """Running offline requests."""
-        self._offline_decodes: list[Request] = []
-        self._offline_contexts: list[int] = []
-        self._decode_contexts: list[int] = []
-        self._spare_tokens = 0
-        """Tokens that online decodes compute beyond one each: drafts of speculation."""
-        self._stream_rows: tuple[list[int], list[int], list[float], list[float]] = ([], [], [], [])
-        self._streams: Streams | None = None
-        self._look_at(running, known, next_index)
+        self._look_at(roster, next_index)
 
-    def _look_at(self, running: Iterable[Request], known: Mapping[str, Online], next_index: int) -> None:
-        """Sorts the running requests into kinds of work. Leaves out those that vLLM passes by."""
-        totals, num_outputs, slos_s, firsts_s = self._stream_rows
-        decode_contexts, block_size, now_s, grants = self._decode_contexts, self.block_size, self.now_s, self.grants
-        num_online = online_blocks = spare_tokens = 0
-        for request in running:
-            request_id, computed = request.request_id, request.num_computed_tokens
-            in_flight, total = request.num_output_placeholders, request.num_tokens
-            lacking = total + in_flight - computed
-            online = known.get(request_id)
-            if online is None:
-                self.offline.append(request)
-                grants[request_id] = 0
-            else:
-                num_online += 1
-                online_blocks += -(-computed // block_size)
-                self.is_mixed |= bool(self.offline)
-            if lacking <= 0 or request.next_decode_eligible_step > next_index:
-                continue
-            num_prompt = request.num_prompt_tokens
-            if in_flight and computed + 2 - in_flight >= num_prompt + request.max_tokens:
-                continue  # its last token is in flight
-            is_decode = lacking == 1 and computed > 0
-            if online is None:
-                if is_decode:
-                    self._offline_decodes.append(request)
-                    self._offline_contexts.append(computed)
-                else:
-                    self.offline_prompts.append(request)
-                continue
-            num_output = total - num_prompt + (in_flight > 0)
-            if num_output > 0:
-                totals.append(total)
-                num_outputs.append(num_output)
-                slos_s.append(online.tpot_slo_s)
-                first_s = online.first_token_s
-                firsts_s.append(first_s if first_s < math.inf else now_s)
-            if is_decode:
-                decode_contexts.append(computed)
-                spare_tokens += len(request.spec_token_ids)
-            else:
-                self.online_prompts.append(online)
-        self.num_online, self.online_blocks, self._spare_tokens = num_online, online_blocks, spare_tokens
+    def _look_at(self, roster: Roster, next_index: int | None) -> None:
+        """Sorts the running requests into kinds of work. Leaves out those that vLLM passes by.
+
+        Requests are read in columns: a loop over several hundred of them would take longer than all the planning.
+        """
+        running, is_online = roster.running, roster.is_online
+        computed, total, in_flight = (column(read, running) for read in (COMPUTED, TOTAL, IN_FLIGHT))
+        lacking = total + in_flight - computed
+        is_last = (in_flight > 0) & (computed + 2 - in_flight >= roster.num_prompt + roster.max_tokens)
+        is_open = (lacking > 0) & ~is_last
+        if next_index is not None:
+            is_open &= column(ELIGIBLE, running) <= next_index
+        is_decode = is_open & (lacking == 1) & (computed > 0)
+
+        self.offline = roster.offline
+        """Running offline requests."""
+        self.grants = roster.nothing_granted.copy()
+        """Tokens of every online prompt and every running offline request. Online decodes are not here."""
+        self.num_online = len(running) - len(self.offline)
+        """Running online requests."""
+        self.online_blocks = int((-(-computed[is_online] // self.block_size)).sum())
+        """Blocks that they hold, of each kind of cache."""
+        rows = (is_decode & ~is_online).nonzero()[0]
+        self._offline_decodes = [running[row] for row in rows.tolist()]
+        self._offline_contexts: IntArray = computed[rows]
+        self.offline_prompts = [running[row] for row in (is_open & ~is_decode & ~is_online).nonzero()[0].tolist()]
+        rows = (is_decode & is_online).nonzero()[0]
+        self._decode_contexts: IntArray = computed[rows]
+        self._spare_tokens = sum(len(running[row].spec_token_ids) for row in rows.tolist())
+        """Tokens that online decodes compute beyond one each: drafts of speculation."""
+        rows = (is_open & ~is_decode & is_online).nonzero()[0]
+        self.online_prompts = [online for row in rows.tolist() if (online := roster.onlines[row]) is not None]
+        num_output = total - roster.num_prompt + (in_flight > 0)
+        rows = (is_open & is_online & (num_output > 0)).nonzero()[0]
+        self._streams = self._streams_of(roster, rows, total[rows], num_output[rows])
+
+    def _streams_of(self, roster: Roster, rows: IntArray, total: IntArray, num_output: IntArray) -> Streams:
+        first_s = [online.first_token_s for row in rows.tolist() if (online := roster.onlines[row]) is not None]
+        tpot_slo_s = roster.tpot_slo_s[rows]
+        # A step in flight samples a first token that is not there yet.
+        due_s = later_token_due_s(np.minimum(first_s, self.now_s), num_output, tpot_slo_s, np.zeros(len(rows)))
+        return Streams(np.arange(len(rows)), total, num_output, tpot_slo_s, due_s)
 
     # ---- as a step that is judged ----
 
     def streams(self) -> Streams:
-        if self._streams is None:
-            totals, num_outputs, slos_s, firsts_s = self._stream_rows
-            num_output: IntArray = np.array(num_outputs, np.int64)
-            tpot_slo_s: FloatArray = np.array(slos_s)
-            due_s = later_token_due_s(np.array(firsts_s), num_output, tpot_slo_s, np.zeros(len(totals)))
-            self._streams = Streams(np.arange(len(totals)), np.array(totals, np.int64), num_output, tpot_slo_s, due_s)
         return self._streams
 
     def stream_reads(self) -> Reads:
         return Reads.among(self.streams().total)
 
     def offline_contexts(self) -> IntArray:
-        return np.array(self._offline_contexts, np.int64)
+        return self._offline_contexts
 
     # ---- building ----
 
@@ -144,9 +142,9 @@ class Step:
 
     def add_online_decodes(self) -> None:
         """Schedules all online decodes."""
-        if not self._decode_contexts:
+        contexts = self._decode_contexts
+        if not len(contexts):
             return
-        contexts = np.array(self._decode_contexts, np.int64)
         self.budget.add_decodes(len(contexts) + self._spare_tokens, Reads.of(contexts))
         self.num_parts += len(contexts)
 
@@ -163,8 +161,8 @@ class Step:
         """
         if not self._offline_decodes:
             return True
-        contexts = self.offline_contexts()
-        count, decodes = self.budget.most_decodes(contexts, limit_s), self._offline_decodes
+        contexts, decodes = self._offline_contexts, self._offline_decodes
+        count = self.budget.most_decodes(contexts, limit_s)
         if count < len(decodes):
             order = sorted(range(len(decodes)), key=lambda row: last_granted.get(decodes[row].request_id, -1))
             decodes, contexts = [decodes[row] for row in order], contexts[order]
@@ -175,7 +173,7 @@ class Step:
             chosen = decodes[:count]
             drafts = sum(len(request.spec_token_ids) for request in chosen)
             self.budget.add_decodes(count + drafts, Reads.of(contexts[:count]))
-            self.grants.update((request.request_id, WHOLE) for request in chosen)
+            self.grants.update(dict.fromkeys(map(REQUEST_ID, chosen), WHOLE))
             self.num_parts += count
         return count == len(decodes)
 
@@ -186,4 +184,10 @@ class Step:
 
     def granted_offline(self) -> Collection[str]:
         """Running offline requests that are scheduled."""
-        return [request.request_id for request in self.offline if self.grants[request.request_id]]
+        grants = self.grants
+        return [request_id for request_id in map(REQUEST_ID, self.offline) if grants[request_id]]
+
+
+def column(read: Callable[[Request], int], requests: Sequence[Request]) -> IntArray:
+    """[requests] what is read of each."""
+    return np.fromiter(map(read, requests), np.int64, len(requests))
