@@ -1,5 +1,6 @@
 """A real ``vllm serve`` with the plug-in of files and batches."""
 
+import socket
 import subprocess
 from contextlib import suppress
 from functools import cache
@@ -48,15 +49,19 @@ class VllmServer(RunningServer):
         self._command = [*command, *_FLAGS, "--port", str(self.port), *flags]
 
     def wait_ready(self) -> None:
-        """Waits twice as long as others do: it imports for a minute, and on a busy machine for several."""
-        with suppress(AssertionError):
-            super().wait_ready()
+        """Waits several times as long as others do: each process imports for ten seconds, and minutes on a busy
+        machine."""
+        for _ in range(4):
+            with suppress(AssertionError):
+                super().wait_ready()
+                return
         super().wait_ready()
 
     def _is_ready(self) -> bool:
         try:
+            socket.create_connection(("127.0.0.1", self.port)).close()  # an HTTP client would take the server's time
             return self.http.get("/health").status_code == 200
-        except httpx.TransportError:
+        except (OSError, httpx.TransportError):
             return False
 
     @property
@@ -69,6 +74,12 @@ class VllmServer(RunningServer):
     def engine(self) -> psutil.Process:
         (engine,) = [child for child in psutil.Process(self.process.pid).children() if "EngineCor" in child.name()]
         return engine
+
+    @property
+    def worker(self) -> psutil.Process:
+        """The process that computes; vLLM has one with ``--distributed-executor-backend mp``."""
+        (worker,) = [child for child in self.engine.children() if "Worker" in child.name()]
+        return worker
 
     def end_by_killing(self, victim: psutil.Process) -> None:
         """SIGKILL for one process; returns once nothing of the server runs."""

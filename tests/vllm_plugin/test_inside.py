@@ -28,6 +28,12 @@ def test_texts_are_those_of_plain_vllm() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_lora_and_images() -> None:
+    run("test_lora_and_images.py")
+
+
+@pytest.mark.full
 @pytest.mark.timeout(7200)
 def test_fuzz_of_100000_steps() -> None:
     run("test_fuzz.py", NEAPTIDE_TEST_FUZZ_STEPS="100000")

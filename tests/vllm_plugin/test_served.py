@@ -1,5 +1,7 @@
 """Files and batches in a real ``vllm serve`` whose processes are killed."""
 
+import os
+import random
 import signal
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from tests.vllm_plugin.server import MODEL, VllmServer, needs_plugin
 # A start takes twenty seconds, and minutes on a busy machine.
 pytestmark = [pytest.mark.timeout(3600), *needs_plugin]
 NUM_LINES = 200
+NUM_KILLS = int(os.environ.get("NEAPTIDE_TEST_KILLS", "30"))
 
 
 def asking(index: int) -> dict[str, Any]:
@@ -21,10 +24,10 @@ def asking(index: int) -> dict[str, Any]:
     return {"model": MODEL, "messages": messages, "max_completion_tokens": 24, "ignore_eos": True}
 
 
-def assert_every_line_once(server: VllmServer, batch_id: str) -> None:
+def assert_every_line_once(server: VllmServer, batch_id: str, num_lines: int = NUM_LINES) -> None:
     batch = wait_terminal(server, batch_id)
-    assert batch["request_counts"] == {"total": NUM_LINES, "completed": NUM_LINES, "failed": 0}
-    assert [result["custom_id"] for result in result_lines(server, batch)] == [f"c{i}" for i in range(NUM_LINES)]
+    assert batch["request_counts"] == {"total": num_lines, "completed": num_lines, "failed": 0}
+    assert [result["custom_id"] for result in result_lines(server, batch)] == [f"c{i}" for i in range(num_lines)]
 
 
 def test_kills_of_either_process_leave_nothing_running_and_cost_no_line(tmp_path: Path) -> None:
@@ -39,6 +42,23 @@ def test_kills_of_either_process_leave_nothing_running_and_cost_no_line(tmp_path
         assert 80 <= len(durable) < NUM_LINES
         server.start()
         assert_every_line_once(server, batch_id)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(6 * 3600)
+def test_kills_at_drawn_moments_of_every_process_leave_nothing_running_and_cost_no_line(tmp_path: Path) -> None:
+    """API process, engine core and worker die in turns, after a drawn number of further lines."""
+    draw, num_lines = random.Random(44), 40 * NUM_KILLS + NUM_LINES
+    with VllmServer(tmp_path, "--distributed-executor-backend", "mp") as server:
+        batch_id = submit_batch(server, [asking(i) for i in range(num_lines)])
+        for number in range(NUM_KILLS):
+            # Lines that ran at a death run in smaller groups first. Another death among these would convict one.
+            least = get_batch(server, batch_id)["request_counts"]["completed"] + draw.randrange(16, 40)
+            server.wait_for(lambda least=least: get_batch(server, batch_id)["request_counts"]["completed"] >= least)
+            victims = psutil.Process(server.process.pid), server.engine, server.worker
+            server.end_by_killing(victims[number % 3])
+            server.start()
+        assert_every_line_once(server, batch_id, num_lines)
 
 
 def test_a_stop_keeps_the_batch(tmp_path: Path) -> None:
