@@ -33,6 +33,10 @@ class Rival:
     name: str
     flags: tuple[str, ...]
 
+    @property
+    def knows_priorities(self) -> bool:
+        return "fcfs" not in self.flags
+
 
 PRIORITY = ("--scheduling-policy", "priority")
 FCFS = Rival("vllm fcfs", ("--scheduling-policy", "fcfs"))
@@ -103,7 +107,7 @@ async def run_rival(plan: Plan, machine: Machine, rival: Rival, *, offline: bool
     arrivals = plan.arrivals_s()
     prompts = random_prompts(len(arrivals), ONLINE_IN, vocab_size(plan.model), seed=plan.seed)
     records: list[ChatRecord] = []
-    by_priority = "priority" in rival.flags
+    by_priority = rival.knows_priorities
     with tempfile.TemporaryDirectory() as directory:
         limits = httpx.Limits(max_connections=None)
         async with (
