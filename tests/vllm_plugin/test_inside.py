@@ -29,8 +29,8 @@ def test_texts_are_those_of_plain_vllm() -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(3600)
-def test_lora_and_images() -> None:
-    run("test_lora_and_images.py")
+def test_an_adapter() -> None:
+    run("test_lora.py")
 
 
 @pytest.mark.full
