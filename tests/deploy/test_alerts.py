@@ -23,7 +23,12 @@ UP, STARTS, HTTP = "neaptide_engine_up", "neaptide_engine_starts_total", "neapti
 REPLICAS, PASSED_ON = "neaptide_cluster_replicas", "neaptide_cluster_requests_total"
 LIVES = "neaptide_cluster_replica_starts_total"
 ERROR, ERRORS = "neaptide_step_prediction_error_ratio_sum", "neaptide_step_prediction_error_ratio_count"
+INFO = "neaptide_build_info"
+PENDING = 'neaptide_batch_requests_pending{job="@"}'
+ENDED = 'neaptide_batch_requests_total{job="@",outcome="completed"}'
+OFFLINE = 'neaptide_step_tokens_total{job="@",class="offline"}'
 ALWAYS = "x80"
+STARTED_AGAIN = "100x3 200x3 300x3 400" + ALWAYS
 
 
 def of_target(name: str, labels: str = "") -> str:
@@ -57,8 +62,9 @@ TARGET = {"job": "neaptide", "instance": "@"}
 DIES_AND_IS_GONE = {of_target(UP): "1x4 0" + ALWAYS, of_target(STARTS): "1" + ALWAYS}
 ALL_MISSED = {of_slo(MET, "ttft"): "0" + ALWAYS, of_slo(MISSED, "ttft"): "0+10" + ALWAYS}
 CASES = (
-    Case("NeaptideDown", {of_target("up"): "1x4 0" + ALWAYS}, "6m", TARGET),
-    Case("NeaptideDown", {of_target("up"): "1" + ALWAYS}, "7m", None),
+    Case("NeaptideDown", {of_target("up"): "1x4 0" + ALWAYS, of_target(INFO): "1x4"}, "6m", TARGET),
+    Case("NeaptideDown", {of_target("up"): "1" + ALWAYS, of_target(INFO): "1" + ALWAYS}, "7m", None),
+    Case("NeaptideDown", {of_target("up"): "0" + ALWAYS}, "7m", None),  # no server of ours
     # the engine
     Case("NeaptideEngineDown", DIES_AND_IS_GONE, "6m", TARGET),
     Case("NeaptideEngineDown", DIES_AND_IS_GONE, "5m", None),
@@ -90,10 +96,11 @@ CASES = (
     Case("NeaptideRestarts", {of_target(STARTS): "1x4 2x4 3" + ALWAYS}, "20m", None),
     Case(
         "NeaptideRestarts",
-        {of_target("process_start_time_seconds"): "100x3 200x3 300x3 400" + ALWAYS},
+        {of_target("process_start_time_seconds"): STARTED_AGAIN, of_target(INFO): "1" + ALWAYS},
         "20m",
         TARGET,
     ),
+    Case("NeaptideRestarts", {of_target("process_start_time_seconds"): STARTED_AGAIN}, "20m", None),
     Case(
         "NeaptideRestarts",
         {of_target(STARTS, f'replica="{k}"'): f"0x{3 * k} 1" + ALWAYS for k in (1, 2, 3, 4)},
@@ -125,7 +132,7 @@ CASES = (
         for passed, starts, fires in (("9", "1", TARGET), ("0", "1", None), ("9", "0", None))
     ),
     # targets
-    Case("NeaptideTargetsMissed", ALL_MISSED, "25m", {"tier": "@", "slo": "ttft"}),
+    Case("NeaptideTargetsMissed", ALL_MISSED, "25m", {"job": "neaptide", "tier": "@", "slo": "ttft"}),
     Case(
         "NeaptideTargetsMissed",
         {
@@ -135,7 +142,7 @@ CASES = (
             of_slo(MISSED, "tpot"): "0" + ALWAYS,
         },
         "25m",
-        {"tier": "@", "slo": "ttft"},
+        {"job": "neaptide", "tier": "@", "slo": "ttft"},
     ),
     Case(
         "NeaptideTargetsMissed",
@@ -168,6 +175,25 @@ CASES = (
         for n, fires in (("1", TARGET | {"outlook": outlook}), ("0", None))
     ),
     *(
+        Case(
+            "NeaptideBatchStandsStill",
+            {
+                PENDING: "3" + ALWAYS,
+                ENDED: ended,
+                OFFLINE: tokens,
+                'neaptide_besteffort_paused{job="@"}': paused,
+            },
+            "35m",
+            fires,
+        )
+        for ended, tokens, paused, fires in (
+            ("7" + ALWAYS, "900" + ALWAYS, "0" + ALWAYS, {"job": "@"}),
+            ("0+1" + ALWAYS, "900" + ALWAYS, "0" + ALWAYS, None),
+            ("7" + ALWAYS, "0+9" + ALWAYS, "0" + ALWAYS, None),
+            ("7" + ALWAYS, "900" + ALWAYS, "1" + ALWAYS, None),
+        )
+    ),
+    *(
         Case(alert, {of_target(name): n + ALWAYS}, "70m", fires)
         for alert, name in (
             ("NeaptideStorageFailing", "neaptide_storage_failing"),
@@ -181,7 +207,7 @@ CASES = (
     ),
     *(
         Case("NeaptideRefusesRequests", {of_target("neaptide_admission_rejected_total", 'tier="@"'): n}, "15m", fires)
-        for n, fires in (("0+1" + ALWAYS, {"tier": "@"}), ("7" + ALWAYS, None))
+        for n, fires in (("0+1" + ALWAYS, {"job": "neaptide", "tier": "@"}), ("7" + ALWAYS, None))
     ),
     *(
         Case("NeaptideRefusesConnections", {of_target(f"{name}_ended_total", 'reason="refused"'): n}, "15m", fires)
@@ -193,6 +219,10 @@ CASES = (
         for n, fires in (("0" + ALWAYS, TARGET | {"replica": "x"}), ("1" + ALWAYS, None))
     ),
 )
+
+
+PLACES = {"NeaptideTargetsMissed": "tier", "NeaptideRefusesRequests": "tier", "NeaptideBatchStandsStill": "job"}
+"""The label that tells cases apart, where it is not the instance."""
 
 
 def rules() -> dict[str, dict[str, Any]]:
@@ -220,7 +250,8 @@ def labelled(**labels: str) -> str:
 def test_every_alert_is_seen_to_fire_and_not_to() -> None:
     of_name = rules()
     for wanted in (True, False):
-        assert {case.alert for case in CASES if (case.fires is not None) is wanted} == set(of_name)
+        seen = {case.alert for case in CASES if (case.fires is not None) is wanted}
+        assert seen | {"NeaptideAbsent"} == set(of_name)
     for case in CASES:
         said = set(re.findall(r"\$labels\.(\w+)", str(of_name[case.alert]["annotations"])))
         assert case.fires is None or said <= set(case.fires), case.alert
@@ -234,7 +265,7 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
         name = f"case-{k}"
         series |= {one.replace("@", name): values for one, values in case.series.items()}
         firing = {"alertname": case.alert, "alertstate": "firing"}
-        place = "tier" if case.alert in ("NeaptideTargetsMissed", "NeaptideRefusesRequests") else "instance"
+        place = PLACES.get(case.alert, "instance")
         samples = []
         if case.fires is not None:
             told = {label: value.replace("@", name) for label, value in case.fires.items()}
@@ -246,14 +277,35 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
     assert ran(tmp_path, series, tests) == ""
 
 
+@pytest.mark.parametrize(
+    ("series", "is_firing"),
+    [
+        ({of_target(UP): "1x4"}, True),
+        ({of_target(UP): "1" + ALWAYS}, False),
+        ({of_target(REPLICAS): "1" + ALWAYS}, False),
+        ({of_target(UP): "1x4", of_target(INFO): "1x4", of_target("up"): "1x4 0" + ALWAYS}, False),  # it is down
+    ],
+)
+def test_servers_that_nobody_scrapes_are_missed(tmp_path: Path, series: dict[str, str], is_firing: bool) -> None:
+    told = {"alertname": "NeaptideAbsent", "alertstate": "firing", "severity": "page"}
+    samples = [{"labels": f"ALERTS{{{labelled(**told)}}}", "value": 1}] if is_firing else []
+    test = {
+        "expr": 'ALERTS{alertname="NeaptideAbsent",alertstate="firing"}',
+        "eval_time": "25m",
+        "exp_samples": samples,
+    }
+    assert ran(tmp_path, series, [test]) == ""
+
+
 def test_the_board_shows_the_share_of_targets_met(tmp_path: Path) -> None:
     """Also where none is, or all are."""
-    (panel,) = (one for one in grafana_board.board()["panels"] if one["title"] == "Targets met")
+    (panel,) = (one for one in grafana_board.panels(grafana_board.board()) if one["title"] == "Targets met")
     met = {("default", "ttft"): 0, ("default", "tpot"): 8, ("priority", "ttft"): 6}
     series: dict[str, str] = {}
     for (tier, slo), num_met in met.items():
         for name, n in ((MET, num_met), (MISSED, 8 - num_met)):
             series[of_slo(name, slo).replace("@", tier)] = f"0+{n}{ALWAYS}"
     samples = [{"labels": f"{{{labelled(tier=tier, slo=slo)}}}", "value": n / 8} for (tier, slo), n in met.items()]
-    test = {"expr": panel["targets"][0]["expr"], "eval_time": "20m", "exp_samples": samples}
+    expression = panel["targets"][0]["expr"].replace("$job", ".*").replace("$instance", ".*")
+    test = {"expr": expression, "eval_time": "20m", "exp_samples": samples}
     assert ran(tmp_path, series, [test]) == ""

@@ -1,5 +1,7 @@
 """Series of one HTTP server: its exchanges and its connections."""
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 E2E_BUCKETS_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
@@ -35,6 +37,8 @@ class HttpMetrics:
             ["reason"],
             registry=registry,
         )
+        self.listeners: list[Callable[[str, str, int, float], None]] = []
+        """Called like ``on_http``, with the counted method."""
         for reason in ENDS:  # A rate counts only from a series' first sample.
             self._ended.labels(reason)
 
@@ -43,6 +47,8 @@ class HttpMetrics:
         method = method if method in _METHODS else "OTHER"
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(method, route).observe(seconds)
+        for listener in self.listeners:
+            listener(method, route, status, seconds)
 
     def on_ended(self, reason: str) -> None:
         """Notes that the server ended a connection; ``reason`` is one of ``ENDS``."""

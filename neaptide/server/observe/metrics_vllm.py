@@ -18,7 +18,12 @@ _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.
 _ITL = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _E2E = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_CHOICES = (1, 2, 5, 10, 20)
+_PREEMPTIONS = (0, 1, 2, 5, 10, 20)
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _LABELS = ("model_name", "engine")
+_HTTP_UNCOUNTED = frozenset({"/metrics", "/health", "/load", "/version"})
+"""Routes that vLLM does not count."""
 
 
 class VllmMetrics:
@@ -35,6 +40,23 @@ class VllmMetrics:
         running.set_function(lambda: engine.occupancy.running_online)
         waiting.set_function(lambda: engine.occupancy.waiting_online)
         usage.set_function(self._kv_usage)
+        by_reason = Gauge(
+            "vllm:num_requests_waiting_by_reason",
+            "Number of online requests that wait in the engine, by reason. None is deferred.",
+            [*_LABELS, "reason"],
+            registry=registry,
+        )
+        by_reason.labels(*self._values, "capacity").set_function(lambda: engine.occupancy.waiting_online)
+        by_reason.labels(*self._values, "deferred")
+        awake = Gauge(
+            "vllm:engine_sleep_state",
+            "1 for awake while there is an engine, which never sleeps.",
+            [*_LABELS, "sleep_state"],
+            registry=registry,
+        )
+        awake.labels(*self._values, "awake").set_function(lambda: engine.is_up)
+        for state in ("weights_offloaded", "discard_all"):
+            awake.labels(*self._values, state)
         self._config = Gauge(
             "vllm:cache_config_info",
             "Size of the KV cache, in the labels; the value is 1.",
@@ -58,10 +80,15 @@ class VllmMetrics:
         self._hits = self._counter(
             "prefix_cache_hits", "Number of prompt tokens of online requests that were found in the prefix cache."
         )
-        self._prompt = self._counter("prompt_tokens", "Number of prompt tokens of online requests that have ended.")
-        self._generation = self._counter(
-            "generation_tokens", "Number of output tokens of online requests that have ended."
+        self._prompt = self._counter("prompt_tokens", "Number of prompt tokens of online requests.")
+        self._cached = self._counter("prompt_tokens_cached", "Number of prompt tokens found in the prefix cache.")
+        self._by_source = Counter(
+            "vllm:prompt_tokens_by_source",
+            "Number of prompt tokens of online requests, by where they came from.",
+            [*_LABELS, "source"],
+            registry=registry,
         )
+        self._generation = self._counter("generation_tokens", "Number of output tokens of online requests.")
         self._success = Counter(
             "vllm:request_success",
             "Number of online requests that have ended, by how.",
@@ -83,8 +110,43 @@ class VllmMetrics:
             "request_prefill_time_seconds", "Time from the first step to the first token.", _E2E
         )
         self._decode = self._histogram("request_decode_time_seconds", "Time from the first token to the last.", _E2E)
+        self._inference = self._histogram(
+            "request_inference_time_seconds", "Time from the first step to the last token.", _E2E
+        )
         self._prompt_sizes = self._histogram("request_prompt_tokens", "Prompt tokens of one request.", _TOKENS)
         self._generation_sizes = self._histogram("request_generation_tokens", "Output tokens of one request.", _TOKENS)
+
+        self._computed_sizes = self._histogram(
+            "request_prefill_kv_computed_tokens", "Prompt tokens of one request that were not cached.", _TOKENS
+        )
+        self._max_tokens = self._histogram("request_params_max_tokens", "max_tokens of one request.", _TOKENS)
+        self._max_generation = self._histogram(
+            "request_max_num_generation_tokens", "Most output tokens of a choice of one request.", _TOKENS
+        )
+        self._n = self._histogram("request_params_n", "Number of choices that one request asks for.", _CHOICES)
+        self._preempted = self._histogram(
+            "request_num_preemptions", "Number of times that one request was preempted.", _PREEMPTIONS
+        )
+        self._step_tokens = self._histogram("iteration_tokens_total", "Online tokens of one step.", _STEP_TOKENS)
+        self._http = Counter(
+            "http_requests_total",
+            "Number of HTTP replies, under the name and labels of vLLM's server.",
+            ["method", "status", "handler"],
+            registry=registry,
+        )
+        self._http_seconds = Histogram(
+            "http_request_duration_seconds",
+            "Time of HTTP requests, under the name and labels of vLLM's server.",
+            ["method", "handler"],
+            buckets=(0.1, 0.5, 1),
+            registry=registry,
+        )
+
+    def on_http(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Notes an HTTP reply."""
+        if route not in _HTTP_UNCOUNTED:
+            self._http.labels(method, f"{status // 100}xx", route).inc()
+            self._http_seconds.labels(method, route).observe(seconds)
 
     def on_gap(self, tier: Tier, gap_s: float) -> None:
         """Notes the time between two outputs."""
@@ -92,12 +154,21 @@ class VllmMetrics:
             self._itl.observe(gap_s)
             self._tpot_old.observe(gap_s)
 
+    def on_tokens(self, tier: Tier, prompt_tokens: int, cached_tokens: int, new_tokens: int) -> None:
+        """Notes the tokens of one output."""
+        if request_class(tier) is not RequestClass.ONLINE:
+            return
+        if prompt_tokens:
+            self._prompt.inc(prompt_tokens)
+            self._cached.inc(cached_tokens)
+            self._by_source.labels(*self._values, "local_cache_hit").inc(cached_tokens)
+            self._by_source.labels(*self._values, "local_compute").inc(prompt_tokens - cached_tokens)
+        self._generation.inc(new_tokens)
+
     def on_finished(self, record: RequestRecord, prepared: Prepared, timing: RequestTiming) -> None:
         """Notes the end of a request that the engine got."""
         if request_class(prepared.tier) is not RequestClass.ONLINE:
             return
-        self._prompt.inc(record.prompt_tokens)
-        self._generation.inc(record.completion_tokens)
         for reason in record.finish_reasons:
             ended = {"stop": "stop", "tool_calls": "stop", "length": "length"}.get(reason)
             ended = ended or ("abort" if record.outcome == "aborted" else "error")
@@ -106,6 +177,11 @@ class VllmMetrics:
             return
         self._prompt_sizes.observe(record.prompt_tokens)
         self._generation_sizes.observe(record.completion_tokens)
+        self._computed_sizes.observe(record.prompt_tokens - record.cached_tokens)
+        self._max_tokens.observe(max(prepared.max_tokens))
+        self._max_generation.observe(max(choice.num_tokens for choice in timing.choices))
+        self._n.observe(prepared.form.n)
+        self._preempted.observe(record.preemptions)
         if record.e2e_ms is not None:
             self._e2e.observe(record.e2e_ms / 1000)
         if timing.queue_s is not None:
@@ -116,12 +192,15 @@ class VllmMetrics:
             self._ttft.observe(choice.first_s - timing.arrival_s)
             self._prefill.observe(max(0.0, choice.first_s - (choice.scheduled_s or timing.arrival_s)))
             self._decode.observe(choice.last_s - choice.first_s)
+            self._inference.observe(max(0.0, choice.last_s - (choice.scheduled_s or timing.arrival_s)))
             if choice.tpot_s is not None:
                 self._tpot.observe(choice.tpot_s)
 
     def on_stats(self, stats: StepStats) -> None:
         """Notes a step of the engine."""
         self._describe(self._client.info)
+        if tokens := stats.online_prefill_tokens + stats.online_decode_tokens:
+            self._step_tokens.observe(tokens)
         if stats.preempted_online:
             self._preemptions.inc(stats.preempted_online)
         if stats.online_admitted_prompt_tokens:
