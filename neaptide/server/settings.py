@@ -385,8 +385,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     )
     log_format: Annotated[
         str,
-        Option("Log format on stderr: one JSON object per line, or text for people.", choices=("json", "text")),
-    ] = "json"
+        Option(
+            "Log format on stderr: one JSON object per line, text for people, or auto: text on a terminal, else JSON.",
+            choices=("auto", "json", "text"),
+        ),
+    ] = "auto"
     step_log: Annotated[
         str | None,
         Option(

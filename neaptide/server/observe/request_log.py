@@ -1,4 +1,4 @@
-"""Request log: one line per finished request or call, for machines. It never contains a prompt, an output or a key."""
+"""Request log: one line per finished request or call. It never contains a prompt, an output or a key."""
 
 import logging
 
@@ -19,6 +19,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         """The record as one JSON object; the encoder escapes control characters."""
         return msgspec.json.encode(self).decode()
 
+    def in_words(self) -> str:
+        """The record as a line for people."""
+        raise NotImplementedError
+
+    @property
+    def level(self) -> int:
+        """Level of its line in the log."""
+        return logging.INFO
+
 
 class CallRecord(Record, frozen=True, kw_only=True):
     """A call of the files, batches or admin routes."""
@@ -33,6 +42,17 @@ class CallRecord(Record, frozen=True, kw_only=True):
     """One of: ok, client_error, server_error, aborted (the client did not get the whole reply)."""
     sent_bytes: int
     e2e_ms: float
+
+    def in_words(self) -> str:
+        names = [name for name in (self.object_id, self.key and f"key {self.key}") if name]
+        return " ".join([self.method, self.endpoint, str(self.status), f"{self.e2e_ms:.0f} ms", *names])
+
+    @property
+    def level(self) -> int:
+        """Clients ask for the state of a batch every second: an answered look is a line for debugging. A download is
+        none."""
+        is_look = self.method in ("GET", "HEAD") and not self.endpoint.endswith("/content")
+        return logging.DEBUG if is_look and self.outcome == "ok" else logging.INFO
 
 
 class RequestRecord(Record, frozen=True, kw_only=True):
@@ -58,7 +78,16 @@ class RequestRecord(Record, frozen=True, kw_only=True):
     preemptions: int = 0
     error_code: str | None = None
 
+    def in_words(self) -> str:
+        words = [self.endpoint, self.outcome if self.error_code is None else self.error_code, self.tier]
+        if self.engine_id is not None:
+            words.append(f"{self.prompt_tokens}+{self.completion_tokens} tokens")
+        times = (("queue", self.queue_ms), ("ttft", self.ttft_ms), ("total", self.e2e_ms))
+        words += [f"{name} {value:.0f} ms" for name, value in times if value is not None]
+        words += [f"key {self.key}"] if self.key else []
+        return " ".join([*words, self.engine_id or self.request_id])
+
 
 def log_request(record: Record) -> None:
-    """Writes the record: as fields of the line in JSON logs, else as the message."""
-    logger.info("%s", record, extra={"request": record})
+    """Writes the record: as fields of the line in JSON logs, else in words."""
+    logger.log(record.level, "%s", record, extra={"request": record})

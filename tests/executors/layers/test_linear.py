@@ -205,7 +205,7 @@ def test_large_weights_are_measured(caplog: pytest.LogCaptureFixture, monkeypatc
     monkeypatch.setattr(products, "UNMEASURED_BYTES", 1)
     monkeypatch.setattr(products, "MEASURED_ROWS", (1, 4))
     layers = [make(bias=False)[0] for _ in range(3)]
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         choose_products(layers, "auto", MonotonicClock())
     assert any(message.startswith("linear layers of 12 x 20: ") for message in caplog.messages)
 

@@ -49,7 +49,7 @@ class Audited:
 
 @pytest.fixture
 async def audited(tmp_path: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Audited]:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     async with Server(tmp_path) as server:
         context = make_context(tokenizer, server.client)
         state = ServerState(context=context, keys=RING, cors_origins=(PAGE,), batches=server.service)

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from neaptide.server.observe.logs import JsonFormatter, TextFormatter
-from neaptide.server.observe.request_log import RequestRecord
+from neaptide.server.observe.logs import JsonFormatter, TextFormatter, resolved
+from neaptide.server.observe.request_log import CallRecord, RequestRecord
 
 NASTY = "a\r\nINFO forged\x1b[31m\x00\x7f\x85\u2028b"
 FORMATTERS = (JsonFormatter(), TextFormatter())
@@ -35,6 +35,59 @@ def test_a_requests_fields_stand_in_the_json_line() -> None:
     assert {"request_id": "r", "tier": "flex", "outcome": "ok", "queue_ms": 1.5}.items() <= line.items()
 
 
+def test_a_request_is_told_to_people_in_words() -> None:
+    found = record("")
+    found.request = RequestRecord(
+        request_id="r",
+        engine_id="abc",
+        endpoint="/v1/chat/completions",
+        tier="default",
+        model="m",
+        outcome="ok",
+        prompt_tokens=13,
+        completion_tokens=8,
+        queue_ms=1.5,
+        ttft_ms=151.2,
+        e2e_ms=900.0,
+        key="681437d9",
+    )
+    found.name = "neaptide.requests"
+    line = TextFormatter().format(found)
+    said = "/v1/chat/completions ok default 13+8 tokens queue 2 ms ttft 151 ms total 900 ms key 681437d9 abc"
+    assert line[8:] == f" INFO {said}"
+
+
+@pytest.mark.parametrize(
+    ("method", "endpoint", "outcome", "level"),
+    [
+        ("GET", "/v1/batches/{batch_id}", "ok", logging.DEBUG),
+        ("GET", "/v1/batches", "ok", logging.DEBUG),
+        ("GET", "/v1/batches/{batch_id}", "client_error", logging.INFO),
+        ("GET", "/v1/files/{file_id}/content", "ok", logging.INFO),
+        ("POST", "/v1/batches", "ok", logging.INFO),
+        ("DELETE", "/v1/files/{file_id}", "ok", logging.INFO),
+    ],
+)
+def test_a_look_at_a_batch_is_a_line_for_debugging(method: str, endpoint: str, outcome: str, level: int) -> None:
+    call = CallRecord(
+        request_id="r",
+        endpoint=endpoint,
+        method=method,
+        object_id=None,
+        status=200,
+        outcome=outcome,
+        sent_bytes=1,
+        e2e_ms=2.0,
+    )
+    assert call.level == level
+
+
+@pytest.mark.parametrize(("is_terminal", "form"), [(True, "text"), (False, "json")])
+def test_a_terminal_gets_text(monkeypatch: pytest.MonkeyPatch, is_terminal: bool, form: str) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
+    assert (resolved("auto"), resolved("json"), resolved("text")) == (form, "json", "text")
+
+
 @pytest.mark.acceptance("A28", "control characters in log messages and tracebacks, both forms of the log", count=2)
 @pytest.mark.parametrize("formatter", FORMATTERS)
 def test_control_characters_are_escaped(formatter: logging.Formatter) -> None:
@@ -51,7 +104,8 @@ def test_everything_in_a_process_has_the_same_form(form: str) -> None:
         "import logging, warnings\n"
         "from neaptide.server.observe.logs import configure_logging\n"
         f"configure_logging('info', '{form}')\n"
-        "logging.getLogger('uvicorn.error').info('from the web server')\n"
+        "logging.getLogger('uvicorn.error').warning('from the web server')\n"
+        "logging.getLogger('uvicorn.error').info('it has started, as we say ourselves')\n"
         "logging.getLogger('neaptide.engine.process.loop').warning('from the engine')\n"
         "logging.getLogger('alembic.x').info('migrations are chatty')\n"
         "warnings.warn('look')\n"
@@ -59,8 +113,8 @@ def test_everything_in_a_process_has_the_same_form(form: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     lines = done.stderr.splitlines()
     if form == "json":
-        assert [json.loads(line)["level"] for line in lines] == ["info", "warning", "warning"]
+        assert [json.loads(line)["level"] for line in lines] == ["warning", "warning", "warning"]
     else:
-        assert "INFO uvicorn.error: from the web server" in lines[0]
-        assert "WARNING neaptide.engine.process.loop: from the engine" in lines[1]
+        assert "WARNING uvicorn.error: from the web server" in lines[0]
+        assert "WARNING from the engine" in lines[1]
     assert len(lines) == 3

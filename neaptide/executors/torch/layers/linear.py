@@ -119,7 +119,7 @@ def choose_products(
             samples = [(each.weight, each.bias) for each in same[:count] if each.weight is not None]
             deadline_s = clock.now() + products.BUDGET_S / len(by_shape)
             chosen = rows_by_kind(samples, kinds, clock, deadline_s, one_kind=has_no_room)
-        logger.info("linear layers of %d x %d: %s", *shape, _as_text(chosen))
+        logger.debug("linear layers of %d x %d: %s", *shape, _as_text(chosen))
         num_quantized += len(same) * (QUANTIZED in chosen.values())
         for linear in same:
             _use(linear, kinds, chosen)
