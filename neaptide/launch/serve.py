@@ -28,7 +28,7 @@ from neaptide.launch.sharing import sharing_of
 from neaptide.launch.stopping import Drain, cut
 from neaptide.launch.threads import default_num_threads
 from neaptide.server.batches.storing.data_dir import KERNELS, PROFILES, REQUEST_LOG, TEMPORARY, StoreError
-from neaptide.server.observe.logs import configure_logging, one_line
+from neaptide.server.observe.logs import configure_logging, one_line, resolved
 from neaptide.server.settings import EMBEDDED_MODEL, Settings
 from neaptide.server.settings_sources import data_path
 from neaptide.server.text.native_memory import keep_little
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from neaptide.server.batches.service import BatchService
     from neaptide.server.context import ServingContext
     from neaptide.server.counterfactual.service import Shadow
+    from neaptide.server.observe.work_log import WorkLog
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ def engine_config(
         records_traffic=settings.shadow == "on",
         offline_plan=settings.offline_plan,
         log_level=settings.log_level,
-        log_format=settings.log_format,
+        log_format=resolved(settings.log_format),
     )
 
 
@@ -186,7 +187,7 @@ async def _serve(
     from neaptide.server.engine_client.supervisor import EngineStartError, Supervisor
 
     try:
-        server, service, shadow = _http_server(settings, context, data_dir)
+        server, service, shadow, work_log = _http_server(settings, context, data_dir)
         await service.start()
     except StoreError as error:
         raise LaunchError(str(error)) from error
@@ -203,6 +204,7 @@ async def _serve(
             address = url_of(settings.host, listener.getsockname()[1])
             device = f"{ready.device}, {ready.dtype}, {ready.num_blocks} KV blocks of {ready.block_size} tokens"
             logger.info("serving %s on %s (%s)", context.model_id, address, device)
+            work_log.start()
             if shadow is not None:
                 shadow.start()
         await serving
@@ -214,18 +216,21 @@ async def _serve(
     finally:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
+        await work_log.stop()
         if shadow is not None:
             await shadow.stop()
         await service.stop()
         context.grammars.close()
         context.tokenizer.close()
         await supervisor.stop()
+    logger.info("neaptide has stopped")
     return 0
 
 
 def _http_server(
     settings: Settings, context: "ServingContext", data_dir: Path
-) -> "tuple[uvicorn.Server, BatchService, Shadow | None]":
+) -> "tuple[uvicorn.Server, BatchService, Shadow | None, WorkLog]":
+    from neaptide.estimator.device_profile import profile_names
     from neaptide.launch.connections import Server, uvicorn_config
     from neaptide.server.app import ServerState, create_app
     from neaptide.server.batches.checking.worker import CheckerPool, WorkerChecker
@@ -237,6 +242,7 @@ def _http_server(
     from neaptide.server.counterfactual.service import Shadow
     from neaptide.server.http.auth import KeyRing
     from neaptide.server.http.hosts import HostFilter
+    from neaptide.server.observe.work_log import WorkLog
     from neaptide.server.routes.batches import batches_router
     from neaptide.server.routes.figures import backlog_router
     from neaptide.server.routes.files import files_router
@@ -264,13 +270,15 @@ def _http_server(
         metrics_compat=settings.metrics_compat,
         cors_origins=settings.cors_origins,
         batches=service,
+        profiles=profile_names(),
     )
     if settings.shadow == "on":
         temporary = data_dir / TEMPORARY
         state.shadow = Shadow(context.client, state.registry, context.clock, temporary=temporary)
     app = create_app(state, extra_routers=(files_router(service), batches_router(service), backlog_router(service)))
     app.state.metrics.storage_failing.set_function(lambda: float(service.storage_failing))
-    return Server(uvicorn_config(settings, app, app.state.metrics.http)), service, state.shadow
+    server = Server(uvicorn_config(settings, app, app.state.metrics.http))
+    return server, service, state.shadow, WorkLog(app.state.metrics.history, app.state.engine)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -355,6 +363,7 @@ def model_context(settings: Settings, data_dir: Path, has_engine: bool = True) -
         generation_defaults=defaults,
         ttft_slo_s=config.scheduler.ttft_slo_s,
         tpot_slo_s=config.scheduler.tpot_slo_s,
+        policy=config.scheduler.policy,
         keep_alive_s=settings.stream_keep_alive_s,
         admission=Admission(settings.max_online_requests, settings.max_offline_requests),
         # A scripted answer counts as one that a model wrote under the grammar of the request.

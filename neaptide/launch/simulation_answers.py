@@ -12,6 +12,7 @@ from neaptide.server.counterfactual.frames import (
     ShadowAnswer,
     ShadowFigures,
     ShadowTask,
+    Simulated,
     WhatIfAnswer,
     WhatIfTask,
     encoder,
@@ -62,7 +63,10 @@ def _what_if(task: WhatIfTask) -> WhatIfAnswer:
         return WhatIfAnswer(refusal=str(error))
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
-    return WhatIfAnswer(found.recorded_s, found.requests, found.attainment, found.offline_tokens_per_s, found.replicas)
+    changed, today = (
+        Simulated(one.requests, one.attainment, one.offline_tokens_per_s) for one in (found.changed, found.today)
+    )
+    return WhatIfAnswer(found.recorded_s, changed, today, found.replicas)
 
 
 def _shadow(task: ShadowTask) -> ShadowAnswer:

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from starlette.middleware.cors import CORSMiddleware
 
 import neaptide
-from neaptide.engine.messages import StepStats
+from neaptide.engine.messages import Occupancy, StepStats
 from neaptide.server.batches.metrics import BatchMetrics
 from neaptide.server.batches.service import BatchService
 from neaptide.server.context import ServingContext
@@ -23,8 +23,10 @@ from neaptide.server.http.error_replies import install_handlers
 from neaptide.server.http.head_requests import HeadMiddleware
 from neaptide.server.http.hosts import HostFilter
 from neaptide.server.http.middleware import EdgeMiddleware
+from neaptide.server.observe.facts import facts_of
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.observe.metrics_engine import EngineMetrics
+from neaptide.server.observe.metrics_info import InfoMetrics
 from neaptide.server.observe.metrics_vllm import VllmMetrics
 from neaptide.server.openai.openapi import install_openapi
 from neaptide.server.routes import (
@@ -60,6 +62,8 @@ class ServerState:
     """The batch service, for the routers that serve it."""
     shadow: Shadow | None = None
     """Counterfactual replay of the recorded traffic; None records none."""
+    profiles: Sequence[str] = ()
+    """Names of the device profiles that a what-if question may name."""
 
 
 def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -> FastAPI:
@@ -67,20 +71,23 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
 
     Routes find ``context``, ``metrics``, ``keys`` and ``batches`` in ``request.app.state``.
     """
-    metrics = ServerMetrics(state.registry)
+    metrics = ServerMetrics(state.registry, state.context.wall_clock)
     state.context.client.subscribe(StepStats, metrics.on_stats)
     state.context.client.subscribe(RequestFailed, metrics.on_request_failed)
+    state.context.client.subscribe(Occupancy, metrics.history.on_occupancy)
     engine = EngineState(state.context.client, state.context.clock)
     EngineMetrics(state.registry, engine)
+    InfoMetrics(state.registry, lambda: facts_of(state.context))
     if state.metrics_compat == "vllm":
         compat = VllmMetrics(state.registry, state.context.model_id, state.context.client, engine)
         metrics.add_sink(compat)
+        metrics.http.listeners.append(compat.on_http)
         state.context.client.subscribe(StepStats, compat.on_stats)
+    totals: BatchMetrics | None = None
     if state.batches is not None:
         batches = state.batches
-        metrics.add_source(
-            BatchMetrics(state.registry, batches.store, state.context.wall_clock, batches.outlooks, batches.leases)
-        )
+        totals = BatchMetrics(state.registry, batches.store, state.context.wall_clock, batches.outlooks, batches.leases)
+        metrics.add_source(totals)
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=state.registry)
 
@@ -93,6 +100,10 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     )
     app.state.context = state.context
     app.state.metrics = metrics
+    app.state.engine = engine
+    app.state.batch_totals = totals
+    app.state.profiles = state.profiles
+    app.state.overview = dashboard.Overview(app.state)
     app.state.keys = state.keys
     app.state.batches = state.batches
     app.state.shadow = state.shadow

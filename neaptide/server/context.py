@@ -132,6 +132,8 @@ class ServingContext:
     generation_defaults: GenerationDefaults = GenerationDefaults()
     ttft_slo_s: float = 1.0
     tpot_slo_s: float = 0.05
+    policy: str = ""
+    """Name of the scheduling policy, for displays."""
     clock: Callable[[], float] = time.monotonic
     """``CLOCK_MONOTONIC``: the engine's clock, so that its stamps and ours can be compared."""
     wall_clock: Callable[[], float] = time.time

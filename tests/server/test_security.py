@@ -51,7 +51,7 @@ ODD_PATHS = (
     "/health;/v1/models",
     "/metrics/x",
     "/./health",
-    "/",
+    "//",
     "",
     "*",
     "/v1",

@@ -10,7 +10,7 @@ from neaptide.estimator.device_profile import load_profile, profile_names
 from neaptide.executors.simulated.trace_executor import Layers
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest, content_base
-from neaptide.simulation.recorded.load import LoadMaker
+from neaptide.simulation.recorded.load import LoadMaker, RecordedLoad
 from neaptide.simulation.recorded.recording import TrafficRecording
 from neaptide.simulation.scenario import GiveUp, Scenario
 
@@ -38,15 +38,24 @@ class WhatIfChange:
 
 
 @dataclass(slots=True, frozen=True)
-class WhatIf:
-    recorded_s: float
-    """Length of the recording from which the peak was taken."""
+class Simulated:
+    """The busiest part on one replica, with offline work."""
+
     requests: int
-    """Requests in the peak."""
+    """Online requests in it."""
     attainment: dict[str, float]
-    """On one replica, with offline work: ttft, tpot, both."""
+    """Shares that met their targets: ttft, tpot, both."""
     offline_tokens_per_s: float | None
     """None: there was no offline work."""
+
+
+@dataclass(slots=True, frozen=True)
+class WhatIf:
+    recorded_s: float
+    """Length of the recording from which the busiest part was taken."""
+    changed: Simulated
+    today: Simulated
+    """The same simulation without the change."""
     replicas: int | None
     """The fewest replicas that reach the attainment, without offline work; None: more than were tried."""
 
@@ -70,16 +79,11 @@ def what_if(recording: TrafficRecording, change: WhatIfChange) -> WhatIf:
     check(change)
     base = _scenario(recording, change)
     load = LoadMaker(recording, recording.first_s, recording.present.scheduler.max_model_len, ROW_TOKENS).load()
-    sped_up = [replace(request, arrival_s=request.arrival_s / change.traffic) for request in load.online]
-    trace = within_context(sped_up, base).requests
-    if not trace:
-        raise ValueError("no recorded online request fits this device")
-    work_s = works_s(trace, base.profile, base.overlap_kappa, base.block_size)
-    peak = cut(trace, busiest(trace, work_s, PEAK_S), MARGIN_S)
-    offline = [_refillable(one.requests) for one in load.offline]
-    if not peak.length_s > 0:
-        offline = []  # a single request leaves no time for offline work
-    here = measure(base, peak, Size(1, base.profile.num_blocks), offline)
+    trace, changed = _one_replica(base, load, change.traffic)
+    unchanged = WhatIfChange()
+    today = changed
+    if replace(change, attainment=unchanged.attainment) != unchanged:
+        _, today = _one_replica(_scenario(recording, unchanged), load, 1.0)
     wanted = Question(
         base=base,
         trace=trace,
@@ -91,11 +95,29 @@ def what_if(recording: TrafficRecording, change: WhatIfChange) -> WhatIf:
     answer = plan(wanted).answer
     return WhatIf(
         recorded_s=recording.now_s - recording.first_s,
-        requests=peak.num_inside,
-        attainment=here.attainment,
-        offline_tokens_per_s=here.offline_tokens_per_s if offline else None,
+        changed=changed,
+        today=today,
         replicas=None if answer is None else answer.replicas,
     )
+
+
+def _one_replica(base: Scenario, load: RecordedLoad, traffic: float) -> tuple[list[TraceRequest], Simulated]:
+    """The online requests that fit, and the busiest part of them on one replica with the offline work.
+
+    Raises:
+        ValueError: none fits.
+    """
+    sped_up = [replace(request, arrival_s=request.arrival_s / traffic) for request in load.online]
+    trace = within_context(sped_up, base).requests
+    if not trace:
+        raise ValueError("no recorded online request fits this device")
+    work_s = works_s(trace, base.profile, base.overlap_kappa, base.block_size)
+    peak = cut(trace, busiest(trace, work_s, PEAK_S), MARGIN_S)
+    offline = [_refillable(one.requests) for one in load.offline]
+    if not peak.length_s > 0:
+        offline = []  # a single request leaves no time for offline work
+    here = measure(base, peak, Size(1, base.profile.num_blocks), offline)
+    return trace, Simulated(peak.num_inside, here.attainment, here.offline_tokens_per_s if offline else None)
 
 
 def _scenario(recording: TrafficRecording, change: WhatIfChange) -> Scenario:

@@ -4,6 +4,7 @@ chats, completions, responses    the replica that the router chooses
 files, batches, everything else  any replica, because all of them read the same database
 /admin/offline                   every replica
 probes, /metrics, /cluster       answered here
+/dashboard/data                  merged from the reports of all replicas
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import msgspec
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -42,6 +44,16 @@ from neaptide.server.http.jsonbody import read_body
 from neaptide.server.http.middleware import EdgeMiddleware
 from neaptide.server.observe.exposition import Scrapes
 from neaptide.server.observe.metrics_http import HttpMetrics
+from neaptide.server.observe.overview import (
+    OncePerSecond,
+    Report,
+    encoder,
+    figures_of,
+    merged_report,
+    report_decoder,
+    view,
+)
+from neaptide.server.observe.status import Severity, Status, status
 from neaptide.server.openai.endpoints import ENDPOINTS
 
 UPLOADS = "/v1/files"
@@ -51,6 +63,9 @@ PASSED_ON = (
     *(f"/v1/{things}{which}" for things in ("files", "batches", "models") for which in ("", "/{which:path}")),
 )
 """Routes that metrics name; all others share one name."""
+REPORT_S = 2.0
+"""Timeout of a replica's report for the dashboard."""
+NO_ANSWER = Status(Severity.BAD, "It does not answer.")
 SWITCH_S = 10.0
 """Timeout of a replica's reply to the operator's switch."""
 
@@ -82,6 +97,7 @@ def create_gateway(state: GatewayState, metrics: HttpMetrics) -> Starlette:
             Route("/ready", gateway.ready),
             Route("/readyz", gateway.ready),
             Route("/metrics", gateway.metrics),
+            Route("/dashboard/data", gateway.overview),
             Route("/cluster", gateway.cluster),
             Route(SWITCH, gateway.switch, methods=["POST"]),
             *(Route(path, PassedOn(gateway)) for path in PASSED_ON),
@@ -117,6 +133,7 @@ class Gateway:
         ReplicaLives(state.registry, state.replicas.num_lives)
         self._series = ReplicaSeries(state.registry, state.http)
         self._scrapes = Scrapes(state.registry, self._refresh)
+        self._shown = OncePerSecond(self._overview)
 
     # ---- answered here ----
 
@@ -145,6 +162,26 @@ class Gateway:
     async def _refresh(self) -> None:
         self._metrics.refresh(self._s.replicas.all)
         await self._series.refresh(self._s.replicas.all)
+
+    async def overview(self, request: Request) -> Response:
+        """What the dashboard shows of all replicas."""
+        return Response(await self._shown.get(), media_type="application/json")
+
+    async def _overview(self) -> bytes:
+        asked = [replica for replica in self._s.replicas.all if replica.state is not ReplicaStatus.LOST]
+        found = zip(asked, await asyncio.gather(*map(self._report, asked)), strict=True)
+        reports = {replica.name: report for replica, report in found if report is not None}
+        shown = view(merged_report(reports, self._s.context.wall_clock()), reports)
+        shown["replicas"] = [_overview(replica, reports.get(replica.name)) for replica in self._s.replicas.all]
+        return encoder.encode(shown)
+
+    async def _report(self, replica: Replica) -> Report | None:
+        try:
+            async with asyncio.timeout(REPORT_S):
+                reply = await self._s.http.get(f"{replica.url}/dashboard/data", params={"raw": "true"})
+            return report_decoder.decode(reply.raise_for_status().content)
+        except (httpx.HTTPError, TimeoutError, msgspec.MsgspecError):
+            return None
 
     async def cluster(self, request: Request) -> Response:
         """State of each replica."""
@@ -251,6 +288,18 @@ class Gateway:
         is_local = client is not None and is_loopback(client[0])
         if scope["path"].startswith("/admin") and not self._s.keys.required and not is_local:
             raise local_callers_only()
+
+
+def _overview(replica: Replica, report: Report | None) -> dict[str, Any]:
+    judged = NO_ANSWER if report is None else status(figures_of(report))
+    return {
+        "name": replica.name,
+        "ready": replica.state is ReplicaStatus.READY,
+        "in_flight": replica.num_in_flight,
+        "free_slack_s": None if replica.figures is None else replica.figures.free_slack_ms / 1e3,
+        "sentence": judged.sentence,
+        "severity": judged.severity.value,
+    }
 
 
 def _shown(replica: Replica) -> dict[str, Any]:

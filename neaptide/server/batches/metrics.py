@@ -124,6 +124,11 @@ class BatchMetrics(Collector):
         self._read_s: float | None = None
         registry.register(self)
 
+    @property
+    def overview(self) -> Overview:
+        """The last totals; zeros before the database has answered."""
+        return self._overview or Overview()
+
     async def refresh(self) -> None:
         """Reads the database unless it was read a moment ago. Never raises database errors."""
         now_s = asyncio.get_running_loop().time()

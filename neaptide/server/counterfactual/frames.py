@@ -57,12 +57,20 @@ class WhatIfTask(msgspec.Struct, frozen=True, tag=True):
     """Attainment for which replicas are counted."""
 
 
-class WhatIfAnswer(msgspec.Struct, frozen=True):
-    recorded_s: float = 0.0
+class Simulated(msgspec.Struct, frozen=True):
+    """The busiest part of the recorded traffic on one replica."""
+
     requests: int = 0
-    """Number of online requests in the busiest part."""
+    """Number of online requests."""
     attainment: dict[str, float] = {}
     offline_tokens_per_s: float | None = None
+
+
+class WhatIfAnswer(msgspec.Struct, frozen=True):
+    recorded_s: float = 0.0
+    changed: Simulated = Simulated()
+    today: Simulated = Simulated()
+    """Without the change."""
     replicas: int | None = None
     refusal: str = ""
     """Reason for which there is no answer."""

@@ -35,6 +35,9 @@ class ReplayPace:
     """Warm-up before the window, because a simulation begins with an empty cache."""
     window_s: float = 300.0
     least_window_s: float = 60.0
+    least_requests: int = 20
+    """Fewest online requests over which policies are compared. With less the difference is chance, and over an idle
+    window it is the edge of the window."""
     work_s: float = 6.0
     """Target for the processor time of one round. On a device with short steps the window is shorter."""
     rest_factor: float = 60.0
@@ -67,6 +70,8 @@ class ShadowGauge:
         self._pace = pace or ReplayPace()
         self._window_s = self._pace.least_window_s
         """Window of the next round. The first round measures the speed of the simulation."""
+        self.shown: ShadowAnswer | None = None
+        """The last comparison over enough requests."""
         self._end_s = -math.inf
         """End of the window that is shown."""
         self._child = Child(CHILD, None, IDLE_S, temporary)
@@ -86,6 +91,11 @@ class ShadowGauge:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._child.close()
+
+    @property
+    def age_s(self) -> float:
+        """Time since the end of the window that is shown; NaN before the first."""
+        return self._age_s()
 
     def _age_s(self) -> float:
         return math.nan if self._end_s == -math.inf else self._clock() - self._end_s
@@ -130,11 +140,15 @@ class ShadowGauge:
         if answer.fault:
             logger.warning("the counterfactual replay failed: %s", answer.fault)
         outcome = "failed" if answer.fault else "too_short" if answer.real is None else "compared"
+        if answer.real is not None and answer.requests < pace.least_requests:
+            outcome = "too_few"
         metrics.rounds.labels(outcome).inc()
         if answer.real is None:
             return
-        metrics.show(answer)
-        self._end_s = answer.end_s
+        if outcome == "compared":
+            metrics.show(answer)
+            self.shown = answer
+            self._end_s = answer.end_s
         simulated_s = pace.warm_s + answer.end_s - answer.start_s
         affordable_s = simulated_s * pace.work_s / max(answer.cpu_s, 1e-3) - pace.warm_s
         self._window_s = min(max(affordable_s, pace.least_window_s), pace.window_s)

@@ -6,7 +6,7 @@ from neaptide.server.counterfactual.frames import ShadowAnswer
 
 POLICIES = ("priority", "fcfs")
 """Policies that an operator would otherwise use: vLLM v1's schedulers."""
-OUTCOMES = ("compared", "too_short", "failed")
+OUTCOMES = ("compared", "too_few", "too_short", "failed")
 UNKNOWN = float("nan")
 
 

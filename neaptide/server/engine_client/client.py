@@ -93,6 +93,8 @@ class EngineClient:
         self._offline_paused = False
         self.has_given_up = False
         """Whether the supervisor expects no engine any more, though it may keep trying."""
+        self.last_end = ""
+        """How the last engine ended, for displays; empty before that."""
         self.line_body: Callable[[RowId], LineBody | None] = _no_line
         """The body of a row's line, for an engine that runs lines by their bodies; None if the line has ended.
         Blocking; any thread. Raises OSError if the input file cannot be read now."""

@@ -280,7 +280,7 @@ class Supervisor:
             await self._pump(engine)
         finally:
             suspects, evidence = list[str](), Evidence.EXCUSED
-            self._cause = cause_of_death(engine.process.returncode)
+            self._cause = self._client.last_end = cause_of_death(engine.process.returncode)
             try:
                 suspects, evidence = await engine.end()
             finally:
@@ -361,7 +361,8 @@ class Supervisor:
             return message
         if isinstance(message, EngineFatal):
             raise EngineStartError(one_line(message.message))
-        raise EngineStartError(f"the engine process ended with status {engine.process.returncode} before it was ready")
+        cause = cause_of_death(engine.process.returncode)
+        raise EngineStartError(f"the engine process ended before it was ready ({cause})")
 
     async def _pump(self, engine: _Engine) -> None:
         """Passes messages on until the process ends or is silent for too long."""

@@ -15,9 +15,12 @@ from neaptide.engine.params import Tier
 from neaptide.server.http.error_replies import error_response
 from neaptide.server.http.errors import ApiError, AuthenticationError, PermissionDeniedError
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/livez", "/readyz", "/metrics", "/version", "/dashboard"})
-"""Paths that need no key: probes and scrapers have none, and a browser cannot send one for a page. The dashboard's page
-is the same for all and requests batches with a key. Every other path needs a key, even unknown ones."""
+OPEN_PATHS = frozenset(
+    {"/health", "/ready", "/livez", "/readyz", "/metrics", "/version", "/", "/dashboard", "/dashboard/data"}
+)
+"""Paths that need no key: probes and scrapers have none, and a browser cannot send one for a page. The dashboard is the
+same for all, has no text of callers, and requests batches with a key. Every other path needs a key, even unknown
+ones."""
 
 KEY_ID_CHARS = 8
 """Length of a key's fingerprint: enough to tell an operator's keys apart."""

@@ -5,6 +5,10 @@ Series about requests carry ``tier`` (priority, default, flex, batch). Series ab
 """
 
 import asyncio
+import time
+from collections import Counter as Counts
+from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -13,6 +17,8 @@ from neaptide.engine.messages import StepStats
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, OUT_OF_MEMORY, RequestClass, Tier, request_class
 from neaptide.server.engine_client.events import RequestFailed
 from neaptide.server.observe.exposition import Scrapes
+from neaptide.server.observe.history import History, LateChat
+from neaptide.server.observe.judgement import judge
 from neaptide.server.observe.metrics_http import E2E_BUCKETS_S, HttpMetrics
 from neaptide.server.observe.request_log import RequestRecord, log_request
 from neaptide.server.observe.timing import RequestTiming
@@ -53,6 +59,9 @@ _COUNTED = (
 """Summed fields of ``StepStats``, with their series and help."""
 ONLINE_TIERS = tuple(tier for tier in Tier if request_class(tier) is RequestClass.ONLINE)
 """Tiers with latency targets."""
+MAX_LATE = 20
+"""Most late choices that are kept."""
+_TOKEN_KINDS = ("prompt", "cached", "generated")
 _PHASES = ("schedule", "prepare", "model", "sample", "commit")
 
 
@@ -66,6 +75,8 @@ class MetricsSink(Protocol):
 
     def on_gap(self, tier: Tier, gap_s: float) -> None: ...
 
+    def on_tokens(self, tier: Tier, prompt_tokens: int, cached_tokens: int, new_tokens: int) -> None: ...
+
 
 class MetricsSource(Protocol):
     """Series that must be updated before a scrape."""
@@ -74,10 +85,21 @@ class MetricsSource(Protocol):
 
 
 class ServerMetrics:
-    """Metrics of requests, from the HTTP handlers, and of steps, from the engine."""
+    """Metrics of requests, from the HTTP handlers, and of steps, from the engine.
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.scrapes = Scrapes(registry, self._refresh)
+    Args:
+        wall: unix time in seconds, for the history.
+    """
+
+    def __init__(self, registry: CollectorRegistry, wall: Callable[[], float] = time.time) -> None:
+        self.scrapes = Scrapes(registry, self.refresh)
+        self.history = History(wall)
+        self._silent: dict[int, RequestTiming] = {}
+        """Online requests without a token yet, in order of arrival, by ``id``."""
+        self.num_in_flight: Counts[str] = Counts()
+        """Number of requests between arrival and reply, by tier."""
+        self.late: deque[LateChat] = deque(maxlen=MAX_LATE)
+        """The last choices that missed a target, newest first."""
         self._sinks: list[MetricsSink] = []
         self._sources: list[MetricsSource] = []
         self._define_requests(registry)
@@ -89,7 +111,8 @@ class ServerMetrics:
         """Adds series that are updated before each scrape."""
         self._sources.append(source)
 
-    async def _refresh(self) -> None:
+    async def refresh(self) -> None:
+        """Updates the series that do not update by themselves."""
         for source in self._sources:
             await source.refresh()
 
@@ -122,7 +145,7 @@ class ServerMetrics:
         )
         self.tokens = Counter(
             "neaptide_tokens_total",
-            "Number of prompt, cached and generated tokens of requests that have ended.",
+            "Number of prompt, cached and generated tokens, counted as they are computed.",
             ["tier", "kind"],
             registry=registry,
         )
@@ -152,6 +175,7 @@ class ServerMetrics:
         )
         self._make_first_series()
         self._itl_of_tier = {tier: self.itl.labels(tier.value) for tier in Tier}
+        self._tokens_of = {(tier, kind): self.tokens.labels(tier.value, kind) for tier in Tier for kind in _TOKEN_KINDS}
 
     def _make_first_series(self) -> None:
         """Creates the series that alerts and boards divide by. A rate counts only from a series' first sample, and a
@@ -172,6 +196,34 @@ class ServerMetrics:
         for sink in self._sinks:
             sink.on_gap(tier, gap_s)
 
+    def on_tokens(self, tier: Tier, prompt_tokens: int, cached_tokens: int, new_tokens: int) -> None:
+        """Notes the tokens of one output of a choice; those of the prompt with the first output only."""
+        counts = self._tokens_of
+        if prompt_tokens:
+            counts[tier, "prompt"].inc(prompt_tokens)
+            counts[tier, "cached"].inc(cached_tokens)
+        counts[tier, "generated"].inc(new_tokens)
+        for sink in self._sinks:
+            sink.on_tokens(tier, prompt_tokens, cached_tokens, new_tokens)
+
+    def on_begun(self, tier: Tier, timing: RequestTiming) -> None:
+        """Notes that a request is given to the engine; ``on_finished`` must follow."""
+        self.in_flight.labels(tier.value).inc()
+        self.num_in_flight[tier.value] += 1
+        if tier in ONLINE_TIERS:
+            self._silent[id(timing)] = timing
+
+    def silent(self, now_s: float) -> tuple[int, float]:
+        """Number of online requests without a token, and the age of the oldest in seconds; 0 without one.
+
+        Args:
+            now_s: time on the clock of ``RequestTiming``.
+        """
+        for key in [key for key, timing in self._silent.items() if timing.ttft_s is not None]:
+            del self._silent[key]
+        ages = [now_s - timing.arrival_s for timing in self._silent.values()]
+        return len(ages), max(ages, default=0.0)
+
     def on_request_failed(self, failed: RequestFailed) -> None:
         """Notes an engine error of a request or a batch line."""
         self.engine_errors.labels(failed.code if failed.code in ENGINE_ERRORS else "other").inc()
@@ -179,6 +231,7 @@ class ServerMetrics:
     def on_refused(self, record: RequestRecord) -> None:
         """Notes a request that was refused before the engine got it."""
         self.requests.labels(record.tier, record.endpoint, record.outcome).inc()
+        self.history.on_ended(record.tier, record.outcome, record.error_code)
         if record.outcome == "shed":
             self.rejected.labels(record.tier, "overloaded").inc()
         log_request(record)
@@ -186,34 +239,46 @@ class ServerMetrics:
     def on_finished(self, record: RequestRecord, prepared: Prepared, timing: RequestTiming) -> None:
         """Notes the end of a request that the engine got, successful or not."""
         tier = record.tier
+        self.in_flight.labels(tier).dec()
+        self.num_in_flight[tier] -= 1
+        self._silent.pop(id(timing), None)
         self.requests.labels(tier, record.endpoint, record.outcome).inc()
-        self.tokens.labels(tier, "prompt").inc(record.prompt_tokens)
-        self.tokens.labels(tier, "cached").inc(record.cached_tokens)
-        self.tokens.labels(tier, "generated").inc(record.completion_tokens)
+        self.history.on_ended(tier, record.outcome, record.error_code)
         if record.e2e_ms is not None:
             self.e2e.labels(tier).observe(record.e2e_ms / 1000)
         if timing.queue_s is not None:
             self.queue.labels(tier).observe(timing.queue_s)
         # Aborts and faults of the client do not count; failures of the server count as missed targets.
         if record.outcome not in ("aborted", "client_error"):
-            self._judge(prepared, timing, failed=record.outcome == "server_error")
+            self._judge(prepared, timing, record)
         for sink in self._sinks:
             sink.on_finished(record, prepared, timing)
         log_request(record)
 
-    def _judge(self, prepared: Prepared, timing: RequestTiming, *, failed: bool) -> None:
-        tier = prepared.tier.value
-        for choice in timing.choices:
-            ttft_s = None if choice.first_s is None else choice.first_s - timing.arrival_s
-            if ttft_s is not None:
-                self.ttft.labels(tier).observe(ttft_s)
+    def _judge(self, prepared: Prepared, timing: RequestTiming, record: RequestRecord) -> None:
+        tier, failed = prepared.tier.value, record.outcome == "server_error"
+        for timed in timing.choices:
+            choice = judge(timed, timing.arrival_s, prepared.ttft_slo_s, prepared.tpot_slo_s, failed=failed)
+            if choice.ttft_s is not None:
+                self.ttft.labels(tier).observe(choice.ttft_s)
             if choice.tpot_s is not None:
                 self.tpot.labels(tier).observe(choice.tpot_s)
             if prepared.tier in ONLINE_TIERS and max(prepared.max_tokens) > 0:
-                met_first = ttft_s is not None and ttft_s <= prepared.ttft_slo_s and not failed
-                met_rest = (choice.tpot_s is None or choice.tpot_s <= prepared.tpot_slo_s) and not failed
-                (self.attained if met_first else self.violated).labels(tier, "ttft").inc()
-                (self.attained if met_rest else self.violated).labels(tier, "tpot").inc()
+                (self.attained if choice.ttft_met else self.violated).labels(tier, "ttft").inc()
+                (self.attained if choice.tpot_met else self.violated).labels(tier, "tpot").inc()
+                self.history.on_choice(tier, choice)
+                if not (choice.ttft_met and choice.tpot_met):
+                    self.late.appendleft(
+                        LateChat(
+                            at_s=self.history.now_s,
+                            request=record.engine_id or "",
+                            tier=tier,
+                            ttft_s=choice.ttft_s,
+                            ttft_slo_s=prepared.ttft_slo_s,
+                            tpot_s=choice.tpot_s,
+                            tpot_slo_s=prepared.tpot_slo_s,
+                        )
+                    )
 
     # ---- steps ----
 
@@ -277,6 +342,7 @@ class ServerMetrics:
 
     def on_stats(self, stats: StepStats) -> None:
         """Notes a step; called on the event loop."""
+        self.history.on_step(stats)
         self._total_seconds.observe(stats.duration_s)
         self.grammar_bytes.set(stats.grammar_bytes)
         for field, histogram in self._phase_seconds:

@@ -141,6 +141,8 @@ class Generation:
         # The engine's ids are always ours: a caller's id must not be able to name another caller's request.
         self._id = uuid.uuid4().hex
         self.timing = RequestTiming(arrival_s, [ChoiceTiming() for _ in range(prepared.num_choices)])
+        self._counted_prompts: set[int] = set()
+        """Numbers of the prompts whose tokens have been counted; choices of one prompt share it."""
 
     async def complete(self) -> bytes:
         """The encoded body. Raises ApiError or EngineUnavailableError."""
@@ -181,8 +183,7 @@ class Generation:
             refusal = _refusal(self._request_id, self._principal, form.endpoint, tier, form.model, error)
             self._metrics.on_refused(refusal)
             raise
-        in_flight = self._metrics.in_flight.labels(tier.value)
-        in_flight.inc()
+        self._metrics.on_begun(tier, self.timing)
         outcome, code = "aborted", None
         try:
             async with aclosing(first_within(self._outputs(), self._first_token_within_s)) as outputs:
@@ -209,18 +210,25 @@ class Generation:
             raise
         finally:
             admission.leave(request_class(tier), self._principal.share, choices)
-            in_flight.dec()
             self._metrics.on_finished(self._record(outcome, code), self._prepared, self.timing)
 
     def _take(self, index: int, output: RequestOutput) -> Delta:
         gap_s = self.timing.choices[index].on_output(output, self._context.clock())
         if gap_s is not None:
             self._metrics.on_gap(self._prepared.tier, gap_s)
+        self._count_tokens(index, output)
         was_finished = self.assembler.choices[index].finished
         delta = self.assembler.feed(index, output)
         if self.assembler.choices[index].stop_hit and not was_finished and output.finish_reason is None:
             self._context.client.abort([self._engine_id(index)], FinishReason.STOP)
         return delta
+
+    def _count_tokens(self, index: int, output: RequestOutput) -> None:
+        prompt = index // self._prepared.form.n
+        prompt_tokens = 0 if prompt in self._counted_prompts else output.num_prompt_tokens
+        if prompt_tokens:
+            self._counted_prompts.add(prompt)
+        self._metrics.on_tokens(self._prepared.tier, prompt_tokens, output.num_cached_tokens, len(output.new_token_ids))
 
     def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         return self._one() if self._prepared.num_choices == 1 else self._many()

@@ -324,12 +324,22 @@ class WhatIfShares(TypedDict):
 
 
 @exact
+class WhatIfToday(TypedDict):
+    """The recorded traffic, simulated without the change."""
+
+    requests: int
+    attainment: WhatIfShares
+    offline_tokens_per_second: float | None
+
+
+@exact
 class WhatIfReply(TypedDict):
     recorded_seconds: float
     requests: int
     attainment: WhatIfShares
     offline_tokens_per_second: float | None
     replicas: int | None
+    today: WhatIfToday
 
 
 @exact

@@ -5,7 +5,7 @@ from textwrap import shorten
 from fastapi import APIRouter, Request
 
 from neaptide.server.context import ServingContext
-from neaptide.server.counterfactual.frames import WhatIfAnswer, WhatIfTask
+from neaptide.server.counterfactual.frames import Simulated, WhatIfAnswer, WhatIfTask
 from neaptide.server.counterfactual.ring import NoAnswerError
 from neaptide.server.counterfactual.service import Shadow
 from neaptide.server.counterfactual.what_if import TooMuchError, WhatIfBusyError
@@ -103,11 +103,21 @@ def _reply(answer: WhatIfAnswer) -> WhatIfReply:
         # The list of all device profiles may exceed the longest message.
         words = shorten(f"{answer.refusal[:1].upper()}{answer.refusal[1:]}", MAX_MESSAGE_CHARS, placeholder=" ...")
         raise InvalidRequestError(words, code="what_if_refused")
-    shares = answer.attainment
+    today = answer.today
     return {
         "recorded_seconds": answer.recorded_s,
-        "requests": answer.requests,
-        "attainment": WhatIfShares(ttft=shares["ttft"], tpot=shares["tpot"], both=shares["both"]),
-        "offline_tokens_per_second": answer.offline_tokens_per_s,
+        "requests": answer.changed.requests,
+        "attainment": _shares(answer.changed),
+        "offline_tokens_per_second": answer.changed.offline_tokens_per_s,
         "replicas": answer.replicas,
+        "today": {
+            "requests": today.requests,
+            "attainment": _shares(today),
+            "offline_tokens_per_second": today.offline_tokens_per_s,
+        },
     }
+
+
+def _shares(found: Simulated) -> WhatIfShares:
+    shares = found.attainment
+    return WhatIfShares(ttft=shares["ttft"], tpot=shares["tpot"], both=shares["both"])

@@ -1,10 +1,9 @@
-// Display of the page. dashboard_figures.js, which precedes this in one script, computes the figures.
-const PERIOD_MS = 2000, ANSWER_MS = 8000, SHOWN_BATCHES = 20;
-const TIERS = ["priority", "default", "flex", "batch"];
-const OTHERS = ["priority", "fcfs"];
-const COLUMN = 480, GAP = 20, HEIGHT = 190, LEFT = 46, RIGHT = 8, TOP = 10, BOTTOM = 20;
+// Display of the page. dashboard_figures.js, which precedes this in one script, has the texts.
+const PERIOD_MS = 2000, ANSWER_MS = 8000, SHOWN_BATCHES = 20, SHOWN_LATE = 10;
+const ICONS = { ok: "✓", info: "i", warn: "!", bad: "✕" };
+const COLUMN = 480, GAP = 20, HEIGHT = 190, LEFT = 50, RIGHT = 8, TOP = 10, BOTTOM = 20;
 const SVG = "http://www.w3.org/2000/svg";
-let key = "", width = COLUMN;
+let key = "", width = COLUMN, standstill = "";
 let locked = !document.getElementById("key").hidden;  // batches are not requested until a key is entered
 const at = (id) => document.getElementById(id);
 
@@ -24,35 +23,39 @@ function drawn(tag, attributes, text) {
   return element;
 }
 
-function row(cells) {
+// Cells are texts, elements, or [text, class]. Names are for narrow screens, where each cell says its own.
+function row(cells, names = []) {
   const line = made("tr");
-  for (const cell of cells) {
+  cells.forEach((cell, k) => {
     const place = made("td");
+    if (Array.isArray(cell)) [cell, place.className] = cell;
+    if (names[k]) place.setAttribute("data-name", names[k]);
     place.append(cell);
     line.append(place);
-  }
+  });
   return line;
 }
 
-function roundUp(value) {
-  const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((top) => top >= value * 0.999);
-}
-
-function plot(title, unit, series, { stacked = false, most = 0 } = {}) {
-  const times = history.map((one) => one.s), count = times.length;
-  let below = new Array(count).fill(0), highest = most;
+function plot(points, title, unit, series, { stacked = false, most = 0, target = null } = {}) {
+  const times = points.start_s, count = times.length;
+  let below = new Array(count).fill(0), highest = most || target * 1.2 || 0;
   const tops = series.map(({ ys, mark }) => {
     const top = stacked && !mark ? ys.map((y, k) => below[k] + (y || 0)) : ys;
     if (stacked && !mark) below = top;
     for (const y of top) if (y !== null && y > highest) highest = y;
     return top;
   });
+  const caption = made("figcaption", title + " "), figure = made("figure");
+  caption.append(made("span", unit));
+  if (series.every(({ ys }) => ys.every((y) => !y))) {
+    figure.append(caption, made("p", "Nothing in the last 15 minutes.", "empty"));
+    return figure;
+  }
   highest = most || roundUp(highest || 1);
   const end = times[count - 1], span = Math.max(60, end - times[0]);
   const x = (s) => LEFT + (1 - (end - s) / span) * (width - LEFT - RIGHT);
   const y = (value) => HEIGHT - BOTTOM - Math.min(value, highest) / highest * (HEIGHT - TOP - BOTTOM);
-  const svg = drawn("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": `${title}, ${unit}, the last minutes` });
+  const svg = drawn("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": `${title}, ${unit}, the last 15 minutes` });
   for (const share of [0, 0.5, 1]) {
     svg.append(drawn("path", { class: "grid", d: `M${LEFT} ${y(share * highest)}H${width - RIGHT}` }));
     svg.append(drawn("text", { x: LEFT - 5, y: y(share * highest) + 4, "text-anchor": "end" }, short(share * highest)));
@@ -76,164 +79,142 @@ function plot(title, unit, series, { stacked = false, most = 0 } = {}) {
     });
     svg.append(drawn("path", { class: mark ? "line mark" : `line s${k}`, d: path || "M0 0" }));
   });
-  const caption = made("figcaption", title + " ");
-  caption.append(made("span", unit));
+  if (target) svg.append(drawn("path", { class: "line mark", d: `M${LEFT} ${y(target)}H${width - RIGHT}` }));
   const legend = made("div", undefined, "legend");
-  series.forEach(({ name, mark }, k) => {
-    const entry = made("span", undefined, mark ? "mark" : `s${k}`);
+  const named = series.map(({ name, mark }, k) => [name, mark ? "mark" : `s${k}`]);
+  if (target) named.push([`target ${short(target)}`, "mark"]);
+  for (const [name, style] of named) {
+    const entry = made("span", undefined, style);
     entry.append(made("i"), name);
     legend.append(entry);
-  });
-  const figure = made("figure");
+  }
   figure.append(caption, svg, legend);
   return figure;
 }
 
 // ---- the page ----
 
-function lines(figure) {
-  return history.map((now, k) => k === 0 ? null : figure(history[k - 1], now));
+function showStatus(status, facts) {
+  at("status").className = status.severity;
+  at("icon").textContent = ICONS[status.severity];
+  for (const [id, text] of [["sentence", status.sentence], ["cause", status.cause ? `Cause: ${status.cause}` : ""]])
+    if (at(id).textContent !== text) at(id).textContent = text;
+  if (facts !== undefined) at("facts").textContent = facts;
+  document.title = status.severity === "bad" ? "✕ Neaptide" : "Neaptide";
 }
 
-function showPlots() {
+function showLatencies(latencies) {
+  at("latencies").querySelector("tbody").replaceChildren(...latencies.map(({ name, p50_s, p99_s, target_s, met }) => row([
+    name, latency(target_s), ...[p50_s, p99_s].map((one) => [latency(one), one !== null && one > target_s ? "bad" : ""]),
+    [percent(met), met !== null && met < 0.95 ? "bad" : ""],
+  ])));
+}
+
+function showFigures({ now, latencies, pending_lines }) {
+  const slow = now.speed !== null && now.speed < 0.8, ttft_s = latencies[0].target_s;
+  const figures = [
+    [short(now.online_tokens_per_s), "online tokens/s"],
+    [short(now.offline_tokens_per_s), "offline tokens/s"],
+    [`${now.running_online} + ${now.running_offline}`, "running, online + offline"],
+    [`${now.waiting_online} + ${short(Math.max(now.waiting_offline, pending_lines - now.running_offline, 0))}`, "waiting, online + offline"],
+    [now.oldest_silent_s ? latency(now.oldest_silent_s) : "–", "oldest chat without a token", now.oldest_silent_s > ttft_s],
+    [`${now.errors} / ${now.refused}`, "errors / refused, 5 min", now.errors + now.refused > 0],
+    [now.speed === null ? "–" : percent(now.speed), "speed, of the calibrated", slow],
+    [short(now.preemptions), "preempted, 5 min"],
+  ];
+  at("figures").replaceChildren(...figures.map(([value, name, isBad]) => {
+    const card = made("div");
+    card.append(made("b", value, isBad ? "bad" : ""), made("span", name));
+    return card;
+  }));
+}
+
+function showTiers(tiers) {
+  at("tiers").replaceChildren(...tiers.map((one) => row([
+    one.tier, String(one.in_flight), percent(one.ttft_met), percent(one.tpot_met), short(one.ended),
+  ])));
+}
+
+function showPlots(points, latencies) {
+  at("plots").hidden = at("plotsnote").hidden = !points.start_s;
+  if (!points.start_s) return;
   const whole = at("plots").clientWidth;
   width = whole < 2 * COLUMN + GAP ? whole : (whole - GAP) / 2;  // like the columns of the style sheet, so that text keeps its size
-  const tokens = (name) => lines((before, now) => rate(before, now, "neaptide_step_tokens_total", { class: name }));
-  const blocks = (state) => history.map((one) => sum(one.samples, "neaptide_kv_blocks", { state }));
-  const met = (slo) => history.map((now, k) => {
-    const share = attained(firstWithin(k, SHARE_S), now, { slo });
-    return share === null ? null : 100 * share;
-  });
-  const inMs = (values) => values.map((value) => value === null ? null : 1000 * value);
-  const measured = (a, b) => mean(a, b, "neaptide_step_seconds_sum", { phase: "total" }, "neaptide_step_seconds_count", { phase: "total" });
-  const predicted = (a, b) => mean(a, b, "neaptide_steps_predicted_seconds_total", {}, "neaptide_steps_total", {});
+  const times = (values, factor) => values.map((value) => value === null ? null : factor * value);
+  const blocks = ["online", "offline", "cached", "free"].map((state) => ({ name: state, ys: points[`blocks_${state}`] }));
+  const highest = Math.max(...points.blocks_online.map((_, k) => blocks.reduce((sum, { ys }) => sum + (ys[k] || 0), 0)));
+  const draw = (...rest) => plot(points, ...rest);
   at("plots").replaceChildren(
-    plot("Tokens computed, by class", "tokens/s", [
-      { name: "online", ys: tokens("online") }, { name: "offline", ys: tokens("offline") },
+    draw("TTFT", "ms", [{ name: "p50", ys: times(points.ttft_p50_s, 1000) }, { name: "p99", ys: times(points.ttft_p99_s, 1000) }],
+      { target: 1000 * latencies[0].target_s }),
+    draw("TPOT", "ms", [{ name: "p50", ys: times(points.tpot_p50_s, 1000) }, { name: "p99", ys: times(points.tpot_p99_s, 1000) }],
+      { target: 1000 * latencies[1].target_s }),
+    draw("Targets met", "%", [{ name: "TTFT", ys: times(points.ttft_met, 100) }, { name: "TPOT", ys: times(points.tpot_met, 100) }], { most: 100 }),
+    draw("Tokens computed, by class", "tokens/s", [
+      { name: "online", ys: points.online_tokens_per_s }, { name: "offline", ys: points.offline_tokens_per_s },
     ], { stacked: true }),
-    plot("Targets met", `% of the last ${SHARE_S} s`, [{ name: "TTFT", ys: met("ttft") }, { name: "TPOT", ys: met("tpot") }], { most: 100 }),
-    plot("KV blocks, and the reserve for online work", "blocks", [
-      { name: "online", ys: blocks("online") }, { name: "offline", ys: blocks("offline") },
-      { name: "cached", ys: blocks("cached") }, { name: "free", ys: blocks("free") },
-      { name: "reserved for chats (forecast)", ys: history.map((one) => sum(one.samples, "neaptide_kv_reserved_blocks")), mark: true },
-    ], { stacked: true }),
-    plot("Mean time of a step", "ms", [{ name: "predicted", ys: inMs(lines(predicted)) }, { name: "measured", ys: inMs(lines(measured)) }]),
+    draw("KV blocks", "blocks", [...blocks, { name: "reserved for chats (forecast)", ys: points.blocks_reserved, mark: true }],
+      { stacked: true, most: highest }),
+    draw("Mean time of a step", "ms", [{ name: "predicted", ys: times(points.predicted_s, 1000) }, { name: "measured", ys: times(points.step_s, 1000) }]),
   );
 }
 
-function showFigures() {
-  const now = history[history.length - 1], before = shortlyBefore(), first = history[0];
-  const online = (name) => rate(before, now, "neaptide_step_tokens_total", { class: name });
-  const covered = mean(first, now, "neaptide_steps_within_margin_total", {}, "neaptide_steps_total", {});
-  const error = mean(first, now, "neaptide_step_prediction_error_ratio_sum", {}, "neaptide_step_prediction_error_ratio_count", {});
-  const figures = [
-    ["online tokens/s", short(online("online"))],
-    ["offline tokens/s", short(online("offline"))],
-    ["running, online / offline", ["online", "offline"].map((name) => sum(now.samples, "neaptide_requests_running", { class: name })).join(" / ")],
-    ["waiting, online / offline", ["online", "offline"].map((name) => short(sum(now.samples, "neaptide_requests_waiting", { class: name }))).join(" / ")],
-    ["preempted, 5 min", short(grown(first, now, "neaptide_preemptions_total"))],
-    ["steps on time", percent(covered)],
-    ["prediction error", percent(error)],
-  ];
-  at("figures").replaceChildren(...figures.map(([name, value]) => {
-    const card = made("div");
-    card.append(made("b", value), made("span", name));
-    return card;
-  }));
-  at("tiers").replaceChildren(...TIERS.map((tier) => tier === "batch" ? row([
-    tier,
-    short(sum(now.samples, "neaptide_batch_requests_pending")),
-    "–",
-    "–",
-    short(sum(now.samples, "neaptide_batch_requests_total")),
-  ]) : row([
-    tier,
-    String(sum(now.samples, "neaptide_requests_in_flight", { tier })),
-    percent(attained(first, now, { tier, slo: "ttft" })),
-    percent(attained(first, now, { tier, slo: "tpot" })),
-    short(sum(now.samples, "neaptide_requests_total", { tier })),
+const LATE_NAMES = ["", "tier", "TTFT", "target", "TPOT", "target", "request"];
+
+function showLate(late) {
+  at("latetable").hidden = late.length === 0;
+  at("late").replaceChildren(...late.slice(0, SHOWN_LATE).map((one) => row([
+    new Date(1000 * one.at_s).toLocaleTimeString(), one.tier,
+    [latency(one.ttft_s), one.ttft_s === null || one.ttft_s > one.ttft_slo_s ? "late" : ""], latency(one.ttft_slo_s),
+    [latency(one.tpot_s), one.tpot_s !== null && one.tpot_s > one.tpot_slo_s ? "late" : ""], latency(one.tpot_slo_s),
+    one.request.slice(0, 12),
+  ], LATE_NAMES)));
+  at("latenote").textContent = late.length === 0 ? "None since the server started." : "The log has each request in full under its name, engine_id.";
+}
+
+function showReplicas(replicas) {
+  at("cluster").hidden = !replicas;
+  at("replicas").replaceChildren(...(replicas || []).map((one) => row([
+    one.name, one.ready ? "yes" : "no", String(one.in_flight), latency(one.free_slack_s), [one.sentence, one.severity],
+  ], ["", "accepts", "in flight", "slack", ""])));
+}
+
+function showComparison({ comparison, replays, replicas }) {
+  at("shadowtable").hidden = !comparison;
+  at("shadow").replaceChildren(...(comparison ? comparison.rows : []).map((one) => row([
+    one.policy, `${one.met} of ${comparison.requests}`, short(one.offline_tokens_per_s),
   ])));
-  say(...stateOf(now.samples));
+  at("shadownote").textContent = replicas ? "Each replica replays its own traffic; see its own page." :
+    !replays ? "Off (--shadow)." : !comparison ?
+      "Waiting for traffic: once a window of a minute or more has 20 chats, it is replayed under vLLM's schedulers." :
+      `${duration(comparison.window_s)} of this server's own traffic, replayed under vLLM's schedulers; it ended ${duration(comparison.age_s)} ago.`;
 }
 
-// On a gateway, the series of each replica have its name, and sums are over all replicas.
-function replicasOf(samples) {
-  return valuesOf(samples, "neaptide_cluster_replica_ready").map(([labels, ready]) => [labels.replica, ready > 0]);
-}
+const BATCH_NAMES = ["", "status", "", "lines", "time left", "slack", "deadline"];
 
-function showReplicas() {
-  const now = history[history.length - 1], before = shortlyBefore();
-  const replicas = replicasOf(now.samples);
-  at("cluster").hidden = replicas.length === 0;
-  at("replicas").replaceChildren(...replicas.map(([replica, ready]) => row([
-    replica,
-    ready ? "yes" : "no",
-    String(sum(now.samples, "neaptide_cluster_requests_in_flight", { replica })),
-    ready ? ms(sum(now.samples, "neaptide_cluster_free_slack_seconds", { replica })) : "–",
-    short(rate(before, now, "neaptide_step_tokens_total", { replica, class: "online" })),
-    short(rate(before, now, "neaptide_step_tokens_total", { replica, class: "offline" })),
-    short(sum(now.samples, "neaptide_cluster_requests_total", { replica })),
-    short(sum(now.samples, "neaptide_cluster_lost_requests_total", { replica })),
-  ])));
-}
-
-function say(text, bad) {
-  const state = at("state");
-  if (state.textContent !== text) state.textContent = text;
-  state.className = bad ? "bad" : "";
-}
-
-function showShadow(samples) {
-  const known = (name, labels) => Number.isNaN(sum(samples, name, labels)) ? null : sum(samples, name, labels);
-  const count = (value) => value === null ? "–" : short(value);
-  const gain = (value) => value === null ? "–" : (value > 0 ? "+" : value < 0 ? "−" : "") + short(Math.abs(value));
-  if (replicasOf(samples).length > 0) {
-    at("shadownote").textContent = "Each replica replays its own traffic; see its own page.";
-    return;
-  }
-  const length = sum(samples, "neaptide_shadow_window_seconds");
-  const rows = length > 0 ? OTHERS.map((policy) => {
-    const won = known("neaptide_shadow_won_offline_tokens", { policy });
-    return row([
-      `simulated: ${policy}`,
-      percent(known("neaptide_shadow_attainment_ratio", { policy })),
-      gain(known("neaptide_shadow_saved_targets", { policy })),
-      count(known("neaptide_shadow_offline_tokens_per_second", { policy })),
-      gain(won === null ? null : won / length),
-    ]);
-  }) : [];
-  if (length > 0) rows.unshift(row([
-    "this server",
-    percent(known("neaptide_shadow_real_attainment_ratio")),
-    "",
-    count(known("neaptide_shadow_real_offline_tokens_per_second")),
-    "",
-  ]));
-  at("shadow").replaceChildren(...rows);
-  at("shadownote").textContent = length > 0 ?
-    `${duration(length)} of this server's own traffic with ${short(sum(samples, "neaptide_shadow_requests"))} online requests, ` +
-    `replayed under vLLM's schedulers; it ended ${duration(sum(samples, "neaptide_shadow_age_seconds"))} ago.` :
-    samples.has("neaptide_shadow_window_seconds") ?
-      "Waiting for traffic: after a few minutes it is replayed under vLLM's schedulers." : "Off (--shadow).";
-}
-
-function batchRow(batch) {
+function batchRows(batch) {
   const counts = batch.request_counts, ended = counts.completed + counts.failed, seen = batch.neaptide;
   const bar = made("progress");
   bar.max = Math.max(1, counts.total);
   bar.value = ended;
   bar.setAttribute("aria-label", `${ended} of ${counts.total} lines`);
-  let takes = "–", slack = "–", outlook = made("span", "–");
-  if (seen && seen.waits_for) {
-    outlook = made("span", "waiting", "at_risk");
-    outlook.title = seen.waits_for;
-  } else if (seen) {
+  let takes = "–", slack = "–", deadline = "–";
+  if (seen && seen.outlook) {
     const latest = seen.expected_seconds === null ? null : Math.max(seen.expected_seconds, seen.needed_seconds);
-    takes = duration(seen.needed_seconds) + " to " + (latest === null ? "?" : duration(latest));
+    takes = duration(seen.needed_seconds) + (latest === null ? " at best" : ` to ${duration(latest)}`);
     slack = duration(seen.left_seconds - (latest === null ? seen.needed_seconds : latest));
-    outlook = made("span", seen.outlook.replace("_", " "), seen.outlook);
+    deadline = made("span", seen.outlook.replace("_", " "), seen.outlook);
   }
-  return row([batch.id.slice(0, 18), batch.status, bar, `${short(ended)} of ${short(counts.total)}`, takes, slack, outlook]);
+  const why = reasonOf(batch, standstill), lines = counts.total ? `${short(ended)} of ${short(counts.total)}` : "–";
+  const rows = [row([batch.id, batch.status.replace("_", " "), bar, lines, takes, slack, deadline], BATCH_NAMES)];
+  if (why) {
+    const reason = made("tr", undefined, "reason"), place = made("td", why);
+    place.setAttribute("colspan", String(BATCH_NAMES.length));
+    reason.append(place);
+    rows[0].className = "reasoned";
+    rows.push(reason);
+  }
+  return rows;
 }
 
 async function showBatches() {
@@ -244,65 +225,95 @@ async function showBatches() {
   at("key").hidden = !locked;
   if (!reply.ok) {
     at("batches").replaceChildren();
-    at("note").textContent = locked ? "Unknown API key." : `Batches: HTTP ${reply.status}.`;
+    at("batchtable").hidden = true;
+    at("note").textContent = locked ? "Unknown API key." : `Batches cannot be shown: HTTP ${reply.status}.`;
     return;
   }
   const list = await reply.json();
-  at("batches").replaceChildren(...list.data.map(batchRow));
+  at("batchtable").hidden = list.data.length === 0;
+  at("batches").replaceChildren(...list.data.flatMap(batchRows));
   at("note").textContent = list.data.length === 0 ? "No batches." :
-    "Time left: at best – at the current rate. Slack: time to spare in the window." +
+    "Time left: at best to at the current rate. Slack: time to spare in the window." +
     (list.has_more ? ` Showing the latest ${SHOWN_BATCHES}.` : "");
 }
 
 async function refresh() {
   try {
-    const reply = await fetch("metrics", { signal: AbortSignal.timeout(ANSWER_MS) });
+    const reply = await fetch("dashboard/data", { signal: AbortSignal.timeout(ANSWER_MS) });
     if (!reply.ok) throw new Error(`HTTP ${reply.status}`);
-    remember({ s: Date.now() / 1000, samples: parse(await reply.text()) });
-    showFigures();
-    showReplicas();
-    showPlots();
-    showShadow(history[history.length - 1].samples);
+    const seen = await reply.json();
+    showStatus(seen.status, factsOf(seen.facts, seen.at_s));
+    standstill = seen.standstill;
+    at("standstill").hidden = !standstill;
+    at("standstill").textContent = standstill && `Batch work stands still: ${standstill}.`;
+    showLatencies(seen.latencies);
+    showFigures(seen);
+    showTiers(seen.tiers);
+    showPlots(seen.points, seen.latencies);
+    showLate(seen.late);
+    showReplicas(seen.replicas);
+    showComparison(seen);
     await showBatches();
   } catch (error) {
-    say(`the server does not answer: ${error.message}`, true);
+    showStatus({ severity: "bad", sentence: "The server does not answer. The figures below are old.", cause: error.message });
   }
   setTimeout(refresh, PERIOD_MS);
 }
 
-function answerOf(found) {
-  const offline = found.offline_tokens_per_second, share = found.attainment;
-  const replicas = found.replicas === null ? "more than were tried" : `${found.replicas}`;
-  return `Of ${short(found.requests)} online requests ${percent(share.both)} meet both targets (TTFT ${percent(share.ttft)}, ` +
-    `TPOT ${percent(share.tpot)}) on one replica` + (offline === null ? "" : `, with ${short(offline)} offline tokens/s`) +
-    `. Replicas needed for 90%: ${replicas}. Based on ${found.recorded_seconds > 120 ? "the busiest two minutes of " : ""}${duration(found.recorded_seconds)} of traffic.`;
+// ---- what if ----
+
+function showAnswer(found) {
+  const today = found.today, rows = [
+    ["met both targets", percent(today.attainment.both), percent(found.attainment.both)],
+    ["met TTFT", percent(today.attainment.ttft), percent(found.attainment.ttft)],
+    ["met TPOT", percent(today.attainment.tpot), percent(found.attainment.tpot)],
+    ["online requests", short(today.requests), short(found.requests)],
+    ["offline tokens/s", short(today.offline_tokens_per_second), short(found.offline_tokens_per_second)],
+    ["replicas needed for 90%", "", found.replicas === null ? "more than were tried" : String(found.replicas)],
+  ];
+  at("whatifrows").replaceChildren(...rows.map((cells) => row(cells)));
+  at("whatiftable").hidden = false;
+  return `Both columns are simulations of ${found.recorded_seconds > 120 ? "the busiest two minutes of " : ""}${duration(found.recorded_seconds)} of traffic.`;
 }
 
-async function askWhatIf(form) {
-  const note = at("whatifnote"), body = {};
+async function askWhatIf(form, signal) {
+  const body = {};
   for (const [name, value] of new FormData(form)) if (value) body[name] = name === "profile" ? value : Number(value);
   const headers = { "Content-Type": "application/json" }, own = at("operatorkey").value;
   if (own) headers.Authorization = `Bearer ${own}`;
-  note.textContent = "simulating ...";
-  const reply = await fetch("admin/what-if", { method: "POST", headers, body: JSON.stringify(body) });
+  const reply = await fetch("admin/what-if", { method: "POST", headers, body: JSON.stringify(body), signal });
   const found = await reply.json();
   // No key field if the caller's address was refused: a server without keys accepts none.
   if (reply.status === 401 || found.error?.code === "admin_key_required") form.querySelector(".operator").hidden = false;
-  note.textContent = reply.ok ? answerOf(found) : found.error.message;
+  return reply.ok ? showAnswer(found) : found.error.message;
+}
+
+function ask(form) {
+  const began = Date.now(), control = new AbortController(), note = at("whatifnote");
+  const tick = () => { note.textContent = `Simulating at low priority, for ${duration((Date.now() - began) / 1000)}. It may take up to 5 min.`; };
+  const ticking = setInterval(tick, 1000);
+  tick();
+  at("whatiftable").hidden = at("ask").disabled = true;
+  at("cancel").hidden = false;
+  at("cancel").onclick = () => control.abort();
+  askWhatIf(form, control.signal)
+    .catch((error) => error.name === "AbortError" ? "Cancelled." : `The server does not answer: ${error.message}`)
+    .then((text) => {
+      clearInterval(ticking);
+      note.textContent = text;
+      at("ask").disabled = false;
+      at("cancel").hidden = true;
+    });
 }
 
 at("whatif").addEventListener("submit", (event) => {
   event.preventDefault();
-  const button = event.target.querySelector("button");
-  button.disabled = true;
-  askWhatIf(event.target)
-    .catch((error) => { at("whatifnote").textContent = `the server does not answer: ${error.message}`; })
-    .finally(() => { button.disabled = false; });
+  ask(event.target);
 });
 at("key").addEventListener("submit", (event) => {
   event.preventDefault();
   key = at("keyfield").value;
   locked = false;
-  showBatches().catch((error) => say(`the server does not answer: ${error.message}`, true));
+  showBatches().catch((error) => { at("note").textContent = `The server does not answer: ${error.message}`; });
 });
 refresh();

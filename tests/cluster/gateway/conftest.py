@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from neaptide.cluster.gateway.replicas import ReplicaStatus
 from neaptide.cluster.launch.gateway import RunningGateway, build_gateway
+from neaptide.server.observe.overview import Report, encoder
 from neaptide.server.settings import Settings
 from tests.patience import until
 from tests.server.asgi import Exchange
@@ -43,6 +44,8 @@ class ScriptedReplica:
         self.is_silent = False
         """Questions are not answered."""
         self.page: str | None = ""
+        self.report: Report | None = None
+        """What it says of itself for the dashboard; None: an error."""
         """Its series; None: it fails to say them."""
         self.status = 200
         """Of what it says of itself."""
@@ -63,6 +66,10 @@ class ScriptedReplica:
         return f"http://127.0.0.1:{self.live.port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/dashboard/data":
+            await begin(send, 200 if self.report is not None else 500)
+            await say(send, "" if self.report is None else encoder.encode(self.report).decode(), is_last=True)
+            return
         if scope["path"] == "/metrics":
             status = 500 if self.page is None else 200
             await begin(send, status, media_type="text/plain; version=0.0.4; charset=utf-8")

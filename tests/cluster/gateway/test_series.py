@@ -1,5 +1,6 @@
 """The replicas' series on the gateway's page, and the page for people that reads them."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from neaptide.server.batches.metrics import BatchMetrics
 from neaptide.server.batches.running.deadline_status import BatchStatuses
 from neaptide.server.batches.storing.store import Store
 from neaptide.server.observe.exposition import OPENMETRICS
+from neaptide.server.observe.facts import ServerFacts
+from neaptide.server.observe.overview import Report
 from tests.cluster.gateway.conftest import CHAT, TO_STREAM, Cluster
 from tests.server.engine_client.loop_clock import LoopClock
 
@@ -153,3 +156,20 @@ async def test_every_life_of_a_replica_is_counted(cluster: Cluster) -> None:
         cluster.gateway.replicas.join("a", replica.url)
     cluster.gateway.replicas.leave("a")
     assert 'neaptide_cluster_replica_starts_total{replica="a"} 3.0' in await lines(cluster)
+
+
+async def test_the_dashboard_sums_replicas_and_tells_the_worst_first(cluster: Cluster) -> None:
+    facts = ServerFacts(model="m", ttft_slo_s=1.0, tpot_slo_s=0.1)
+    (await cluster.add("a")).report = Report(at_s=100.0, facts=facts, occupancy=(2,) * 9)
+    (await cluster.add("b")).report = Report(at_s=100.0, facts=facts, occupancy=(3,) * 9, storage_failing=True)
+    await cluster.add("c")  # says nothing of itself
+    exchange = cluster.request("/dashboard/data", method="GET")
+    await exchange.task
+    found = json.loads(exchange.text)
+    assert found["status"]["sentence"] == "b: Files and batches cannot be stored. Chats go on."
+    assert found["now"]["running_online"] == 5
+    assert [(one["name"], one["severity"], one["sentence"]) for one in found["replicas"]] == [
+        ("a", "info", "Ready. There was no work in the last five minutes."),
+        ("b", "bad", "Files and batches cannot be stored. Chats go on."),
+        ("c", "bad", "It does not answer."),
+    ]

@@ -1,6 +1,9 @@
 """What people look at, in a real browser: it fits, it can be read, its console is silent, it asks this server alone,
 and the keyboard reaches all of it."""
 
+import shutil
+import subprocess
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +18,17 @@ from tests.loadgen.test_report import sample_page
 pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="needs Chromium (chromium or google-chrome on the PATH)")
 
 NARROW, WIDE = 390, 1280
+AXE = "axe-core@4.10.3"
+SERIOUS = """
+axe.run().then((found) => found.violations.filter((one) => ["serious", "critical"].includes(one.impact))
+  .map((one) => [one.id, one.nodes.map((node) => node.html.slice(0, 100))]))
+"""
+"""What axe-core finds that keeps people from using the page."""
 PAGES = ("/dashboard", "/docs", "report")
 LEAST_CONTRAST = 4.5
 """Of text over what is behind it: WCAG 2.2, level AA."""
 READY = {
-    "/dashboard": "document.querySelectorAll('#plots svg, #batches tr').length > 4",
+    "/dashboard": "document.querySelectorAll('#plots figure, #batches tr').length > 6",
 }
 """When a page has shown what it asks for."""
 
@@ -71,6 +80,20 @@ PALE = """
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with Browser(tmp_path_factory.mktemp("browser")) as one:
         yield one
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The script of axe-core, which npm fetches."""
+    directory, npm = tmp_path_factory.mktemp("axe"), shutil.which("npm")
+    fetched = npm and subprocess.run([npm, "pack", AXE, "--silent"], cwd=directory, capture_output=True)
+    if not fetched or fetched.returncode != 0:
+        pytest.skip("needs npm, and its registry")
+    (archive,) = directory.glob("*.tgz")
+    with tarfile.open(archive) as files:
+        script = files.extractfile("package/axe.min.js")
+        assert script is not None
+        return script.read().decode()
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +150,14 @@ def test_a_page_fits_a_wide_screen(browser: Browser, addresses: dict[str, str], 
     assert page.evaluate("document.documentElement.scrollWidth") <= WIDE
     assert page.evaluate(TOO_WIDE) == []
     assert page.complaints == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("name", PAGES)
+def test_axe_finds_no_serious_fault(
+    browser: Browser, addresses: dict[str, str], axe: str, name: str, dark: bool
+) -> None:
+    page = opened(browser, addresses, name, NARROW, dark=dark)
+    page.evaluate(f"{axe}; 0")
+    assert page.evaluate(SERIOUS) == []

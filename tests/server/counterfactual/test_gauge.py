@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from neaptide.engine.messages import StepOutputs, TellTraffic, Traffic
 from neaptide.launch import simulating
-from neaptide.server.counterfactual.frames import ShadowAnswer
+from neaptide.server.counterfactual.frames import ShadowAnswer, ShadowFigures
 from neaptide.server.counterfactual.gauge import ReplayPace
 from neaptide.server.counterfactual.ring import MAX_AGE_S, NoAnswerError, TrafficRing
 from neaptide.server.counterfactual.service import Shadow
@@ -24,7 +24,9 @@ from tests.server.engine_client.test_supervisor import config, request
 from tests.server.fake_engine import FakeEngine
 
 QUICK = ReplayPace(warm_s=0.3, window_s=0.6, least_window_s=0.6, least_rest_s=0.1, rest_factor=0.0)
-SOME_PIECES = ReplayPace(warm_s=0.5, window_s=5.0, least_window_s=5.0, least_rest_s=0.1, rest_factor=0.0)
+SOME_PIECES = ReplayPace(
+    warm_s=0.5, window_s=5.0, least_window_s=5.0, least_requests=1, least_rest_s=0.1, rest_factor=0.0
+)
 """An engine tells what it served every two seconds."""
 
 
@@ -201,6 +203,32 @@ async def test_a_child_that_is_killed_is_replaced_after_a_rest(monkeypatch: pyte
     assert rests == [7.0]
     assert value(registry, "rounds_total", outcome="failed") == 1
     assert shadow.gauge.pid is None
+
+
+async def test_a_window_with_few_chats_does_not_replace_what_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, _, clock, _ = ring_of()
+    registry = CollectorRegistry()
+    shadow = Shadow(client, registry, clock)
+    tell(client, b"one")
+    clock.now_s += 200
+    tell(client, b"another")
+    figures = ShadowFigures(18, 50.0)
+    counts = [20, 19, 0]
+
+    async def answer(pieces: list[bytes]) -> ShadowAnswer:
+        return ShadowAnswer(1.0, 0.0, 60.0, counts.pop(0), figures, {"fcfs": figures})
+
+    async def pieces(since_s: float) -> list[bytes]:
+        return []
+
+    monkeypatch.setattr(shadow.gauge, "_ask", answer)
+    monkeypatch.setattr(shadow.ring, "pieces", pieces)
+    for _ in range(3):
+        await shadow.gauge._round()
+    assert value(registry, "requests") == 20
+    assert shadow.gauge.shown is not None
+    assert shadow.gauge.shown.requests == 20
+    assert [value(registry, "rounds_total", outcome=name) for name in ("compared", "too_few")] == [1, 2]
 
 
 async def test_a_round_that_worked_in_bursts_rests_the_less(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,7 @@ async def test_a_stream_with_a_bad_field_has_a_real_status(server: Server) -> No
     [
         ("GET", "/v1/nothing", 404, "unknown_url"),
         ("POST", "/v1/embeddings", 404, "unknown_url"),
-        ("GET", "/", 404, "unknown_url"),
+        ("GET", "/dashboard/", 404, "unknown_url"),
         ("GET", "/v1/chat/completions/", 404, "unknown_url"),
         ("GET", CHAT, 405, "method_not_allowed"),
         ("DELETE", "/v1/models", 405, "method_not_allowed"),

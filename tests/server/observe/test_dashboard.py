@@ -11,15 +11,16 @@ import httpx2
 import pytest
 
 from neaptide.engine.messages import DeadlineStatus
-from neaptide.engine.params import Tier
 from neaptide.server.app import ServerState, create_app
-from neaptide.server.counterfactual.metrics import POLICIES
 from neaptide.server.http.auth import KeyRing
+from neaptide.server.observe.facts import ServerFacts
+from neaptide.server.observe.history import Interval
+from neaptide.server.observe.overview import Report, merged_report, view
+from neaptide.server.observe.status import Severity
 from neaptide.server.openai.stored_replies import Batch, BatchExtension
 from neaptide.server.routes import dashboard
 from neaptide.server.text.tokenizer import Tokenizer
-from tests.deploy.test_deploy import series
-from tests.server.conftest import Server, make_context
+from tests.server.conftest import MODEL_ID, USER, Server, make_context, make_server
 
 SCRIPT = dashboard.script()
 NEEDS_NODE = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
@@ -46,28 +47,82 @@ async def test_with_keys_the_page_asks_for_one_before_it_asks_for_batches(tokeni
             assert form in (await http.get("/dashboard")).text
 
 
-def test_every_metric_that_the_page_reads_exists() -> None:
-    named = set(re.findall(r"neaptide_\w+_\w+", SCRIPT))
-    assert len(named) > 15
-    assert named <= series()
+async def test_the_root_is_the_page_and_needs_no_key(tokenizer: Tokenizer) -> None:
+    app = create_app(ServerState(context=make_context(tokenizer), keys=KeyRing(("alpha",))))
+    transport = httpx2.ASGITransport(app=app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://test") as http:
+        assert (await http.get("/")).text == (await http.get("/dashboard")).text
+        assert (await http.get("/dashboard/data")).status_code == 200
 
 
-def test_the_page_knows_the_batch_object_and_its_outlook() -> None:
+async def test_profiles_are_offered_as_a_list(tokenizer: Tokenizer) -> None:
+    app = create_app(ServerState(context=make_context(tokenizer), profiles=("h100", "<b>")))
+    transport = httpx2.ASGITransport(app=app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://test") as http:
+        text = (await http.get("/dashboard")).text
+    assert '<option value="">this server</option><option>h100</option><option>&lt;b&gt;</option></select>' in text
+
+
+async def test_the_data_has_what_the_page_shows(server: Server) -> None:
+    chat = {"messages": USER, "max_tokens": 3}
+    (await server.http.post("/v1/chat/completions", json=chat)).raise_for_status()
+    server.engine.emit_stats(online_decode_tokens=3, running_online=2)
+    found = (await server.http.get("/dashboard/data")).json()
+    assert found["status"]["severity"] == "ok"
+    assert found["status"]["sentence"].startswith("Chats meet their targets: TTFT p99 ")
+    facts = {name: found["facts"][name] for name in ("model", "device", "dtype", "ttft_slo_s", "tpot_slo_s")}
+    expected = {"model": MODEL_ID, "device": "cpu", "dtype": "float32", "ttft_slo_s": 30.0, "tpot_slo_s": 30.0}
+    assert facts == expected
+    assert [(one["name"], one["met"], one["judged"]) for one in found["latencies"]] == [("TTFT", 1, 1), ("TPOT", 1, 1)]
+    assert (found["now"]["running_online"], found["now"]["errors"]) == (2, 0)
+    assert [one["ended"] for one in found["tiers"]] == [0, 1, 0]
+    assert (found["late"], found["comparison"], found["replays"]) == ([], None, False)
+
+
+async def test_a_late_chat_is_listed_by_its_name_in_the_log(tokenizer: Tokenizer) -> None:
+    server = make_server(tokenizer)
+    server.context.ttft_slo_s = 1e-9
+    chat = {"messages": USER, "max_tokens": 3}
+    reply = (await server.http.post("/v1/chat/completions", json=chat)).json()
+    (late,) = (await server.http.get("/dashboard/data")).json()["late"]
+    assert reply["id"].endswith(late["request"])
+    assert (late["tier"], late["ttft_slo_s"], late["ttft_s"] > 0) == ("default", 1e-9, True)
+    await server.openai.close()
+
+
+async def test_what_ended_the_engine_is_told(server: Server) -> None:
+    server.context.client.last_end = "exit status 1"
+    server.engine.die()
+    found = (await server.http.get("/dashboard/data")).json()
+    assert found["status"]["severity"] == "bad"
+    assert found["status"]["cause"] == "It ended: exit status 1."
+
+
+def test_two_reports_are_one_on_a_gateway() -> None:
+    facts = ServerFacts(model="m", ttft_slo_s=1.0, started_s=50)
+    reports = {
+        "a": Report(at_s=100.0, facts=facts, occupancy=(1,) * 9, pending_lines=7, in_flight={"default": 2}),
+        "b": Report(at_s=100.0, facts=facts, is_up=False, pending_lines=7, in_flight={"default": 1}),
+    }
+    found = view(merged_report(reports, 100.0), reports)
+    assert found["status"]["sentence"] == "b: The engine has been down for 0 s. Chats get 503 until it has restarted."
+    assert (found["now"]["running_online"], found["pending_lines"]) == (1, 7)
+    assert [one["in_flight"] for one in found["tiers"]] == [0, 3, 0]
+    assert view(merged_report({}, 100.0), {})["status"]["sentence"] == "No replica answers. Every request gets 503."
+
+
+def test_the_page_knows_the_data_and_the_batch_object() -> None:
+    report = Report(at_s=100.0)
+    shown = view(report) | {"replicas": []}
+    assert set(re.findall(r"\bseen\.(\w+)", SCRIPT)) <= set(shown) | set(BatchExtension.__annotations__)
+    assert set(re.findall(r"\bnow\.(\w+)", SCRIPT)) <= set(shown["now"])
+    assert set(re.findall(r"\bfacts\.(\w+)", SCRIPT)) <= set(shown["facts"])
     assert set(re.findall(r"\bbatch\.(\w+)", SCRIPT)) <= set(Batch.__annotations__)
-    named = set(re.findall(r"\bseen\.(\w+)", SCRIPT))
-    assert named == set(BatchExtension.__annotations__)
+    report.intervals = [Interval(start_s=60)]
+    assert set(re.findall(r"\bpoints\.(\w+)", SCRIPT)) <= set(view(report)["points"])
     styles = (Path(dashboard.__file__).parent / "dashboard.css").read_text(encoding="utf-8")
-    assert all(f".{outlook.value} " in styles for outlook in DeadlineStatus)
-
-
-def test_the_page_shows_every_tier() -> None:
-    (listed,) = re.findall(r"const TIERS = \[(.*)\]", SCRIPT)
-    assert re.findall(r'"(\w+)"', listed) == [tier.value for tier in Tier]
-
-
-def test_the_page_shows_every_shadow() -> None:
-    (listed,) = re.findall(r"const OTHERS = \[(.*)\]", SCRIPT)
-    assert tuple(re.findall(r'"(\w+)"', listed)) == POLICIES
+    assert all(f".{outlook.value}" in styles for outlook in DeadlineStatus)
+    assert all(f".{severity.value} {{" in styles and f"{severity.value}: " in SCRIPT for severity in Severity)
 
 
 def test_the_page_writes_no_markup_of_what_it_is_told() -> None:

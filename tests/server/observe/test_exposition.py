@@ -107,9 +107,13 @@ class Prometheus:
 
 
 @asynccontextmanager
-async def prometheus(directory: Path, target_port: int) -> AsyncIterator[Prometheus]:
+async def prometheus(
+    directory: Path, target_port: int, second: dict[str, list[str]] | None = None
+) -> AsyncIterator[Prometheus]:
+    """Scrapes the port; with ``second`` as a second job too, with these parameters of the query."""
     scrape = {"job_name": "neaptide", "static_configs": [{"targets": [f"127.0.0.1:{target_port}"]}]}
-    config = {"global": {"scrape_interval": "3s", "scrape_timeout": "3s"}, "scrape_configs": [scrape]}
+    jobs = [scrape] if second is None else [scrape, scrape | {"job_name": "second", "params": second}]
+    config = {"global": {"scrape_interval": "3s", "scrape_timeout": "3s"}, "scrape_configs": jobs}
     (directory / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
     port = free_port()
     process = await asyncio.create_subprocess_exec(
