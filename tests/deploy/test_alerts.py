@@ -63,6 +63,7 @@ DIES_AND_IS_GONE = {of_target(UP): "1x4 0" + ALWAYS, of_target(STARTS): "1" + AL
 ALL_MISSED = {of_slo(MET, "ttft"): "0" + ALWAYS, of_slo(MISSED, "ttft"): "0+10" + ALWAYS}
 CASES = (
     Case("NeaptideDown", {of_target("up"): "1x4 0" + ALWAYS, of_target(INFO): "1x4"}, "6m", TARGET),
+    Case("NeaptideDown", {of_target("up"): "1x4 0" + ALWAYS, of_target(REPLICAS): "1x4"}, "6m", TARGET),
     Case("NeaptideDown", {of_target("up"): "1" + ALWAYS, of_target(INFO): "1" + ALWAYS}, "7m", None),
     Case("NeaptideDown", {of_target("up"): "0" + ALWAYS}, "7m", None),  # no server of ours
     # the engine
@@ -97,6 +98,12 @@ CASES = (
     Case(
         "NeaptideRestarts",
         {of_target("process_start_time_seconds"): STARTED_AGAIN, of_target(INFO): "1" + ALWAYS},
+        "20m",
+        TARGET,
+    ),
+    Case(
+        "NeaptideRestarts",
+        {of_target("process_start_time_seconds"): STARTED_AGAIN, of_target(REPLICAS): "1" + ALWAYS},
         "20m",
         TARGET,
     ),
