@@ -201,7 +201,8 @@ function batchRows(batch) {
   let takes = "–", slack = "–", deadline = "–";
   if (seen && seen.outlook) {
     const latest = seen.expected_seconds === null ? null : Math.max(seen.expected_seconds, seen.needed_seconds);
-    takes = duration(seen.needed_seconds) + (latest === null ? " at best" : ` to ${duration(latest)}`);
+    const best = duration(seen.needed_seconds), usual = latest === null ? "?" : duration(latest);
+    takes = best === usual ? best : `${best} to ${usual}`;
     slack = duration(seen.left_seconds - (latest === null ? seen.needed_seconds : latest));
     deadline = made("span", seen.outlook.replace("_", " "), seen.outlook);
   }
