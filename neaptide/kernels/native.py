@@ -24,6 +24,9 @@ COMPILERS = ("cc", "gcc", "clang")
 _FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared")
 _TUNED = ("-march=native",)
 """Flags that are dropped if the compiler rejects them."""
+_FUSED = ("--param=avoid-fma-max-bits=0",)
+"""Likewise, and first. For some processors (AMD's Zen) GCC rounds a product before it adds it to a lone sum, but not
+before it adds it to one of several. A row's bits would then depend on how many are computed with it."""
 _COMPILE_S = 120.0
 PREBUILT = Path(__file__).parent / "compiled"
 """Directory of libraries that were compiled with the installation."""
@@ -126,7 +129,7 @@ def _key(source: Path, compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_COMPILE_S).stdout  # noqa: S603
     # the sources include these headers
     files = sorted([*source.parent.glob("*.[ch]"), *Path(__file__).parent.glob("*.h")])
-    how = repr((compiler, version, _FLAGS, _TUNED, _machine())).encode()
+    how = repr((compiler, version, _FLAGS, _TUNED, _FUSED, _machine())).encode()
     parts = [*(file.read_bytes() for file in files), how]
     return hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:24]
 
@@ -145,7 +148,7 @@ def _compile(compiler: str, source: Path, path: Path) -> None:
     """Raises CompileError."""
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
         made = Path(directory) / path.name
-        for flags in (_FLAGS + _TUNED, _FLAGS):
+        for flags in (_FLAGS + _TUNED + _FUSED, _FLAGS + _TUNED, _FLAGS):
             command = [compiler, *flags, "-o", str(made), str(source)]
             try:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S)  # noqa: S603

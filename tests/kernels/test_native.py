@@ -104,8 +104,11 @@ def test_a_source_that_does_not_compile(tmp_path: Path, own_cache: Path) -> None
 
 
 @needs_compiler
-def test_a_compiler_that_does_not_know_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_TUNED", ("-march=no-such-machine",))
+@pytest.mark.parametrize(("name", "flag"), [("_TUNED", "-march=no-such-machine"), ("_FUSED", "--no-such-flag")])
+def test_a_compiler_that_does_not_know_a_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, flag: str
+) -> None:
+    monkeypatch.setattr(native, name, (flag,))
     assert load_library(write(tmp_path)).answer() == 42
 
 
