@@ -7,6 +7,7 @@ that the deadline is on (``tests.server.engine_client.loop_clock``), counts some
 
 import asyncio
 import inspect
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -50,27 +51,30 @@ def until_here(condition: Callable[[], object], message: Callable[[], str] = lam
 class Stopwatch:
     """Seconds that this process and those that it started take, from now on, less those in which the kernel kept one of
     their threads waiting for a processor that ran others. So a limit on them holds on a busy machine, too; waiting for
-    a timer, a lock or a disk counts in full."""
+    a timer, a lock or a disk counts in full.
 
-    def __init__(self) -> None:
+    ``children=False`` looks at this process alone, which is quick.
+    """
+
+    def __init__(self, *, children: bool = True) -> None:
+        self._children = children
         self._start_s = time.monotonic()
-        self._held_up_s = _held_up_s()
+        self._held_up_s = self._now_held_up_s()
 
     @property
     def held_up_s(self) -> float:
-        return sum(seconds - self._held_up_s.get(thread, 0.0) for thread, seconds in _held_up_s().items())
+        return sum(seconds - self._held_up_s.get(thread, 0.0) for thread, seconds in self._now_held_up_s().items())
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self._start_s - self.held_up_s
 
-
-def _held_up_s() -> dict[str, float]:
-    """By thread, of this process and all below it: how long it has been ready to run without running, in its life."""
-    found: dict[str, float] = {}
-    this = psutil.Process()
-    for process in (this, *this.children(recursive=True)):
-        with suppress(OSError):  # it ended meanwhile
-            for path in Path(f"/proc/{process.pid}/task").iterdir():
-                found[path.name] = int((path / "schedstat").read_text().split()[1]) / 1e9
-    return found
+    def _now_held_up_s(self) -> dict[str, float]:
+        """By thread: how long it has been ready to run without running, in its life."""
+        found: dict[str, float] = {}
+        children = psutil.Process().children(recursive=True) if self._children else []
+        for pid in (os.getpid(), *(child.pid for child in children)):
+            with suppress(OSError):  # it ended meanwhile
+                for path in Path(f"/proc/{pid}/task").iterdir():
+                    found[path.name] = int((path / "schedstat").read_text().split()[1]) / 1e9
+        return found
