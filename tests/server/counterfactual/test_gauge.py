@@ -18,6 +18,7 @@ from neaptide.server.counterfactual.ring import MAX_AGE_S, NoAnswerError, Traffi
 from neaptide.server.counterfactual.service import Shadow
 from neaptide.server.engine_client.client import EngineClient, EngineUnavailableError
 from neaptide.server.engine_client.supervisor import Supervisor
+from tests.patience import PATIENCE_S
 from tests.server.conftest import Server
 from tests.server.counterfactual.at_once import simulate_at_once
 from tests.server.engine_client.test_supervisor import config, request
@@ -128,7 +129,11 @@ async def test_a_served_engine_is_compared_with_its_shadows(tmp_path: Path, monk
     try:
         await supervisor.start()
         for number in range(1, 400):
-            chat = msgspec.structs.replace(request(f"r{number}", 5), arrival_s=time.monotonic())
+            asked = request(f"r{number}", 5)
+            # Targets that no machine misses.
+            chat = msgspec.structs.replace(
+                asked, arrival_s=time.monotonic(), ttft_slo_s=PATIENCE_S, tpot_slo_s=PATIENCE_S
+            )
             async for _ in client.generate(chat):
                 pass
             if number % 20 == 0:

@@ -8,8 +8,15 @@ from prometheus_client import CollectorRegistry
 from neaptide.server.batches import metrics
 from neaptide.server.batches.metrics import BatchMetrics, Overview
 from neaptide.server.batches.running.deadline_status import BatchStatuses
+from tests.patience import PATIENCE_S
 from tests.server.batches.fakes import Server, jsonl, line, numbered
 from tests.server.conftest import Server as OnlineServer
+
+
+@pytest.fixture(autouse=True)
+def patient_with_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scrape does without figures that take too long, which they may on a busy machine."""
+    monkeypatch.setattr(metrics, "READ_TIMEOUT_S", PATIENCE_S)
 
 
 async def test_every_series_is_there_before_anything_happened(tmp_path: Path) -> None:
