@@ -90,7 +90,7 @@ def num_preemptions(harness: Harness) -> int:
     return sum(output.num_preemptions for outputs in harness.ends.values() for output in outputs)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *[pytest.param(k, marks=pytest.mark.full) for k in (2, 3)]])
 def test_every_accepted_request_ends_exactly_once(seed: int, tmp_path: Path) -> None:
     assert num_preemptions(blast(seed, 500, tmp_path)) > 0
 
