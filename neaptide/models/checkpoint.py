@@ -3,6 +3,7 @@
 A model that cannot be served raises `UnsupportedModelError` with one line for the operator.
 """
 
+import re
 from pathlib import Path
 
 from neaptide.models.config import VLLM, ModelConfig, ModelFacts, UnsupportedModelError
@@ -20,6 +21,7 @@ _LENGTH_KEYS = (
     *("max_target_positions", "max_sequence_length", "max_seq_length", "seq_len"),
 )
 """Names of the context length in different families."""
+_SHARD = re.compile(r"model-\d+-of-(?P<total>\d+)\.safetensors")
 _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -144,9 +146,19 @@ def find_weight_files(model_dir: Path) -> list[Path]:
     single = model_dir / "model.safetensors"
     if single.is_file():
         return [single]
+    if shards := _shards_without_index(model_dir):
+        return shards
     refuse_pickles(model_dir)
     refuse_gguf(model_dir)
     raise UnsupportedModelError(f"no weights: model.safetensors is missing in {model_dir}")
+
+
+def _shards_without_index(model_dir: Path) -> list[Path]:
+    """The shards by their names, if all of one set are there."""
+    shards = sorted(file for file in model_dir.glob("model-*-of-*.safetensors") if file.is_file())
+    found = [_SHARD.fullmatch(file.name) for file in shards]
+    totals = {int(match["total"]) for match in found if match is not None}
+    return shards if None not in found and totals == {len(shards)} else []
 
 
 def refuse_pickles(model_dir: Path) -> None:

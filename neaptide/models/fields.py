@@ -17,6 +17,8 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 MAX_CONFIG_BYTES = 64 << 20
 MAX_TOKENIZER_BYTES = 512 << 20
+LFS_POINTER = "version https://git-lfs"
+"""Beginning of a file that stands in a clone for one that Git LFS keeps."""
 
 
 def read_text(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> str:
@@ -33,9 +35,17 @@ def read_text(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> str:
         if status.st_size > max_bytes:
             raise UnsupportedModelError(f"{path.name} has {status.st_size} bytes; the limit is {max_bytes}")
         try:
-            return file.read().decode("utf-8")
+            text = file.read().decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise UnsupportedModelError(f"{path.name} cannot be read: {error}") from error
+    if text.startswith(LFS_POINTER):
+        raise UnsupportedModelError(lfs_pointer(path))
+    return text
+
+
+def lfs_pointer(path: Path) -> str:
+    """Why a file is not read whose content a clone without Git LFS has left out."""
+    return f"{path.name} is a pointer of Git LFS, not the file: run `git lfs pull` in {path.parent}"
 
 
 def read_json(path: Path) -> RawConfig:

@@ -64,6 +64,8 @@ def family_of(architectures: object) -> Family:
         (name,) = architectures
         if isinstance(name, str) and name in FAMILIES:
             return FAMILIES[name]
+    if not architectures:
+        raise UnsupportedModelError("config.json names no architecture; save_pretrained of the model's class writes it")
     named = ", ".join(map(str, architectures)) if isinstance(architectures, list) else architectures
     raise UnsupportedModelError(
         f"architecture {named} is not supported by our own executor (docs/models.md lists what is); {VLLM}"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from neaptide.models.config import ModelFacts, UnsupportedModelError
+from neaptide.models.fields import LFS_POINTER, lfs_pointer
 
 _LENGTH = struct.Struct("<Q")
 _MAX_HEADER_BYTES = 100_000_000
@@ -37,6 +38,8 @@ def read_headers(files: Sequence[Path]) -> dict[str, TensorHeader]:
     for file in files:
         try:
             found |= _read(file)
+        except UnsupportedModelError:
+            raise
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             reason = error.strerror if isinstance(error, OSError) else "its header is damaged"
             raise UnsupportedModelError(f"{file.name} cannot be read: {reason}") from error
@@ -48,7 +51,10 @@ def _read(path: Path) -> dict[str, TensorHeader]:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise UnsupportedModelError(f"{path.name} is not a regular file")
-        (length,) = _LENGTH.unpack(file.read(_LENGTH.size).ljust(_LENGTH.size, b"\xff"))
+        start = file.read(_LENGTH.size)
+        if LFS_POINTER.encode().startswith(start) and start:
+            raise UnsupportedModelError(lfs_pointer(path))
+        (length,) = _LENGTH.unpack(start.ljust(_LENGTH.size, b"\xff"))
         if length > min(_MAX_HEADER_BYTES, status.st_size):
             raise ValueError("length of the header")
         entries = json.loads(file.read(length))

@@ -14,9 +14,19 @@ import pytest
 
 from neaptide.commands.demo import command
 from neaptide.commands.demo.chart import ASCII, bin_s, binned_rates, latency_chart, latency_row, rate_chart, tops
-from neaptide.commands.demo.lines import batch_jsonl, computed_texts, line_tokens, make_batch, right_answers
+from neaptide.commands.demo.lines import answers_of, batch_jsonl, computed_texts, line_tokens, make_batch, right_answers
+from neaptide.commands.demo.load import Load, fit_load, lines_to_measure
 from neaptide.commands.demo.state import DemoState, Moment
-from neaptide.commands.demo.verdict import LEAST_LINES, MOST_LINES, DemoFigures, lines_for, sentence, unfinished
+from neaptide.commands.demo.verdict import (
+    LEAST_LINES,
+    MOST_LINES,
+    DemoFigures,
+    lines_for,
+    scaled,
+    sentence,
+    too_slow,
+    unfinished,
+)
 from neaptide.data import skills
 from neaptide.loadgen.client.prometheus import Samples
 from neaptide.loadgen.client.recorder import ChatRecord
@@ -62,7 +72,7 @@ async def test_lines_are_made_beside_the_chats(monkeypatch: pytest.MonkeyPatch) 
         return make_batch(lines, seed)
 
     monkeypatch.setattr(command, "make_batch", made)
-    making = asyncio.create_task(command.sized_batch(DemoState(), argparse.Namespace(lines=4, seed=0)))
+    making = asyncio.create_task(command.sized_batch(DemoState(), argparse.Namespace(lines=4, seed=0), 60.0))
     await asyncio.sleep(0)
     goes_on.set()
     examples, content = await making
@@ -74,7 +84,45 @@ def test_only_exact_answers_of_lines_that_succeeded_are_right() -> None:
     reply = '{"custom_id": "line-%d", "response": {"status_code": %d, "body": {"choices": [{"message": %s}]}}}'
     lines = [reply % (0, 200, '{"content": " 4 "}'), reply % (1, 200, '{"content": "4"}')]
     lines += [reply % (2, 500, '{"content": "6"}')]
-    assert right_answers(examples, "\n".join(lines).encode()) == 1
+    assert right_answers(examples, answers_of("\n".join(lines).encode())) == 1
+
+
+# ---- a load that the machine can bear ----------------------------------------------------------------------
+
+
+def test_a_fast_machine_gets_the_load_as_it_is() -> None:
+    load = fit_load([chat(0.0, 0.05, 0.01)[1]], None, is_taught=True)
+    assert load == Load(answer_s=pytest.approx(0.15))
+    assert not load.is_scaled
+
+
+def test_on_a_slow_machine_targets_rate_and_answers_follow_its_speed() -> None:
+    load = fit_load([chat(0.0, 0.9, 0.15)[1]], None, is_taught=False)
+    assert (load.ttft_slo_ms, load.tpot_slo_ms) == (2_700.0, 300.0)
+    assert load.max_tokens == 20  # three seconds of them
+    assert load.answer_s == pytest.approx(0.9 + 20 * 0.15)
+    assert load.rate_per_s == pytest.approx(1 / load.answer_s)
+    assert scaled(load).endswith("with targets of 2,700 ms to the first token and 300 ms for each further one")
+
+
+def test_a_rate_that_the_user_gives_is_kept() -> None:
+    assert fit_load([chat(0.0, 0.9, 0.15)[1]], 7.0, is_taught=False).rate_per_s == 7.0
+
+
+@pytest.mark.parametrize(("answer_s", "lines"), [(0.0, 1500), (1.0, 1280), (100.0, 64)])
+def test_the_batch_alone_is_long_enough_to_measure(answer_s: float, lines: int) -> None:
+    load = Load(max_tokens=100, answer_s=answer_s)
+    assert lines_to_measure(load, 10.0, tokens_per_line=50.0, most=1500) == lines
+
+
+def test_answers_of_a_model_that_was_not_taught_are_as_long_as_the_limit() -> None:
+    (few_shot,) = make_batch(2, seed=0)[1:]
+    (untaught,) = line_tokens([few_shot], answer_tokens=1_000)
+    assert 1_000 < untaught < 1_100
+
+
+def test_where_no_chat_ends_the_demo_says_what_to_try() -> None:
+    assert "try --max-seconds 400, or a smaller model" in too_slow(80.0)
 
 
 # ---- the sentence ----------------------------------------------------------------------------------------
@@ -185,7 +233,8 @@ def test_the_demo_ends_with_right_answers_and_a_sentence(tmp_path: Path) -> None
         command, capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"}, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "of 40 answers exactly right" in done.stdout
+    assert "batch: 40 of 40 lines answered" in done.stdout
+    assert re.search(r"exactly right: \d+ of 40 lines", done.stdout)
     assert re.findall(r"^form: .* \((\w+)\)$", done.stdout, re.MULTILINE) == ["right", "right"]
     assert done.stdout.splitlines()[-1].startswith("Co-serving ")
 

@@ -14,6 +14,8 @@ import pytest
 from neaptide.models import checkpoint
 from neaptide.models.checkpoint import find_weight_files, load_model_config, load_model_facts, resolve_model
 from neaptide.models.config import RopeConfig, UnsupportedModelError
+from neaptide.models.fields import read_json
+from neaptide.models.weights_header import read_headers
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -367,6 +369,7 @@ def test_unreadable_config(tmp_path: Path) -> None:
         ({"model.safetensors.index.json": '{"weight_map": {"a": "../one.safetensors"}}'}, "not a safetensors file"),
         ({"model.safetensors.index.json": '{"weight_map": {"a": "one.bin"}}'}, "not a safetensors file"),
         ({"model.safetensors.index.json": "{}"}, "no weight_map"),
+        ({"model-00001-of-00002.safetensors": ""}, "no weights: model.safetensors is missing in /"),
     ],
 )
 def test_refused_weight_files(files: dict[str, str], words: str, tmp_path: Path) -> None:
@@ -374,6 +377,32 @@ def test_refused_weight_files(files: dict[str, str], words: str, tmp_path: Path)
         (tmp_path / name).write_text(text)
     with pytest.raises(UnsupportedModelError, match=words):
         find_weight_files(tmp_path)
+
+
+def test_all_shards_of_a_set_need_no_index(tmp_path: Path) -> None:
+    shards = [tmp_path / f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    for shard in shards:
+        shard.touch()
+    assert find_weight_files(tmp_path) == shards
+
+
+def test_pointers_of_git_lfs_are_named(tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+    (tmp_path / "config.json").write_text(pointer)
+    assert refusal(tmp_path) == (f"config.json is a pointer of Git LFS, not the file: run `git lfs pull` in {tmp_path}")
+    (tmp_path / "model.safetensors").write_text(pointer)
+    with pytest.raises(UnsupportedModelError, match=r"model\.safetensors is a pointer of Git LFS"):
+        read_headers([tmp_path / "model.safetensors"])
+
+
+def test_a_configuration_that_names_no_architecture_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert refusal(tmp_path).startswith("config.json names no architecture")
+
+
+def test_a_byte_order_mark_does_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(b"\xef\xbb\xbf{}")
+    assert read_json(tmp_path / "config.json") == {}
 
 
 def test_local_directories_need_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

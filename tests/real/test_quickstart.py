@@ -51,10 +51,14 @@ def test_the_commands_of_the_quickstart(server: RunningServer, client: openai.Op
 
 
 def test_the_demo(model: Path, tmp_path: Path) -> None:
-    command = ("neaptide", "demo", "--model", str(model), "--max-seconds", str(PATIENCE_S / 2), "--lines", "40")
-    said = run(*command, "--dir", str(tmp_path), "--rate", "0.5", cwd=tmp_path)
+    command = ("neaptide", "demo", "--model", str(model), "--dir", str(tmp_path))
+    said = run(*command, "--max-seconds", str(PATIENCE_S), cwd=tmp_path)
     print(said)
-    assert "of 40 answers exactly right" in said
-    assert said.splitlines()[-1].startswith("Co-serving ")
+    found = re.search(r"^batch: (\d+) of (\d+) lines answered", said, re.MULTILINE)
+    assert found is not None
+    answered, total = map(int, found.groups())
+    assert said.splitlines()[-1].startswith(("Co-serving ", "The benefit of co-serving is unknown"))
+    # A machine with other work may not come to the last line within the demo's time: it must say so.
+    assert (answered < total) == (f"of {total} lines done" in said)
     results = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
-    assert {line["response"]["status_code"] for line in results} == {200}
+    assert [line["response"]["status_code"] for line in results if line["response"]] == [200] * answered

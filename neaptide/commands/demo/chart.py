@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from neaptide.commands.demo.state import TPOT_SLO_MS, TTFT_SLO_MS, DemoState, rates_per_s
+from neaptide.commands.demo.state import DemoState, rates_per_s
 
 RATE_ROWS = 7
 MET_ROWS = 3
@@ -103,8 +103,8 @@ def latency_marks(state: DemoState, length_s: float) -> dict[int, tuple[float, f
             continue
         column = int(state.ended_at_s(record) / length_s)
         ttft, tpot = worst.get(column, (0.0, 0.0))
-        of_tpot = (record.tpot_s or 0.0) * 1e3 / TPOT_SLO_MS
-        worst[column] = (max(ttft, record.ttft_s * 1e3 / TTFT_SLO_MS), max(tpot, of_tpot))
+        of_tpot = (record.tpot_s or 0.0) * 1e3 / state.load.tpot_slo_ms
+        worst[column] = (max(ttft, record.ttft_s * 1e3 / state.load.ttft_slo_ms), max(tpot, of_tpot))
     return worst
 
 
@@ -132,7 +132,7 @@ def latency_chart(state: DemoState, columns: int, glyphs: Glyphs) -> Text:
                 chart.append(glyphs.line if row == TARGET_ROW else " ", LINE_STYLE)
         chart.append("\n")
     chart.append(f"{'chat':>{LABEL_WIDTH - 1}} ")
-    chart.append(f"{glyphs.ttft} TTFT, target {TTFT_SLO_MS:,.0f} ms", TTFT_STYLE)
-    chart.append(f"  {glyphs.tpot} TPOT, target {TPOT_SLO_MS:,.0f} ms", TPOT_STYLE)
+    chart.append(f"{glyphs.ttft} TTFT, target {state.load.ttft_slo_ms:,.0f} ms", TTFT_STYLE)
+    chart.append(f"  {glyphs.tpot} TPOT, target {state.load.tpot_slo_ms:,.0f} ms", TPOT_STYLE)
     chart.append(f"  {glyphs.both} both; worst chat of each moment", LINE_STYLE)
     return chart

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tokenizers import Tokenizer
 
@@ -40,31 +40,40 @@ def computed_texts(example: skills.Example) -> list[str]:
     return [*(message["content"] for message in own), example.answer]
 
 
-def line_tokens(examples: Sequence[skills.Example]) -> list[int]:
-    """Tokens of each line that the engine must compute, by the embedded model's tokenizer. For another model this is a
-    rough estimate."""
+def line_tokens(examples: Sequence[skills.Example], answer_tokens: int | None = None) -> list[int]:
+    """Tokens of each line that the engine must compute, by the embedded model's tokenizer.
+
+    ``answer_tokens`` is the length of every answer of a model that was not taught them. Its other tokens are a rough
+    estimate.
+    """
     tokenizer = Tokenizer.from_file(str(embedded_model_path() / "tokenizer.json"))
     counts = []
     for example in examples:
         encoded = tokenizer.encode_batch(computed_texts(example), add_special_tokens=False)
-        counts.append(sum(len(one.ids) + MARKS for one in encoded))
+        tokens = [len(one.ids) + MARKS for one in encoded]
+        counts.append(sum(tokens) if answer_tokens is None else sum(tokens[:-1]) + answer_tokens)
     return counts
 
 
-def batch_jsonl(examples: Sequence[skills.Example]) -> bytes:
+def batch_jsonl(examples: Sequence[skills.Example], max_tokens: int = MAX_TOKENS) -> bytes:
     lines = []
     for index, example in enumerate(examples):
         body = {"model": MODEL, "messages": example.messages, "temperature": 0}
-        body["max_completion_tokens"] = MAX_TOKENS
+        body["max_completion_tokens"] = max_tokens
         line = {"custom_id": f"line-{index}", "method": "POST", "url": "/v1/chat/completions", "body": body}
         lines.append(json.dumps(line))
     return ("\n".join(lines) + "\n").encode()
 
 
-def right_answers(examples: Sequence[skills.Example], results: bytes) -> int:
-    """Number of result lines that are exactly right."""
+def answers_of(results: bytes) -> dict[str, str]:
+    """The answers of the result lines that succeeded, by custom id."""
     answers = {}
     for line in map(json.loads, results.splitlines()):
         if line["response"] is not None and line["response"]["status_code"] == 200:
             answers[line["custom_id"]] = line["response"]["body"]["choices"][0]["message"]["content"]
+    return answers
+
+
+def right_answers(examples: Sequence[skills.Example], answers: Mapping[str, str]) -> int:
+    """Number of answers that are exactly right."""
     return sum(skills.is_correct(e, answers.get(f"line-{i}", "")) for i, e in enumerate(examples))

@@ -4,15 +4,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from neaptide.commands.demo.load import Load
 from neaptide.data import skills
 from neaptide.loadgen.client.prometheus import Samples
 from neaptide.loadgen.client.recorder import ChatRecord
 
 SERIES = ("neaptide_step_tokens_total", "neaptide_recomputed_tokens_total", "neaptide_requests_", "neaptide_kv_blocks")
-TTFT_SLO_MS = 1000.0
-TPOT_SLO_MS = 100.0
 NO_COUNTS = {"total": 0, "completed": 0, "failed": 0}
-BATCH_ALONE, CHAT_ALONE, BOTH = "batch alone", "chat alone", "both"
+ONE_CHAT, BATCH_ALONE, CHAT_ALONE, BOTH = "one chat", "batch alone", "chat alone", "both"
 """The demo's phases, in this order."""
 
 
@@ -30,7 +29,8 @@ class Moment:
 class DemoState:
     """The state that the view shows."""
 
-    act: str = BATCH_ALONE
+    act: str = ONE_CHAT
+    load: Load = field(default_factory=Load)
     batch: dict[str, Any] = field(default_factory=lambda: {"status": "not submitted", "request_counts": NO_COUNTS})
     metrics: Samples = field(default_factory=lambda: Samples(""))
     elapsed_s: float = 0.0

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from neaptide.commands.demo.load import Load
 from neaptide.loadgen.client.batches import TERMINAL
 
-LEAST_LINES, MOST_LINES = 20, 20_000
+LEAST_LINES, MOST_LINES = 4, 20_000
 NOTHING_WON = 1.05
 """Ratio of time in turn to time together up to which the difference is noise."""
 PAID = 0.05
@@ -78,11 +79,27 @@ def sentence(measured: DemoFigures) -> str:
 
 
 def unfinished(batch: Mapping[str, Any], elapsed_s: float) -> str:
-    """Why there is no verdict, and what to try next."""
+    """How far a batch came that was not completed, and what to try next."""
     counts = batch["request_counts"]
     said = (
         f"the batch is {batch['status']} after {elapsed_s:.0f} s, {counts['completed']} of {counts['total']} lines done"
     )
     if batch["status"] in TERMINAL:
         return said
-    return said + ": the machine is busy or slow; try neaptide demo --max-seconds 300, or --lines 100"
+    return said + ": the machine is busy or slow; try --max-seconds 300"
+
+
+def scaled(load: Load) -> str:
+    """What a slow machine's load is, before it runs."""
+    return (
+        f"this machine is slow for this model: {load.rate_per_s:.2g} chats/s of at most {load.max_tokens} tokens, with "
+        f"targets of {load.ttft_slo_ms:,.0f} ms to the first token and {load.tpot_slo_ms:,.0f} ms for each further one"
+    )
+
+
+def too_slow(max_seconds: float) -> str:
+    """What to try where not even one chat ended."""
+    return (
+        f"not one chat ended within {max_seconds / 2:.0f} s on the idle server: the machine is busy, or too "
+        f"slow for this model; try --max-seconds {5 * max_seconds:.0f}, or a smaller model"
+    )

@@ -96,21 +96,23 @@ class Offer:
     """JSON types of each function's parameters, divided by commas. Formats that write values without quotes need
     them."""
 
-    def check(self, name: str) -> str:
-        """The name. Raises NoCallError if no such tool is offered."""
-        if name not in self.names:
-            raise NoCallError(f"no tool {name[:64]!r}")
-        return name
+    def tool(self, name: str) -> str | None:
+        """The offered tool that a model means, or None. Some models write the namespace of functions before it."""
+        if name in self.names:
+            return name
+        bare = name.removeprefix("functions.")
+        return bare if bare in self.names else None
 
-    def value(self, function: str, parameter: str, text: str) -> Any:
+    def value(self, function: str, parameter: str, text: str, read: Callable[[str], Any] | None = None) -> Any:
         """The value of a parameter that the model wrote without quotes.
 
-        Text stays text where the schema allows text alone. Elsewhere it is read as JSON where it can be.
+        Text stays text where the schema allows text alone. Elsewhere ``read`` reads it where it can, by default
+        as JSON.
         """
         types = self.types.get(function, {}).get(parameter, "").split(",")
         if types == ["string"]:
             return text
-        found = json_value(text)
+        found = (read or json_value)(text)
         kind = _TYPES[type(found)]
         if "string" in types:
             return found if kind != "string" and kind in types else text

@@ -61,7 +61,7 @@ _TOOL_SIGNS = (
     _Sign("dots", ("<dots_function_call>",)),
     _Sign("minicpm5", ("<function name=",)),
     _Sign("longcat", ("<longcat_tool_call>",)),
-    _Sign("cohere_command3", ("<|START_ACTION|>",)),
+    _Sign("cohere_command3", ("<|START_ACTION|>", "Write 'Action:' followed")),
     _Sign("functiongemma", ("<start_function_call>",)),
     _Sign("gemma4", ("<|tool_call>",)),
     _Sign("apertus", ("<|tools_prefix|>",)),
@@ -94,6 +94,7 @@ _REASONING_SIGNS = (
     _Sign("mistral", ("[THINK]",)),
     _Sign("granite", ("Here is my thought process:",)),
     _Sign("hunyuan_a13b", ("<answer>",), "<think>"),
+    _Sign("granite_thinking_parser", ("<response></response>",), "<think></think>"),
     _Sign("ernie45", ("<response>",), "<think>"),
     _Sign("qwen3", ("<think>", "</think>")),
 )

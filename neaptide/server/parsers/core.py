@@ -394,10 +394,11 @@ class OutputParser:
         start = heads.end_of_call(whole, _HEAD_CHARS) if body.has_call else 0
         for head in heads.heads:
             found = head.match(whole, start, _HEAD_CHARS)
-            if found is not None and found["name"] in self._offer.names:
+            name = None if found is None else self._offer.tool(found["name"])
+            if found is not None and name is not None:
                 body.pieces = [whole[found.end() :]]
                 body.arguments, body.has_call = ArgumentReader(body.marks), True
-                self._add_call(FoundCall(found["name"], "", found.groupdict().get("id")), is_last=False)
+                self._add_call(FoundCall(name, "", found.groupdict().get("id")), is_last=False)
                 return True
         return False
 
@@ -446,9 +447,10 @@ class OutputParser:
             found = self._tools.parse(text, self._offer, is_cut)
         except (ValueError, InvalidRequestError, RecursionError):
             return False
-        if not found or not all(call.name in self._offer.names for call in found):
+        known = [call._replace(name=name) for call in found if (name := self._offer.tool(call.name)) is not None]
+        if not known or len(known) < len(found):
             return False
-        for call in found:
+        for call in known:
             self._add_call(call)
         self._restart(drops_blank=False)
         return True

@@ -20,6 +20,7 @@ _NAME = r"(?P<name>[\w.-]+)"
 _KEYS = "name|tool_name|function|arguments|parameters|args|id|tool_call_id|call_id|type|index|tool_calls"
 _OBJECT = rf'\{{\s*"(?:{_KEYS})"\s*:'
 _LIST = rf"\[\s*(?:\]|{_OBJECT}|[A-Za-z_][\w.-]*\s*\()"
+_FENCED = r"\s*```json\s*\["
 _SIMPLE_VALUE = r'(?:"[^"\\]*"|[\w.+-]+)'
 _JSON_HEAD = (
     rf'\s*(?:functools)?\s*\[?\s*\{{\s*(?:"(?:id|type|index|tool_call_id|call_id)"\s*:\s*{_SIMPLE_VALUE}\s*,\s*)*'
@@ -172,11 +173,13 @@ K2_HORIZON = ToolFormat(
     needs_types=True,
     streams=_json_heads,
 )
+_WHOLE_HEAD = rf'\{{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"{_NAME}"\s*,\s*"(?:arguments|parameters)"\s*:'
 _LLAMA_HEAD = r"<function=(?P<name>[^>]+)>"
 _llama = _by_first(
     python_calls(suffix=".call"),
     object=("{", _json),
     list=("[", _either(_json, _python)),
+    fence=("```", _json),
     function=("<function=", headed_calls(_LLAMA_HEAD, r"\s*</function>(?:<\|eom_id\|>)?")),
 )
 LLAMA3 = ToolFormat(
@@ -186,6 +189,11 @@ LLAMA3 = ToolFormat(
         Section("{", at_start=True, is_kept=True, looks=_OBJECT),
         Section("[", at_start=True, is_kept=True, looks=_LIST),
         Section("<function=", ("</function>",), at_start=True, is_kept=True),
+        # As the checkpoints write them after other text.
+        Section('{"name":', is_kept=True, looks=_WHOLE_HEAD),
+        Section('{"type": "function",', is_kept=True, looks=_WHOLE_HEAD),
+        Section("```json\n", at_start=True, is_kept=True, looks=r"```json\n\s*" + _WHOLE_HEAD),
+        Section("<|python_start|>", ("<|python_end|>",)),
     ),
     _llama,
     grammar=call_formats.LLAMA,
@@ -329,7 +337,11 @@ GPT_OSS = ToolFormat(
 )
 COHERE = ToolFormat(
     "cohere_command3",
-    (Section("<|START_ACTION|>", ("<|END_ACTION|>",)), Section("Action:", at_start=True)),
+    (
+        Section("<|START_ACTION|>", ("<|END_ACTION|>",)),
+        Section("Action:", at_start=True),
+        Section("\nAction:", looks=_FENCED),
+    ),
     _json,
     is_open=is_open_json,
     silent=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
@@ -348,7 +360,7 @@ GRANITE_20B = ToolFormat(
 PHI4_MINI = ToolFormat(
     "phi4_mini_json",
     (
-        Section("functools[", at_start=True, is_kept=True),
+        Section("functools[", is_kept=True),
         Section("<|tool_call|>", ("<|/tool_call|>",)),
         Section("[", at_start=True, is_kept=True, looks=_LIST),
     ),

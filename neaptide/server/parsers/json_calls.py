@@ -46,7 +46,7 @@ def json_calls(*, keeps_ids: bool = False, read: Read | None = None) -> Parse:
 
     def parse(text: str, offer: Offer, is_cut: bool) -> list[FoundCall]:
         fence = _FENCE.match(text)
-        objects, last = _objects(text if fence is None else fence.group(1), is_cut)
+        objects, last = _objects(_with_single_braces(text if fence is None else fence.group(1)), is_cut)
         wrapper = objects[0] if objects else last or {}
         if wrapper.keys() == {"tool_calls"} and len(objects) <= 1:
             return parse(wrapper["tool_calls"], offer, is_cut)
@@ -83,7 +83,10 @@ def headed_calls(head: str, tail: str = "") -> Parse:
             start = found.end()
             end = _end_of_value(text, start)
             if end is None and not is_cut:
-                raise NoCallError("no arguments")
+                after = tail_pattern.match(text, start)
+                if start < len(text) and (after is None or after.end() == start):
+                    raise NoCallError("no arguments")
+                end = start
             arguments = _arguments(text[start:end], end is None)
             groups = found.groupdict()
             calls.append(FoundCall(groups["name"].strip(), arguments, groups.get("id")))
@@ -95,6 +98,14 @@ def headed_calls(head: str, tail: str = "") -> Parse:
         return calls
 
     return parse
+
+
+def _with_single_braces(text: str) -> str:
+    """The text without the second braces that models copy from a prompt which was meant for a formatter."""
+    stripped = text.strip()
+    if not stripped.startswith("{{"):
+        return text
+    return stripped[1:-1] if stripped.endswith("}}") and not is_open_json(stripped) else stripped[1:]
 
 
 def named_by_key(members: Members, is_cut: bool) -> FoundCall:

@@ -80,7 +80,7 @@ REASONING_PARSERS: Mapping[str, ReasoningFormat | None] = {
     "glm45": reasoning_formats.THINK,
     "glm47": reasoning_formats.THINK,
     "granite": reasoning_formats.GRANITE,
-    "granite_thinking_parser": reasoning_formats.THINK,
+    "granite_thinking_parser": reasoning_formats.GRANITE_TAGS,
     "hf": None,
     "holo2": reasoning_formats.THINK,
     "hunyuan_a13b": reasoning_formats.HUNYUAN,

@@ -3,7 +3,7 @@
 import re
 from typing import Any, NamedTuple
 
-from neaptide.server.parsers.calls import FoundCall, NoCallError, Offer, after_blank, as_json, cut_object
+from neaptide.server.parsers.calls import FoundCall, NoCallError, Offer, after_blank, as_json, cut_object, json_value
 from neaptide.server.parsers.core import Parse
 
 _MAX_DEPTH = 48
@@ -99,6 +99,19 @@ def object_calls(notation: Notation) -> Parse:
         return calls
 
     return parse
+
+
+def json_or_python_value(text: str) -> Any:
+    """The value in the text, in JSON or in Python's notation; the text itself if it is neither."""
+    value = json_value(text)
+    if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
+        reader = _Reader(value, Notation())
+        try:
+            found = reader.value(0)
+            return found if reader.is_at_end() else value
+        except ValueError:
+            return value
+    return value
 
 
 def _object(reader: "_Reader", sign: str, end: str, is_cut: bool) -> str:

@@ -23,6 +23,7 @@ GRANITE = ReasoningFormat(
 )
 _ANSWER = ("<answer>", "\n</answer>", "</answer>")
 _RESPONSE = ("<response>", "\n</response>", "</response>")
+GRANITE_TAGS = ReasoningFormat("granite_thinking_parser", ("<think>",), ("</think>",), silent=_RESPONSE)
 HUNYUAN = ReasoningFormat("hunyuan_a13b", ("<think>",), ("</think>",), silent=_ANSWER)
 ERNIE = ReasoningFormat("ernie45", ("<think>",), ("</think>",), is_implied=True, silent=_RESPONSE)
 COHERE = ReasoningFormat(
@@ -37,6 +38,7 @@ GPT_OSS = ReasoningFormat(
     ("<|end|>",),
     silent=(
         "<|channel|>final<|message|>",
+        "<|channel|>final <|constrain|>json<|message|>",
         "<|channel|>commentary<|message|>",
         "<|start|>assistant",
         "<|end|>",

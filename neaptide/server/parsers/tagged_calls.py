@@ -6,6 +6,7 @@ from typing import Any
 
 from neaptide.server.parsers.calls import FoundCall, NoCallError, Offer, after_blank, as_json, cut_object, json_value
 from neaptide.server.parsers.core import Parse
+from neaptide.server.parsers.python_calls import json_or_python_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class _TagReader:
         text = written if self._tags.is_verbatim else _without_line_ends(written)
         if self._tags.says_types:
             return text if parameter["text"] else json_value(text)
-        return offer.value(name, parameter["key"].strip(), text)
+        return offer.value(name, parameter["key"].strip(), text, json_or_python_value)
 
     def _cut(self, values: dict[str, Any], parameter: re.Match[str], written: str, name: str, offer: Offer) -> str:
         """The beginning of an object whose last value was cut off, if that is text."""

@@ -44,6 +44,7 @@ def _xml(begin: str, end: str) -> list[Output]:
         Output(one + "\n" + call("add", a="1", b='[2, {"c": null}]'), _BOTH),
         Output("Let me see.\n" + one, content="Let me see.\n"),
         Output(call("now"), _NOW),
+        Output(call("add", a="1", b="[2, {'c': None}]"), (("add", ADD),)),
         Output(
             call("weather", city=f"a\nline with </parameter> and {end}", days="2"),
             (("weather", {"city": f"a\nline with </parameter> and {end}", "days": 2}),),
@@ -108,6 +109,9 @@ _HERMES = [
     Output(f'<tool_call>{{"type": "function", "function": {_ONE}}}</tool_call>'),
     Output(f'<tool_call>{{"name": "weather", "parameters": {_W}}}</tool_call>'),
     Output(f"<tool_call>[{_ONE}, {_TWO}]</tool_call>", _BOTH),
+    Output(f'<tool_call>{{"arguments": {_W}, "name": "weather"}}</tool_call>'),
+    Output(f'<tool_call>{{"name": "functions.weather", "arguments": {_W}}}</tool_call>'),
+    Output(f"<tool_call>\n{{{_ONE}}}\n</tool_call>"),
     Output(f"<tool_call>\n```json\n{_ONE}\n```\n</tool_call>"),
     Output('<tool_call>{"name": "now"}</tool_call>', _NOW),
     Output(
@@ -134,6 +138,10 @@ _LLAMA = [
     Output('<|python_tag|>weather.call(city="Köln", days=2, fine=True)'),
     Output(f"[{_PY}, {_PY_ADD}]", _BOTH),
     Output(f"<function=weather>{_W}</function>"),
+    Output(f"I look.\n{_LLAMA_JSON}", content="I look.\n"),
+    Output(f'So. {{"type": "function", "name": "weather", "parameters": {_W}}}', content="So. "),
+    Output(f"```json\n{_LLAMA_JSON}\n```"),
+    Output(f"<|python_start|>{_LLAMA_JSON}<|python_end|>"),
 ]
 _PYTHONIC = [
     Output(f"[{_PY}]"),
@@ -182,6 +190,7 @@ _HARMONY = [
     Output(_HARMONY_CALL.format("weather", _W)),
     Output(_HARMONY_CALL.format("weather", _W) + "<|call|>"),
     Output(f" to=functions.weather<|channel|>commentary json<|message|>{_W}"),
+    Output("<|channel|>commentary to=functions.now <|constrain|>json<|message|><|call|>", _NOW),
 ]
 _GEMMA = [
     Output("{begin}call:weather{{city:{q}Köln{q},days:2,fine:true}}{end}"),
@@ -232,6 +241,10 @@ OUTPUTS: dict[str, list[Output]] = {
     "cohere_command3": [
         Output(_ACTION, _BOTH),
         Output(f'Action:```json\n[{{"tool_name": "weather", "parameters": {_W}}}]\n```'),
+        Output(
+            f'Plan: I look.\nAction: ```json\n[{{"tool_name": "weather", "parameters": {_W}}}]\n```',
+            content="Plan: I look.",
+        ),
     ],
     "cohere_command4": [Output(_ACTION, _BOTH)],
     "deepseek_v3": _DEEPSEEK,
@@ -323,6 +336,7 @@ OUTPUTS: dict[str, list[Output]] = {
     "phi4_mini_json": [
         *_listed("functools", ""),
         *_listed("<|tool_call|>", "<|/tool_call|>"),
+        Output(f"Sure.\nfunctools[{_ONE}]", content="Sure.\n"),
     ],
     "plamo3": [
         Output(

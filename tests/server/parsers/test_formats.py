@@ -282,6 +282,13 @@ def test_harmony_is_reasoning_preamble_and_answer() -> None:
         assert (found.reasoning, found.content, found.calls) == ("It is 4.", "Soon.Four.", [])
 
 
+def test_an_answer_of_harmony_may_name_its_form() -> None:
+    thought = "<|channel|>analysis<|message|>Hm.<|end|>"
+    text = thought + '<|start|>assistant<|channel|>final <|constrain|>json<|message|>{"a": 1}'
+    for pieces in ([text], list(text)):
+        assert read(pieces, PARSED["openai"], REASONING["openai_gptoss"]) == Read('{"a": 1}', "Hm.", [])
+
+
 def test_a_call_follows_reasoning() -> None:
     for name, form in (("hermes", "qwen3"), ("openai", "openai_gptoss"), ("cohere_command3", "cohere_command3")):
         output, reasoning = OUTPUTS[name][0], REASONING[form]
@@ -290,8 +297,8 @@ def test_a_call_follows_reasoning() -> None:
         assert (found.reasoning, found.content, values(found)) == ("I look.", "", list(output.calls))
 
 
-def test_answers_of_hunyuan_and_ernie_lose_their_wrapper() -> None:
-    for name, tag in (("hunyuan_a13b", "answer"), ("ernie45", "response")):
+def test_answers_of_hunyuan_ernie_and_granite_lose_their_wrapper() -> None:
+    for name, tag in (("hunyuan_a13b", "answer"), ("ernie45", "response"), ("granite_thinking_parser", "response")):
         text = f"<think>\nIt is 4.\n</think>\n<{tag}>\nFour.\n</{tag}>"
         found = read(list(text), None, REASONING[name])
         assert (found.reasoning, found.content.strip()) == ("It is 4.", "Four.")

@@ -30,6 +30,8 @@ def unreadable(content: bytes, error: InvalidRequestError) -> str:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as found:
         return f"{_PREFIX}: byte {found.start + 1} is not UTF-8; save the file as UTF-8."
+    if "\r" in text.strip():
+        return f"{_PREFIX}: its line ends are CR alone; save the file with LF or CRLF."
     try:
         json.loads(text)
     except RecursionError:

@@ -123,6 +123,7 @@ TEXT = json.dumps(line("x") | {"body": {"seed": 1, "text": "caf\u00e9"}}, ensure
         (gzip.compress(TEXT.encode()), "compressed with gzip; upload it uncompressed", None),
         (json.dumps(line("x"), indent=2).encode(), "a request is one line, not JSON over several lines", None),
         (TEXT[:20].encode(), "it ends too early", None),
+        (TEXT.encode() + b"\r" + TEXT.encode(), "its line ends are CR alone", None),
         (TEXT.replace(",", ";", 1).encode(), "Expecting ',' delimiter, at character 18", None),
         (TEXT.replace("1,", "NaN,").encode(), "not finite or does not fit 64 bits", "body.seed"),
         (TEXT.replace("1,", f"{2**64},").encode(), "not finite or does not fit 64 bits", "body.seed"),
