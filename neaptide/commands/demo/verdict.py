@@ -86,7 +86,7 @@ def unfinished(batch: Mapping[str, Any], elapsed_s: float) -> str:
     )
     if batch["status"] in TERMINAL:
         return said
-    return said + ": the machine is busy or slow; try --max-seconds 300"
+    return f"{said}: the machine is busy or slow; try --max-seconds {max(300, round(4 * elapsed_s, -2)):.0f}"
 
 
 def scaled(load: Load) -> str:
