@@ -32,9 +32,10 @@ def test_with_nothing_changed_it_says_what_one_replica_does() -> None:
     )  # what ended before the first piece is not known
     assert found.recorded_s == pytest.approx(SECONDS, rel=0.5)
     assert found.changed.attainment["both"] > 0.9
-    assert found.offline_tokens_per_s is not None
-    assert found.offline_tokens_per_s > 100
+    assert found.changed.offline_tokens_per_s is not None
+    assert found.changed.offline_tokens_per_s > 100
     assert found.replicas == 1
+    assert found.today == found.changed
 
 
 @pytest.mark.parametrize(("change", "give_up"), [(WhatIfChange(), GIVE_UP), (WhatIfChange(profile="cpu-111m"), None)])
@@ -62,9 +63,10 @@ def test_other_targets_are_met_by_others() -> None:
 
 def test_a_faster_device_does_more_offline_work() -> None:
     here, there = (what_if(recording(), WhatIfChange(profile=name)) for name in (None, "h100-80g-llama-3.1-8b"))
-    assert here.offline_tokens_per_s is not None
-    assert there.offline_tokens_per_s is not None
-    assert there.offline_tokens_per_s > here.offline_tokens_per_s
+    assert here.changed.offline_tokens_per_s is not None
+    assert there.changed.offline_tokens_per_s is not None
+    assert there.changed.offline_tokens_per_s > here.changed.offline_tokens_per_s
+    assert there.today == here.today
 
 
 def test_a_device_that_does_not_exist_is_refused_with_those_that_do() -> None:
