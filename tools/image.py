@@ -130,8 +130,10 @@ def _rest_of(server: "subprocess.Popen[bytes]") -> str:
 
 def _signal_server(pid: int) -> None:
     """SIGTERM for the server below buildah's own processes, which do not pass signals on."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1:3] == [b"/opt/neaptide/bin/neaptide", b"serve"]:
+    # A process of Go starts children from any of its threads.
+    children = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")).split()
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    if b"python" in words[0] and words[1:3] == [b"/opt/neaptide/bin/neaptide", b"serve"]:
         subprocess.run(["kill", f"-{signal.SIGTERM.value}", str(pid)], check=True)
         return
     for child in children:
