@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from neaptide.server.batches.service import BatchService
     from neaptide.server.context import ServingContext
     from neaptide.server.counterfactual.service import Shadow
+    from neaptide.server.http.auth import KeyRing
+    from neaptide.server.limits.key_file import KeyReloader
+    from neaptide.server.limits.limiter import RateLimiter
     from neaptide.server.observe.work_log import WorkLog
 
 logger = logging.getLogger(__name__)
@@ -80,7 +83,6 @@ def engine_config(
     """
     from neaptide.engine.scheduler.policies import check_name
     from neaptide.executors.registry import check_executor
-    from neaptide.server.http.auth import KeyRing
 
     arguments = executor_arguments(settings.executor_arg)
     host_cache_bytes = int(settings.host_cache_gib * (1 << 30))
@@ -88,9 +90,9 @@ def engine_config(
         check_files(settings)
         check_name(settings.policy)
         check_executor(settings.executor, arguments, host_cache_bytes, settings.batch_invariant, settings.quantization)
-        share_weights = KeyRing(settings.api_key).share_weights
     except ValueError as error:
         raise LaunchError(str(error)) from error
+    share_weights = key_ring(settings).share_weights
     on_cuda = settings.device == "cuda"
     tpot_slo_ms = settings.tpot_slo_ms or (DEFAULT_TPOT_CUDA_MS if on_cuda else DEFAULT_TPOT_CPU_MS)
     kv_cache_bytes = None if settings.kv_cache_gib is None else int(settings.kv_cache_gib * (1 << 30))
@@ -124,6 +126,26 @@ def engine_config(
         log_level=settings.log_level,
         log_format=resolved(settings.log_format),
     )
+
+
+def key_ring(settings: Settings) -> "KeyRing":
+    """The API keys of the settings. Raises LaunchError."""
+    from neaptide.server.http.auth import KeyRing
+    from neaptide.server.limits.key_file import accepted_keys
+
+    ring = KeyRing()
+    try:
+        ring.accept(accepted_keys(settings.api_key, settings.api_key_file))
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
+    return ring
+
+
+def key_reloader(settings: Settings, ring: "KeyRing") -> "KeyReloader | None":
+    """What keeps the ring as the key file says; None without one."""
+    from neaptide.server.limits.key_file import KeyReloader
+
+    return None if settings.api_key_file is None else KeyReloader(ring, settings.api_key, settings.api_key_file)
 
 
 def _executor_config(settings: Settings, model_path: Path, arguments: dict[str, str]) -> ExecutorConfig:
@@ -187,15 +209,18 @@ async def _serve(
     from neaptide.server.engine_client.supervisor import EngineStartError, Supervisor
 
     try:
-        server, service, shadow, work_log = _http_server(settings, context, data_dir)
+        server, service, shadow, work_log, limiter, reloader = _http_server(settings, context, data_dir)
         await service.start()
     except StoreError as error:
         raise LaunchError(str(error)) from error
+    await limiter.start()
     interpreter = Interpreter(settings.engine_python)
     supervisor = Supervisor(context.client, config, interpreter, settings.engine_timeout_s)
-    Drain(server, context, service, settings.drain_timeout_s, settings.drain_min_s).install()
+    Drain(server, context, service, settings.drain_timeout_s, settings.drain_min_s).install(reloader)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     starting = asyncio.create_task(supervisor.start())
+    if reloader is not None:
+        reloader.start()
     try:
         await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
@@ -219,6 +244,9 @@ async def _serve(
         await work_log.stop()
         if shadow is not None:
             await shadow.stop()
+        if reloader is not None:
+            await reloader.stop()
+        await limiter.stop()
         await service.stop()
         context.grammars.close()
         context.tokenizer.close()
@@ -229,7 +257,7 @@ async def _serve(
 
 def _http_server(
     settings: Settings, context: "ServingContext", data_dir: Path
-) -> "tuple[uvicorn.Server, BatchService, Shadow | None, WorkLog]":
+) -> "tuple[uvicorn.Server, BatchService, Shadow | None, WorkLog, RateLimiter, KeyReloader | None]":
     from neaptide.estimator.device_profile import profile_names
     from neaptide.launch.connections import Server, uvicorn_config
     from neaptide.server.app import ServerState, create_app
@@ -240,15 +268,16 @@ def _http_server(
     from neaptide.server.batches.storing.files import DAY_S
     from neaptide.server.batches.wiring import BatchSettings
     from neaptide.server.counterfactual.service import Shadow
-    from neaptide.server.http.auth import KeyRing
     from neaptide.server.http.hosts import HostFilter
+    from neaptide.server.limits.counts import OwnCounts
+    from neaptide.server.limits.leased_counts import LeasedCounts
     from neaptide.server.observe.work_log import WorkLog
     from neaptide.server.routes.batches import batches_router
     from neaptide.server.routes.figures import backlog_router
     from neaptide.server.routes.files import files_router
 
+    keys = key_ring(settings)
     try:
-        keys = KeyRing(settings.api_key)
         batch_settings = BatchSettings(
             data_dir=data_dir,
             sharing=sharing_of(settings),
@@ -258,10 +287,12 @@ def _http_server(
     except ValueError as error:
         raise LaunchError(str(error)) from error
     for principal in keys.principals:
-        logger.info("key %s is accepted, tier %s", principal.key_id, principal.tier.value)
+        logger.info("key %s is accepted, %s", principal.key_id, principal.shown)
     compiler = ContextCompiler(context)
     checker = CheckerPool(partial(WorkerChecker, compiler.recipe()), keys.share_weights)
     service = BatchService(batch_settings, context.client, compiler, checker, planner=Planner())
+    own = OwnCounts(context.clock, context.wall_clock, None if settings.blobs else service.store)
+    counts = LeasedCounts(service.store, context.clock, own) if settings.blobs else own
     hosts = HostFilter.of_settings(settings.allowed_hosts, bound_to=settings.host, keys_required=keys.required)
     state = ServerState(
         context=context,
@@ -270,6 +301,7 @@ def _http_server(
         metrics_compat=settings.metrics_compat,
         cors_origins=settings.cors_origins,
         batches=service,
+        counts=counts,
         profiles=profile_names(),
     )
     if settings.shadow == "on":
@@ -278,7 +310,8 @@ def _http_server(
     app = create_app(state, extra_routers=(files_router(service), batches_router(service), backlog_router(service)))
     app.state.metrics.storage_failing.set_function(lambda: float(service.storage_failing))
     server = Server(uvicorn_config(settings, app, app.state.metrics.http))
-    return server, service, state.shadow, WorkLog(app.state.metrics.history, app.state.engine)
+    work_log = WorkLog(app.state.metrics.history, app.state.engine)
+    return server, service, state.shadow, work_log, app.state.limiter, key_reloader(settings, keys)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -30,6 +30,10 @@ class Suspendable(Protocol):
     def suspend(self) -> None: ...
 
 
+class Reloader(Protocol):
+    def reload(self) -> object: ...
+
+
 class Drain:
     """Waits for the replies that were running when the signal came, while the listener stays open.
 
@@ -58,11 +62,15 @@ class Drain:
         self._min_s = min_s
         self._task: asyncio.Task[None] | None = None
 
-    def install(self) -> None:
-        """Installs the handlers of the stop signals, except SIGHUP under ``nohup``."""
+    def install(self, reloader: "Reloader | None" = None) -> None:
+        """Installs the handlers of the stop signals. With a ``reloader`` SIGHUP reloads; else it stops, except under
+        ``nohup``."""
+        loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                asyncio.get_running_loop().add_signal_handler(number, self.on_signal)
+            if number == signal.SIGHUP and reloader is not None:
+                loop.add_signal_handler(number, reloader.reload)
+            elif number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self.on_signal)
 
     def on_signal(self) -> None:
         """Starts the drain at the first call, and ends it at the next."""

@@ -23,10 +23,13 @@ from neaptide.server.http.error_replies import install_handlers
 from neaptide.server.http.head_requests import HeadMiddleware
 from neaptide.server.http.hosts import HostFilter
 from neaptide.server.http.middleware import EdgeMiddleware
+from neaptide.server.limits.counts import Counts, OwnCounts
+from neaptide.server.limits.limiter import HEADERS, RateLimiter
 from neaptide.server.observe.facts import facts_of
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.observe.metrics_engine import EngineMetrics
 from neaptide.server.observe.metrics_info import InfoMetrics
+from neaptide.server.observe.metrics_keys import KeyMetrics
 from neaptide.server.observe.metrics_vllm import VllmMetrics
 from neaptide.server.openai.openapi import install_openapi
 from neaptide.server.routes import (
@@ -60,6 +63,8 @@ class ServerState:
     """Sites whose pages may call this server from a browser; ``*`` is any."""
     batches: BatchService | None = None
     """The batch service, for the routers that serve it."""
+    counts: Counts | None = None
+    """Counts of what keys use; None keeps them in memory only."""
     shadow: Shadow | None = None
     """Counterfactual replay of the recorded traffic; None records none."""
     profiles: Sequence[str] = ()
@@ -69,7 +74,7 @@ class ServerState:
 def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -> FastAPI:
     """The app for one model. ``launch`` starts and stops the services that it uses.
 
-    Routes find ``context``, ``metrics``, ``keys`` and ``batches`` in ``request.app.state``.
+    Routes find ``context``, ``metrics``, ``keys``, ``limiter`` and ``batches`` in ``request.app.state``.
     """
     metrics = ServerMetrics(state.registry, state.context.wall_clock)
     state.context.client.subscribe(StepStats, metrics.on_stats)
@@ -106,6 +111,8 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     app.state.overview = dashboard.Overview(app.state)
     app.state.keys = state.keys
     app.state.batches = state.batches
+    counts = state.counts or OwnCounts(lambda: state.context.clock(), lambda: state.context.wall_clock())
+    app.state.limiter = RateLimiter(counts, KeyMetrics(state.registry))
     app.state.shadow = state.shadow
     app.state.capacity_queries = CapacityQueries(state.context.client, lambda: state.context.clock())
     install_handlers(app, RequestValidationError)
@@ -120,7 +127,7 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
             allow_origins=state.cors_origins,
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
-            expose_headers=("x-request-id", "retry-after", "openai-processing-ms"),
+            expose_headers=("x-request-id", "retry-after", "openai-processing-ms", *HEADERS),
         )
     app.add_middleware(AuditMiddleware, clock=state.context.clock)
     app.add_middleware(

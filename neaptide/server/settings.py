@@ -188,6 +188,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             page="operations",
         ),
     ] = ()
+    api_key_file: Annotated[
+        str | None,
+        Option(
+            "TOML file of further API keys, with their limits. A changed file is read again without a restart.",
+            "FILE.toml",
+            page="keys",
+        ),
+    ] = None
     allowed_hosts: Annotated[
         tuple[str, ...],
         Option(
@@ -473,7 +481,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
         "tool_call_parser",
         "reasoning_parser",
     ),
-    "network": ("host", "port", "api_key", "allowed_hosts", "cors_origins"),
+    "network": ("host", "port", "api_key", "api_key_file", "allowed_hosts", "cors_origins"),
     "targets": ("ttft_slo_ms", "tpot_slo_ms", "late_price_s", "policy", "profile"),
     "batches": ("data_dir", "completion_windows", "file_retention_days", "store", "blobs"),
     "memory": ("kv_cache_gib", "host_cache_gib", "offline_max_kv_ratio"),

@@ -106,15 +106,13 @@ class Replicas:
     """The known replicas. Event loop only.
 
     Args:
-        http: client for polls.
-        headers: headers of polls: a key, if replicas require one.
+        http: client for polls. It sends a key, if replicas require one.
     """
 
-    def __init__(self, http: httpx.AsyncClient, router: Router, headers: Mapping[str, str]) -> None:
+    def __init__(self, http: httpx.AsyncClient, router: Router) -> None:
         self._http = http
         self._router = router
         self._loop = asyncio.get_running_loop()
-        self._headers = dict(headers)
         self._known: dict[str, Replica] = {}
         self._watches: dict[Replica, asyncio.Task[None]] = {}
         self._news = asyncio.Event()
@@ -245,7 +243,7 @@ class Replicas:
 
     async def _ask(self, replica: Replica, with_cached: bool) -> httpx.Response:
         parameters = {"cached": "true"} if with_cached else {}
-        question = self._http.get(f"{replica.url}/figures", params=parameters, headers=self._headers, timeout=ANSWER_S)
+        question = self._http.get(f"{replica.url}/figures", params=parameters, timeout=ANSWER_S)
         # httpx's timeout would not end an answer that trickles in.
         async with asyncio.timeout(ANSWER_S):
             return await question
@@ -276,7 +274,7 @@ class Replicas:
         answers."""
         ready = [replica for replica in self._known.values() if replica.state is ReplicaStatus.READY]
         for replica in ready[:ASKED_FOR_BACKLOG]:
-            question = self._http.get(f"{replica.url}/backlog", headers=self._headers, timeout=ANSWER_S)
+            question = self._http.get(f"{replica.url}/backlog", timeout=ANSWER_S)
             try:
                 async with asyncio.timeout(ANSWER_S):
                     reply = (await question).raise_for_status().json()

@@ -44,7 +44,7 @@ def serve_gateway(settings: Settings, find: LookUp) -> int:
 async def _serve(settings: Settings, find: LookUp, listener: socket.socket) -> int:
     gateway = build_gateway(settings, has_engines=False)
     server = Server(uvicorn_config(settings, gateway.app, gateway.metrics))
-    Drain(server, gateway.context, None, settings.drain_timeout_s, settings.drain_min_s).install()
+    Drain(server, gateway.context, None, settings.drain_timeout_s, settings.drain_min_s).install(gateway.reloader)
     beside = [
         asyncio.create_task(follow(find, gateway.replicas)),
         asyncio.create_task(WantedReplicas(gateway.replicas, gateway.registry).run()),

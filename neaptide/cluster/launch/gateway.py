@@ -10,14 +10,15 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from starlette.applications import Starlette
 
 from neaptide.cluster.gateway.app import GatewayState, create_gateway
+from neaptide.cluster.gateway.key_auth import KeyAuth
 from neaptide.cluster.gateway.prompts import PromptReader
 from neaptide.cluster.gateway.replicas import Replicas
 from neaptide.cluster.routing import SlackRouter
 from neaptide.engine.kv.prefix_index import extend_block_hashes
-from neaptide.launch.serve import LaunchError, model_context
+from neaptide.launch.serve import LaunchError, key_reloader, key_ring, model_context
 from neaptide.server.context import ServingContext
-from neaptide.server.http.auth import KeyRing, split_marks
 from neaptide.server.http.hosts import HostFilter
+from neaptide.server.limits.key_file import KeyReloader
 from neaptide.server.observe.metrics_http import OF_A_GATEWAY, HttpMetrics
 from neaptide.server.settings import Settings
 from neaptide.server.settings_sources import data_path
@@ -39,8 +40,12 @@ class RunningGateway:
     metrics: HttpMetrics
     registry: CollectorRegistry
     clients: Sequence[httpx.AsyncClient]
+    reloader: KeyReloader | None
+    """What follows the key file; None without one."""
 
     async def close(self) -> None:
+        if self.reloader is not None:
+            await self.reloader.stop()
         await self.replicas.close()
         for client in self.clients:
             await client.aclose()
@@ -52,11 +57,6 @@ def check_shared(settings: Settings) -> None:
     """Raises LaunchError if replicas would not share their batches."""
     if settings.store is None:
         raise LaunchError("replicas share their batches in a database: set --store postgresql://USER@HOST/DATABASE")
-
-
-def question_headers(settings: Settings) -> dict[str, str]:
-    """Headers of polls to replicas: a key, if they require one."""
-    return {"authorization": f"Bearer {split_marks(settings.api_key[0])[0]}"} if settings.api_key else {}
 
 
 def build_gateway(settings: Settings, has_engines: bool = True) -> RunningGateway:
@@ -71,17 +71,14 @@ def build_gateway(settings: Settings, has_engines: bool = True) -> RunningGatewa
     # Without an engine nothing is written.
     data_dir = data_path(settings.data_dir) if has_engines else Path()
     context, _ = model_context(settings, data_dir, has_engines)
-    try:
-        keys = KeyRing(settings.api_key)
-    except ValueError as error:
-        raise LaunchError(str(error)) from error
+    keys = key_ring(settings)
     # httpx would log every poll, and the URLs of all requests.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE_S)
     # Proxies of the environment are not meant for replicas.
     http = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=CONNECT_S), limits=limits, trust_env=False)
-    questions = httpx.AsyncClient(limits=limits, trust_env=False)
-    replicas = Replicas(questions, SlackRouter(), question_headers(settings))
+    questions = httpx.AsyncClient(limits=limits, trust_env=False, auth=KeyAuth(keys))
+    replicas = Replicas(questions, SlackRouter())
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
@@ -96,7 +93,10 @@ def build_gateway(settings: Settings, has_engines: bool = True) -> RunningGatewa
         registry=registry,
     )
     metrics = HttpMetrics(registry, OF_A_GATEWAY)
-    return RunningGateway(create_gateway(state, metrics), context, replicas, metrics, registry, (http, questions))
+    reloader = key_reloader(settings, keys)
+    if reloader is not None:
+        reloader.start()
+    return RunningGateway(create_gateway(state, metrics), context, replicas, metrics, registry, (http, questions), reloader)
 
 
 def block_hashes(token_ids: Sequence[int], block_size: int, salt: bytes) -> list[bytes]:

@@ -54,7 +54,7 @@ async def _serve(settings: Settings, scale: Scale, listener: socket.socket) -> i
     gateway = build_gateway(settings)
     fleet = Fleet(settings, scale.min_replicas, scale.max_replicas, gateway.replicas)
     server = Server(uvicorn_config(settings, gateway.app, gateway.metrics))
-    Drain(server, gateway.context, fleet, settings.drain_timeout_s, settings.drain_min_s).install()
+    Drain(server, gateway.context, fleet, settings.drain_timeout_s, settings.drain_min_s).install(gateway.reloader)
     asyncio.get_running_loop().add_signal_handler(ROLL_SIGNAL, fleet.roll_soon)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     running = asyncio.create_task(fleet.run())

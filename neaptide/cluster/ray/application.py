@@ -21,11 +21,12 @@ from ray.util import get_node_ip_address
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from neaptide.cluster.gateway.key_auth import KeyAuth
 from neaptide.cluster.gateway.replicas import Replicas
-from neaptide.cluster.launch.gateway import build_gateway, check_shared, question_headers
+from neaptide.cluster.launch.gateway import build_gateway, check_shared
 from neaptide.cluster.launch.process import LAST_S, ReplicaProcess, replica_settings
 from neaptide.cluster.ray.scaling import said
-from neaptide.launch.serve import LaunchError
+from neaptide.launch.serve import LaunchError, key_ring
 from neaptide.server.settings_sources import data_path, load_settings
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class RayReplica:
         own = replica_settings(settings, name, host)
         self._process = await ReplicaProcess.start(own, kept_fds=[self._lock.fileno()])
         self._questions = httpx.AsyncClient(
-            base_url=self._process.url, headers=question_headers(settings), trust_env=False
+            base_url=self._process.url, auth=KeyAuth(key_ring(settings)), trust_env=False
         )
         await self._process.until_ready()
 

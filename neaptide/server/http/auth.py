@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from neaptide.engine.params import Tier
 from neaptide.server.http.error_replies import error_response
 from neaptide.server.http.errors import ApiError, AuthenticationError, PermissionDeniedError
+from neaptide.server.limits.usage import NO_LIMITS, KeyLimits
 
 OPEN_PATHS = frozenset(
     {"/health", "/ready", "/livez", "/readyz", "/metrics", "/version", "/", "/dashboard", "/dashboard/data"}
@@ -45,6 +46,10 @@ class Principal:
     """Whether it may use the operator's routes."""
     weight: float = 1.0
     """Weight of its offline work relative to that of other keys."""
+    name: str = ""
+    """Name that the operator has given the key."""
+    limits: KeyLimits = NO_LIMITS
+    """Limits of its online and flex requests."""
 
     def require(self, tier: Tier) -> None:
         """Raises PermissionDeniedError for a tier above the ceiling."""
@@ -64,6 +69,29 @@ class Principal:
         """Fingerprint of the key, which names it in logs; None without a key."""
         return self.tenant[:KEY_ID_CHARS] or None
 
+    @property
+    def label(self) -> str:
+        """The key in metrics: its name, or its fingerprint; empty without a key."""
+        return self.name or self.tenant[:KEY_ID_CHARS]
+
+    @property
+    def shown(self) -> str:
+        """Name, rights and limits, for the log."""
+        limits = (f"{name.value} {limit}" for name, limit in self.limits.items())
+        marks = [f"tier {self.tier.value}", *limits]
+        if self.name:
+            marks.insert(0, f"name {self.name}")
+        if self.is_admin:
+            marks.append("admin")
+        if self.weight != 1.0:
+            marks.append(f"weight {self.weight:g}")
+        return ", ".join(marks)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the key has a limit."""
+        return self.limits != NO_LIMITS
+
     def salt_for(self, cache_salt: str | None) -> bytes:
         """Salt of one request. The caller's salt can only divide what the key shares, never leave it."""
         if cache_salt is None:
@@ -79,41 +107,72 @@ def share_of(tenant: str) -> str:
 ANONYMOUS = Principal()
 
 
-class KeyRing:
-    """The keys that an operator accepts: ``KEY`` followed by optional ``:TIER``, ``:admin`` and ``:xWEIGHT``.
+@dataclass(slots=True, frozen=True)
+class AcceptedKey:
+    """A key, and the caller that it stands for."""
 
-    Without any key every request is accepted. A key itself has no colon.
+    key: str
+    principal: Principal
+
+
+def parse_keys(entries: Sequence[str]) -> list[AcceptedKey]:
+    """Keys of ``--api-key``: each is ``KEY`` followed by optional ``:TIER``, ``:admin`` and ``:xWEIGHT``.
 
     The tier is what ``auto`` stands for and the highest that the key may use; it defaults to ``default``. A key of tier
     ``batch`` may only use files and batches. A key of weight 2 gets twice as much offline work as one without a weight.
+    A key itself has no colon.
+
+    Raises:
+        ValueError: an empty key or wrong marks; the message does not contain the key.
+    """
+    found: list[AcceptedKey] = []
+    for number, entry in enumerate(entries, 1):
+        key, marks = split_marks(entry)
+        tiers = [Tier(mark) for mark in marks if mark in tuple(_FROM_LOWEST)]
+        weights = [float(mark[1:]) for mark in marks if _WEIGHT.fullmatch(mark)]
+        if not key:
+            raise ValueError("an API key is empty")
+        # A misspelled mark would become part of the key, and lift the restriction that it stands for.
+        if ":" in key:
+            raise ValueError(
+                f"API key {number} of {len(entries)} has a colon that is not followed by a mark; "
+                f"the marks are {', '.join((*_FROM_LOWEST, _ADMIN))} and xN, and a key itself has no colon"
+            )
+        if len(set(marks)) < len(marks) or len(tiers) > 1 or len(weights) > 1:
+            raise ValueError("an API key has two tiers or weights, or one mark twice")
+        if 0.0 in weights:
+            raise ValueError("the weight of an API key is 0")
+        principal = principal_for(
+            key,
+            tiers[0] if tiers else Tier.DEFAULT,
+            is_admin=_ADMIN in marks,
+            weight=weights[0] if weights else 1.0,
+        )
+        found.append(AcceptedKey(key, principal))
+    return found
+
+
+class KeyRing:
+    """The keys that an operator accepts now. Without any key every request is accepted.
+
+    Args:
+        keys: as for ``parse_keys``, which says what it raises.
     """
 
-    def __init__(self, keys: Sequence[str]) -> None:
-        """Raises ValueError for an empty key or wrong marks; the message does not contain the key."""
+    def __init__(self, keys: Sequence[str] = ()) -> None:
         self._entries: list[tuple[bytes, Principal]] = []
-        for number, entry in enumerate(keys, 1):
-            key, marks = split_marks(entry)
-            tiers = [Tier(mark) for mark in marks if mark in tuple(_FROM_LOWEST)]
-            weights = [float(found[1]) for mark in marks if (found := _WEIGHT.fullmatch(mark))]
-            if not key:
-                raise ValueError("an API key is empty")
-            # A misspelled mark would become part of the key, and lift the restriction that it stands for.
-            if ":" in key:
-                raise ValueError(
-                    f"API key {number} of {len(keys)} has a colon that is not followed by a mark; "
-                    f"the marks are {', '.join((*_FROM_LOWEST, _ADMIN))} and xN, and a key itself has no colon"
-                )
-            if len(set(marks)) < len(marks) or len(tiers) > 1 or len(weights) > 1:
-                raise ValueError("an API key has two tiers or weights, or one mark twice")
-            if 0.0 in weights:
-                raise ValueError("the weight of an API key is 0")
-            principal = principal_for(
-                key,
-                tiers[0] if tiers else Tier.DEFAULT,
-                is_admin=_ADMIN in marks,
-                weight=weights[0] if weights else 1.0,
-            )
-            self._entries.append((_digest(b"key", key), principal))
+        self._keys: list[str] = []
+        self.accept(parse_keys(keys))
+
+    def accept(self, accepted: Sequence[AcceptedKey]) -> None:
+        """Accepts these keys and no others from now on."""
+        self._entries = [(_digest(b"key", one.key), one.principal) for one in accepted]
+        self._keys = [one.key for one in accepted]
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys themselves, for this process's own requests to servers that accept the same ones."""
+        return self._keys
 
     @property
     def share_weights(self) -> dict[str, float]:
@@ -201,7 +260,15 @@ def _digest(purpose: bytes, key: str) -> bytes:
     return hashlib.sha256(b"neaptide/" + purpose + b"\0" + key.encode()).digest()
 
 
-def principal_for(key: str, tier: Tier = Tier.DEFAULT, *, is_admin: bool = False, weight: float = 1.0) -> Principal:
+def principal_for(
+    key: str,
+    tier: Tier = Tier.DEFAULT,
+    *,
+    is_admin: bool = False,
+    weight: float = 1.0,
+    name: str = "",
+    limits: KeyLimits = NO_LIMITS,
+) -> Principal:
     """The caller who has this key."""
     return Principal(
         tenant=_digest(b"tenant", key).hex()[:32],
@@ -210,4 +277,6 @@ def principal_for(key: str, tier: Tier = Tier.DEFAULT, *, is_admin: bool = False
         ceiling=tier,
         is_admin=is_admin,
         weight=weight,
+        name=name,
+        limits=limits,
     )

@@ -12,6 +12,7 @@ ApiError                          any status; has message, type, param and code
 ├── PayloadTooLargeError          413
 ├── UnsupportedEncodingError      415  compressed bodies
 ├── HeadersTooLargeError          431
+├── RateLimitError                429  the limits of the caller's key are used up
 ├── OverloadedError               429  flex work that is shed, or 503 for online work; retrying later helps
 ├── EngineFailedError             500  the engine could not complete this request
 └── UnavailableError              503  starting, restarting or shutting down
@@ -157,6 +158,21 @@ class OverloadedError(ApiError):
         text = "The server is overloaded; try again shortly." if online else "Resource Unavailable; try again later."
         code = "overloaded" if online else "resource_unavailable"
         super().__init__(text, code=code, headers={"Retry-After": str(retry_after_s)})
+
+
+class RateLimitError(ApiError):
+    """The limits of the caller's key are used up.
+
+    Args:
+        type: "requests" or "tokens".
+    """
+
+    status = 429
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, type: str, headers: Mapping[str, str]) -> None:
+        self.type = type
+        super().__init__(message, headers=headers)
 
 
 class EngineFailedError(ApiError):

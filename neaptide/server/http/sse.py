@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -65,12 +66,23 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], keep_alive_s: float) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        keep_alive_s: float,
+        headers: Mapping[str, str] = MappingProxyType({}),
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            on_end: called at the end of the reply, even if no event was read.
+        """
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
         # A stream has no length; the base class set that of its empty body.
         del self.headers["content-length"]
         self._events = events
         self._keep_alive_s = keep_alive_s
+        self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         output = _Output(send, self.status_code, self.raw_headers)
@@ -90,6 +102,7 @@ class EventStream(Response):
                     await output.finish()
             raise
         finally:
+            self._on_end()
             await _cancel(*keepers)
 
     async def _write(self, output: "_Output") -> None:

@@ -26,6 +26,7 @@ from neaptide.server.http.jsonbody import parse_aside, read_json
 from neaptide.server.http.patience import first_within, patience_s
 from neaptide.server.http.refusals import Cost
 from neaptide.server.http.sse import EventStream, event, unless_disconnected
+from neaptide.server.limits.limiter import Charge, RateLimiter
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.observe.request_log import RequestRecord
 from neaptide.server.observe.timing import ChoiceTiming, RequestTiming
@@ -38,6 +39,8 @@ from neaptide.server.openai.responses.replies import ResponseEvent
 from neaptide.server.openai.stream import ChunkShaper
 from neaptide.server.structured.constraints import ensure_held, is_known_to_hold
 
+_FAULTS_OF_OURS = ("server_error", "shed")
+"""Outcomes for which no key is charged."""
 INLINE_LOGPROBS = 64
 """Most scored tokens that are formatted on the event loop."""
 GRAMMAR_WAIT_S = 10.0
@@ -51,11 +54,13 @@ async def answer(request: Request, endpoint: str) -> Response:
     request_id = str(request.scope.get("state", {}).get("request_id", ""))
     principal = principal_of(request)
     tier = principal.tier
+    limiter: RateLimiter = request.app.state.limiter
     cost: Cost | None = None
     try:
         principal.require(Tier.FLEX)
-        raw = await read_json(request)
         cost = Cost()
+        limiter.check(principal)
+        raw = await read_json(request)
         body = await parse_aside(raw, context.bodies, principal.share, cost)
         arrival_s = context.clock()
         context.check_open()
@@ -71,6 +76,7 @@ async def answer(request: Request, endpoint: str) -> Response:
         principal.require(tier)
         if not context.client.is_ready:
             raise engine_unavailable()
+        charge = await limiter.admit(principal, prepared.num_prompt_tokens, prepared.reserved_tokens)
     except ApiError as error:
         metrics.on_refused(_refusal(request_id, principal, endpoint, tier, context.model_id, error))
         if cost is not None and _is_callers(error):
@@ -83,14 +89,18 @@ async def answer(request: Request, endpoint: str) -> Response:
         prepared,
         principal,
         metrics,
+        charge,
         request_id=request_id,
         arrival_s=arrival_s,
         first_token_within_s=None if is_patient else patience_s(request.headers, context.flex_wait_s),
     )
     if prepared.stream:
-        return EventStream(generation.events(), context.keep_alive_s)
-    reply = await unless_disconnected(request.receive, generation.complete())
-    return Response(reply, media_type="application/json")
+        return EventStream(generation.events(), context.keep_alive_s, charge.headers, charge.end)
+    try:
+        reply = await unless_disconnected(request.receive, generation.complete())
+    finally:
+        charge.end()
+    return Response(reply, headers=charge.headers, media_type="application/json")
 
 
 def _is_callers(error: ApiError) -> bool:
@@ -126,6 +136,7 @@ class Generation:
         prepared: Prepared,
         principal: Principal,
         metrics: ServerMetrics,
+        charge: Charge,
         *,
         request_id: str,
         arrival_s: float,
@@ -136,6 +147,7 @@ class Generation:
         self._context = prepared.context
         self._principal = principal
         self._metrics = metrics
+        self._charge = charge
         self._request_id = request_id
         self._first_token_within_s = first_token_within_s
         # The engine's ids are always ours: a caller's id must not be able to name another caller's request.
@@ -182,6 +194,7 @@ class Generation:
             form = self._prepared.form
             refusal = _refusal(self._request_id, self._principal, form.endpoint, tier, form.model, error)
             self._metrics.on_refused(refusal)
+            self._charge.end(counts=False)
             raise
         self._metrics.on_begun(tier, self.timing)
         outcome, code = "aborted", None
@@ -210,6 +223,8 @@ class Generation:
             raise
         finally:
             admission.leave(request_class(tier), self._principal.share, choices)
+            answer_tokens = self.assembler.usage()["completion_tokens"]
+            self._charge.end(counts=outcome not in _FAULTS_OF_OURS, answer_tokens=answer_tokens)
             self._metrics.on_finished(self._record(outcome, code), self._prepared, self.timing)
 
     def _take(self, index: int, output: RequestOutput) -> Delta:
@@ -217,6 +232,7 @@ class Generation:
         if gap_s is not None:
             self._metrics.on_gap(self._prepared.tier, gap_s)
         self._count_tokens(index, output)
+        self._charge.on_tokens(len(output.new_token_ids))
         was_finished = self.assembler.choices[index].finished
         delta = self.assembler.feed(index, output)
         if self.assembler.choices[index].stop_hit and not was_finished and output.finish_reason is None:

@@ -82,6 +82,8 @@ class Prepared:
     """The caller's own salt, which divides the prefix cache of its key."""
     constraint: Constraint | None
     """Constraint on the output, which has not been compiled yet."""
+    is_limited: bool = False
+    """Whether the caller says how long an answer may be."""
     is_cut: bool = False
     """Whether the caller asked for longer answers than the context allows."""
 
@@ -94,6 +96,16 @@ class Prepared:
     def requests(self) -> list[list[int]]:
         """Prompt token ids per choice."""
         return [prompt for prompt in self.prompts for _ in range(self.form.n)]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts; choices of one prompt share it."""
+        return sum(map(len, self.prompts))
+
+    @property
+    def reserved_tokens(self) -> int:
+        """Most tokens of all answers that the caller asks for; 0 if it sets no limit."""
+        return sum(self.max_tokens) * self.form.n if self.is_limited else 0
 
     @property
     def num_choices(self) -> int:
@@ -269,6 +281,7 @@ def _finish(
         tpot_slo_s=context.tpot_slo_s if body.tpot_slo_ms is None else body.tpot_slo_ms / 1000,
         cache_salt=body.cache_salt,
         constraint=asked.constraint,
+        is_limited=asked.max_tokens is not None,
         is_cut=wanted is not None and min(max_tokens) < wanted,
     )
 

@@ -204,3 +204,13 @@ idempotency_keys = sa.Table(
     sa.Column("object_id", sa.String(64), nullable=False),
     sa.Column("created_at", sa.BigInteger, nullable=False),
 )
+
+# What each API key has used; see ``usage_rows.py``.
+key_usage = sa.Table(
+    "key_usage",
+    metadata,
+    sa.Column("tenant", sa.String(128), primary_key=True),
+    # JSON of ``limits/usage.py``.
+    sa.Column("counts", sa.Text, nullable=False),
+    sa.Column("changed_at_ms", sa.BigInteger, nullable=False),
+)
