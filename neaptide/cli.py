@@ -163,7 +163,7 @@ def _sizes(text: str) -> tuple[int, int]:
         raise argparse.ArgumentTypeError(f"a number, or MIN:MAX, not {text!r}")
     least, most = int(found[1]), int(found[2] or found[1])
     if not 1 <= least <= most:
-        raise argparse.ArgumentTypeError("at least 1, and no fewer at most than at least")
+        raise argparse.ArgumentTypeError("MIN must be at least 1, and MAX at least MIN")
     return least, most
 
 
@@ -177,7 +177,7 @@ def _serve(args: argparse.Namespace) -> int:
         return serve(load_settings(flags, config_file=args.config))
     except (SettingsError, LaunchError) as error:
         print(f"neaptide serve: {error}", file=sys.stderr)
-        return 1
+        return MISUSED if isinstance(error, SettingsError) else 1
 
 
 def _cluster(args: argparse.Namespace) -> int:
@@ -192,7 +192,7 @@ def _cluster(args: argparse.Namespace) -> int:
         return serve_cluster(load_settings(flags, config_file=args.config), Scale(*args.replicas))
     except (SettingsError, LaunchError) as error:
         print(f"neaptide cluster: {error}", file=sys.stderr)
-        return 1
+        return MISUSED if isinstance(error, SettingsError) else 1
 
 
 def _gateway(args: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from neaptide.commands.outputs import add_server
 from neaptide.loadgen.client.batches import TERMINAL, errors_of
 from neaptide.loadgen.client.proxies import blocking_mounts_for
 from neaptide.server.client_variables import client_api_key, sendable
@@ -34,9 +35,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
     def action(name: str, help_text: str, run: Callable[[httpx.Client, argparse.Namespace], int]) -> Any:
         sub = actions.add_parser(name, help=help_text)
-        sub.add_argument(
-            "--base-url", default=base_url, metavar="URL", help=f"the server, with or without /v1 ({base_url})"
-        )
+        add_server(sub, base_url)
         keys = sub.add_mutually_exclusive_group()
         keys.add_argument("--api-key-file", metavar="FILE", type=Path, help="file with the key to send")
         keys.add_argument("--api-key", metavar="KEY", help="the key itself; other users of the machine can see it")
@@ -76,7 +75,7 @@ def open_client(args: argparse.Namespace) -> httpx.Client:
     key = _key(args)
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     # OpenAI clients need /v1 in the URL; ours accepts it.
-    base_url = args.base_url.rstrip("/").removesuffix("/v1")
+    base_url = args.server.rstrip("/").removesuffix("/v1")
     return httpx.Client(
         base_url=base_url,
         headers=headers,
@@ -106,9 +105,9 @@ def _run(run: Callable[[httpx.Client, argparse.Namespace], int], args: argparse.
     except CommandError as error:
         message = str(error)
     except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-        message = f"cannot reach a server at {args.base_url}: {error}"
+        message = f"cannot reach a server at {args.server}: {error}"
     except httpx.HTTPError as error:
-        message = f"the exchange with {args.base_url} failed: {error or type(error).__name__}"
+        message = f"the exchange with {args.server} failed: {error or type(error).__name__}"
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -197,6 +196,7 @@ def _cancel(client: httpx.Client, args: argparse.Namespace) -> int:
 
 
 def _results(client: httpx.Client, args: argparse.Namespace) -> int:
+    """Returns 1 where there is no output file to write."""
     batch = _call(client, "GET", f"/v1/batches/{args.id}")
     if batch["status"] not in TERMINAL:
         raise CommandError(f"the batch is {batch['status']}; its files are available once it has ended")
@@ -209,7 +209,7 @@ def _results(client: httpx.Client, args: argparse.Namespace) -> int:
     kind = "error" if args.errors else "output"
     note = f"{counts['completed']} completed, {counts['failed']} failed"
     print(f"{batch['status']}: {note}" + ("" if file_id else f"; there is no {kind} file"), file=sys.stderr)
-    return 0
+    return 0 if file_id is not None or args.errors else 1
 
 
 def _download(client: httpx.Client, file_id: str, target: Path | None) -> None:

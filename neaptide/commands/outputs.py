@@ -1,5 +1,6 @@
-"""Checks that output files can be written, before a command works for minutes."""
+"""What commands have in common: the server's address, results on a terminal and in files, checks of output files."""
 
+import argparse
 import os
 import sys
 from collections.abc import Callable
@@ -11,6 +12,16 @@ STDOUT = Path("-")
 """Value of ``--json`` that stands for standard output."""
 JSON_HELP = "write the result to this file as one line of JSON; - prints it, also on a terminal"
 NO_MATPLOTLIB = "--plot needs matplotlib: pip install 'neaptide[plots]'"
+
+
+def add_server(parser: argparse.ArgumentParser, base_url: str) -> None:
+    """Adds ``--server``, the address of the server that a client command talks to; ``base_url`` is the default."""
+    parser.add_argument(
+        *("--server", "--base-url"),
+        default=base_url,
+        metavar="URL",
+        help=f"the server, with or without /v1 ({base_url})",
+    )
 
 
 def check_writable(path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import shutil
 import sqlite3
 import tarfile
 from contextlib import closing
@@ -16,7 +17,10 @@ import psycopg
 import pytest
 
 from neaptide.engine.offline.token_file import TokenFile
+from neaptide.server.batches.storing.data_dir import StoreError
 from neaptide.server.batches.storing.models import BatchRecord
+from neaptide.server.batches.storing.store import Store
+from neaptide.server.http.errors import NotFoundError
 from tests.cluster.batches.pair import answered_to_the_end, shared_server
 from tests.e2e.conftest import SIM
 from tests.e2e.server import RunningServer
@@ -126,6 +130,48 @@ async def test_a_directory_of_then_is_read_and_its_half_done_batch_is_completed(
         await check_files(server, kept)
     assert list((kept.root / "jobs").iterdir()) == []
     assert not (kept.root / "moved-aside").exists()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_the_copy_from_before_an_upgrade_can_be_put_back(tmp_path: Path, version: str) -> None:
+    """With its database as that version knows it; what came after the upgrade is moved aside, not lost."""
+    kept = Kept.unpacked(version, "directory", tmp_path / "data")
+    backup = Kept.unpacked(version, "directory", tmp_path / "backup")
+    looked_at = Kept.unpacked(version, "directory", tmp_path / "copy").root
+    fingerprint, _ = results_of_then(looked_at / "neaptide.db")
+    async with serves_its_model(Server(kept.root, clock=kept.clock, fingerprint=fingerprint)) as server:
+        later = await server.upload(b"later")
+    assert schema_of(kept.root) > schema_of(looked_at)
+    shutil.rmtree(kept.root)
+    shutil.copytree(backup.root, kept.root)
+    async with serves_its_model(Server(kept.root, clock=kept.clock, fingerprint=fingerprint)) as server:
+        await check_files(server, kept)
+        await server.until_given(kept.half_id)
+        server.engine.answer(kept.half_id)
+        assert (await server.until_terminal(kept.half_id)).status == "completed"
+        with pytest.raises(NotFoundError):
+            await server.service.files.get(later.id, "")
+
+
+def test_an_older_version_refuses_a_newer_ones_data_with_the_way_out_and_leaves_it(tmp_path: Path) -> None:
+    """Every version has asked for the schema's number, since the first one that is kept."""
+    kept = Kept.unpacked(VERSIONS[-1], "directory", tmp_path / "data")
+    with closing(sqlite3.connect(kept.root / "neaptide.db")) as connection, connection:
+        connection.execute("update alembic_version set version_num = '9999'")
+    before = {path: path.read_bytes() for path in kept.root.rglob("*") if path.is_file()}
+    store = Store(kept.root)
+    with pytest.raises(StoreError) as caught:
+        store.open()
+    assert str(caught.value) == (
+        "the database was written by a newer neaptide (schema 9999); install that version again, or put back the copy "
+        "from before the upgrade"
+    )
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def schema_of(data_dir: Path) -> str:
+    with closing(sqlite3.connect(data_dir / "neaptide.db")) as connection:
+        return str(connection.execute("select version_num from alembic_version").fetchone()[0])
 
 
 def restore(postgres: PostgresServer, dump: str) -> str:

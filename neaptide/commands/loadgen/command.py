@@ -19,7 +19,7 @@ from rich.table import Table
 
 from neaptide.commands.loadgen.flags import add_common, add_synth, add_trace, how_of, shots_of
 from neaptide.commands.loadgen.view import RunView
-from neaptide.commands.outputs import check_writable, print_json, write_json
+from neaptide.commands.outputs import add_server, check_writable, print_json, write_json
 from neaptide.loadgen.client.batches import BatchClientError
 from neaptide.loadgen.client.proxies import mounts_for
 from neaptide.loadgen.report.page import ROWS, cell_text, report
@@ -30,6 +30,8 @@ from neaptide.loadgen.run.runner import TIMEOUT_S, How, Progress, RunError, Stop
 from neaptide.server.client_variables import client_api_key, sendable
 
 Runs = dict[str, tuple[Progress, Summary]]
+TERMINATED = 143
+"""The exit status that shells give to a command ended by SIGTERM."""
 CLIENT_BEHIND_MS = 20.0
 """Lateness at p99 above which the client is too slow to measure with."""
 
@@ -47,16 +49,15 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     server_help = "a server and its name in the report; ratios are relative to the first"
     compare.add_argument("--server", action="append", required=True, metavar="NAME=URL", help=server_help)
     for one in (replay, synth):
-        one.add_argument(
-            "--server", default=base_url, metavar="URL", help=f"the server, with or without /v1 ({base_url})"
-        )
+        add_server(one, base_url)
     for one, default in ((replay, {}), (synth, {"trace": None}), (compare, {})):
         add_common(one)
         one.set_defaults(func=run_command, **default)
 
 
 def run_command(args: argparse.Namespace) -> int:
-    """Returns 0, 1 if a server could not be tested or answered no request, or 2 if the command is invalid."""
+    """Returns 0, 1 if a server could not be tested or answered no request, 2 if the command is invalid, or 143 after
+    SIGTERM."""
     try:
         servers = _servers(args.server)
         headers = _headers(args.api_key)
@@ -70,8 +71,9 @@ def run_command(args: argparse.Namespace) -> int:
         return _refuse(str(error), 2)
     if len(set(servers.values())) < len(servers):
         _note("both names are one server: the second run finds the first run's prompts in the prefix cache")
+    stopped: list[int] = []
     try:
-        runs = asyncio.run(_run_all(servers, headers, shots, how, args.warm_up_s))
+        runs = asyncio.run(_run_all(servers, headers, shots, how, args.warm_up_s, stopped))
     except (RunError, BatchClientError) as error:
         return _refuse(str(error), 1)
     try:
@@ -80,7 +82,9 @@ def run_command(args: argparse.Namespace) -> int:
         raise
     except OSError as error:
         return _refuse(f"{error.filename}: {error.strerror}", 1)
-    if not runs or _was_stopped(runs):
+    if signal.SIGTERM in stopped:
+        return TERMINATED
+    if stopped:
         raise KeyboardInterrupt
     return status
 
@@ -120,18 +124,25 @@ def _headers(given: str | None) -> dict[str, str]:
 
 
 async def _run_all(
-    servers: Mapping[str, str], headers: dict[str, str], shots: Sequence[Shot], how: How, warm_up_s: float
+    servers: Mapping[str, str],
+    headers: dict[str, str],
+    shots: Sequence[Shot],
+    how: How,
+    warm_up_s: float,
+    stopped: list[int],
 ) -> Runs:
-    """Runs the load on one server after the other. The first Ctrl-C ends it with what has ended so far, the second at
-    once."""
+    """Runs the load on one server after the other. The first Ctrl-C or SIGTERM ends it with what has ended so far, and
+    is noted in ``stopped``. The second ends it at once."""
     runs: Runs = {}
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
-    def end() -> None:
-        loop.remove_signal_handler(signal.SIGINT)
+    def end(number: int) -> None:
+        loop.remove_signal_handler(number)
+        stopped.append(number)
         stop.set()
 
-    loop.add_signal_handler(signal.SIGINT, end)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, end, number)
     for name, url in servers.items():
         view = RunView(Console(stderr=True), name)
         limits = httpx.Limits(max_connections=None)
@@ -156,7 +167,7 @@ def _write(runs: Runs, args: argparse.Namespace) -> int:
     title = f"neaptide loadgen, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     if _was_stopped(runs):
         found["partial"] = True
-        title += ", partial: stopped by Ctrl-C"
+        title += ", partial: stopped"
     args.html.write_text(report(runs, settings, title, found.get("ratios")), encoding="utf-8")
     line = json.dumps(found, allow_nan=False)
     write_json(line, args.json)

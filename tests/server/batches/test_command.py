@@ -115,7 +115,7 @@ def test_submit_wait_and_fetch(running: Running, tmp_path: Path, capfd: pytest.C
 
 
 def listed(running: Running, capfd: pytest.CaptureFixture[str]) -> list[str]:
-    assert run("list", "--json", "--base-url", running.base_url) == 0
+    assert run("list", "--json", "--server", running.base_url) == 0
     return capfd.readouterr().out.splitlines()
 
 
@@ -127,7 +127,7 @@ def test_a_bad_file_is_one_clear_error(running: Running, tmp_path: Path, capfd: 
     assert "line 2: This line is not parseable" in err
     assert "neaptide batch: batch rejected: no line was run." in err
     (failed,) = (json.loads(entry)["id"] for entry in listed(running, capfd))
-    assert run("results", failed, *url) == 0
+    assert run("results", failed, *url) == 1
     said = capfd.readouterr().err.splitlines()
     assert said[0].startswith("  line 1: Missing required parameter: 'custom_id'.")
     assert said[-1] == "failed: 0 completed, 0 failed; there is no output file"
@@ -152,7 +152,7 @@ def test_cancel(running: Running, tmp_path: Path, capfd: pytest.CaptureFixture[s
     watched = capfd.readouterr().err
     assert "cancelled 0/2\n" in watched
     assert watched.endswith("the batch is cancelled: 0 of 2 lines completed, 0 failed, 2 did not run\n")
-    assert run("results", batch_id, *url) == 0
+    assert run("results", batch_id, *url) == 1
     assert capfd.readouterr().err.endswith("there is no output file\n")
 
 

@@ -45,6 +45,10 @@ _OUR_TABLES = {"files", "batches", "batch_lines"}
 _SHOWN_NAMES = 3
 
 
+WAY_BACK = "install that version again, or put back the copy from before the upgrade"
+"""What to do about data of a newer version."""
+
+
 class StoreError(Exception):
     """The data directory cannot be used; the message says why in one line."""
 
@@ -140,7 +144,7 @@ class DataDir:
                 f"{mark} is damaged; if the directory is a server's, remove that file and start again"
             ) from None
         if version > FORMAT:
-            raise StoreError(f"the data directory was written by a newer neaptide (format {version})")
+            raise StoreError(f"the data directory was written by a newer neaptide (format {version}); {WAY_BACK}")
         return True
 
     def _refuse_foreign(self, create: bool) -> None:

@@ -9,7 +9,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from neaptide.server.batches.storing.data_dir import StoreError
+from neaptide.server.batches.storing.data_dir import WAY_BACK, StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def migrate(conn: sa.Connection) -> None:
             return
         known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
         if current is not None and current not in known:
-            raise StoreError(f"the database was written by a newer neaptide (schema {current})")
+            raise StoreError(f"the database was written by a newer neaptide (schema {current}); {WAY_BACK}")
         logger.info("migrating the database from schema %s to %s", current or "blank", head)
         command.upgrade(config, "head")
         conn.commit()
