@@ -206,7 +206,7 @@ def _gateway(args: argparse.Namespace) -> int:
         return serve_gateway(load_settings(flags, config_file=args.config), args.servers or args.servers_dns)
     except (SettingsError, LaunchError) as error:
         print(f"neaptide gateway: {error}", file=sys.stderr)
-        return 1
+        return MISUSED if isinstance(error, SettingsError) else 1
 
 
 def _from_commands(name: str, *values: Callable[[], str]) -> Callable[[Subparsers], None]:

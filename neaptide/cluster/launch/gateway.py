@@ -96,7 +96,9 @@ def build_gateway(settings: Settings, has_engines: bool = True) -> RunningGatewa
     reloader = key_reloader(settings, keys)
     if reloader is not None:
         reloader.start()
-    return RunningGateway(create_gateway(state, metrics), context, replicas, metrics, registry, (http, questions), reloader)
+    return RunningGateway(
+        create_gateway(state, metrics), context, replicas, metrics, registry, (http, questions), reloader
+    )
 
 
 def block_hashes(token_ids: Sequence[int], block_size: int, salt: bytes) -> list[bytes]:
