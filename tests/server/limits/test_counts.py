@@ -13,6 +13,7 @@ from neaptide.server.batches.storing.tables import key_usage
 from neaptide.server.limits.counts import OwnCounts, Taken
 from neaptide.server.limits.leased_counts import ALONE_S, REFUSED_S, LeasedCounts
 from neaptide.server.limits.usage import DAY_S, Excess, KeyLimits, LimitName
+from tests.patience import PATIENCE_S
 from tests.postgres import PostgresServer
 
 RPM, TPM, TPD = LimitName
@@ -33,6 +34,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
+    # A machine that is too busy to write within a second is no database that is away.
+    monkeypatch.setattr("neaptide.server.limits.leased_counts.ASK_S", PATIENCE_S)
     # The database's own clock is the test's, too.
     monkeypatch.setattr(usage_rows, "database_now_ms", lambda _: sa.literal(int(found.wall() * 1e3), sa.BigInteger))
     return found
@@ -61,7 +64,7 @@ async def test_the_count_of_a_day_outlives_a_restart_and_that_of_a_minute_does_n
 ) -> None:
     limits = KeyLimits(requests_per_minute=1, tokens_per_day=100)
     for number, expected in enumerate((60, 30)):
-        store = Store(data_dir)
+        store = Store(data_dir, limit_s=PATIENCE_S)
         store.open()
         counts = OwnCounts(clock.steady, clock.wall, store)
         await counts.start()
@@ -76,7 +79,7 @@ async def test_counts_are_stored_while_the_server_runs(
     data_dir: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("neaptide.server.limits.counts.STORE_EVERY_S", 0.0)
-    store, stored = Store(data_dir), asyncio.Event()
+    store, stored = Store(data_dir, limit_s=PATIENCE_S), asyncio.Event()
     store.open()
     write = store.write_beside
 
@@ -127,7 +130,7 @@ class Shared:
 @pytest.fixture
 def shared(clock: Clock, data_dir: Path) -> Any:
     """On SQLite: one store for both, whose writer takes turns as a row's lock does on PostgreSQL."""
-    store = Store(data_dir)
+    store = Store(data_dir, limit_s=PATIENCE_S)
     store.open()
     yield Shared(clock, [store, store])
     store.close()
@@ -220,7 +223,7 @@ async def test_servers_on_postgresql_wait_for_each_others_row(
 
     database = await asyncio.to_thread(postgres_server.new_database)
     url, blobs = postgres_server.url(database), f"file://{tmp_path}/blobs"
-    stores = [Store(tmp_path / name, sharing_of(url, blobs)) for name in ("one", "other")]
+    stores = [Store(tmp_path / name, sharing_of(url, blobs), PATIENCE_S) for name in ("one", "other")]
     for store in stores:
         await asyncio.to_thread(store.open)
     limits, shared = KeyLimits(requests_per_minute=50, tokens_per_minute=400), Shared(clock, stores)
@@ -235,7 +238,7 @@ async def test_servers_on_postgresql_wait_for_each_others_row(
 
 
 async def test_keys_that_nobody_uses_are_forgotten(data_dir: Path, clock: Clock) -> None:
-    store = Store(data_dir)
+    store = Store(data_dir, limit_s=PATIENCE_S)
     store.open()
     await store.write_beside(usage_rows.store, {"old": "{}"})
     clock.now_s += 3 * DAY_S + 1.0
