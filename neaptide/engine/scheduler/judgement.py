@@ -105,10 +105,10 @@ class Judgement:
         self.tpot_slo_s = config.tpot_slo_s
         self.longest_s = max(MAX_STEP_S, 0.5 * config.ttft_slo_s)
         streams, decodes = draft.streams(), BatchShape()
-        self.alone_s, self.gap_s = 0.0, math.inf
+        self.alone_s, margin_s, self.gap_s = 0.0, 0.0, math.inf
         if len(streams.rows):
             decodes.add_decodes(len(streams.rows), *draft.stream_reads())
-            self.alone_s = model.predict(decodes).seconds
+            self.alone_s, margin_s = model.predict(decodes)
             self.gap_s = max(smallest(streams.tpot_slo_s), self.alone_s)
             if self.gap_s == self.alone_s:
                 # These do not keep their pace even alone: nothing that others give up makes them be in time.
@@ -118,7 +118,7 @@ class Judgement:
             self.tpot_slo_s = smallest(streams.tpot_slo_s)
         self._expect_arrivals(draft.now_s, decodes, traffic)
         if self.has_streams:
-            self._expect_tokens(streams, traffic)
+            self._expect_tokens(streams, traffic, self.alone_s - margin_s)
 
     def _expect_arrivals(self, now_s: float, decodes: BatchShape, traffic: RecentTraffic) -> None:
         """Expects the prompts to come to be like the recent ones, at the recent rate."""
@@ -161,10 +161,15 @@ class Judgement:
         self.least_wait_s = float(waits_s[0]) if len(waits_s) else 0.0
         """Wait that all arrivals stand, for a step that is aborted for whoever cannot wait; perhaps none."""
 
-    def _expect_tokens(self, streams: Streams, traffic: RecentTraffic) -> None:
+    def _expect_tokens(self, streams: Streams, traffic: RecentTraffic, least_step_s: float) -> None:
+        """``least_step_s``: what decodes alone take at least."""
         slo_s = streams.tpot_slo_s
         slack_s = streams.due_s - np.minimum(self._config.delivery_latency_s, DELIVERY_SHARE * slo_s) - self._now_s
         ends = 1.0 / traffic.tokens_left(streams.num_output)
+        if smallest(slack_s) < least_step_s:
+            # Whoever is late even if nothing else runs until its end costs nothing more.
+            num_needed = (slo_s - slack_s) / (slo_s - least_step_s)
+            ends *= traffic.chance_of_more(streams.num_output, num_needed)
         count = np.ones(min(len(slo_s), MAX_STREAMS))
         if len(slo_s) > MAX_STREAMS:
             order = slack_s.argsort()

@@ -110,7 +110,19 @@ class RecentTraffic:
 
     def tokens_left(self, num_output: IntArray) -> FloatArray:
         """Expected further tokens of streams with so many, at least 1."""
-        first = self._sorted.searchsorted(num_output, side="right")
+        first = self._first_longer(num_output)
         longer: FloatArray = self._means[first] - num_output
         # A stream longer than any answer says that answers may be longer still.
         return np.maximum(np.where(first < len(self._sorted), longer, num_output), 1.0)
+
+    def chance_of_more(self, num_output: IntArray, num_more: FloatArray) -> FloatArray:
+        """Probability that streams with so many tokens get at least ``num_more`` further ones."""
+        first = self._first_longer(num_output)
+        last = self._sorted.searchsorted(num_output + np.maximum(num_more, 1.0))
+        num_longer = len(self._sorted) - first
+        doubled: FloatArray = num_output / (num_output + num_more)
+        return np.where(num_longer > 0, (len(self._sorted) - last) / np.maximum(num_longer, 1), doubled)
+
+    def _first_longer(self, num_output: IntArray) -> IntArray:
+        """Index of the shortest longer answer; the number of answers if none is longer."""
+        return self._sorted.searchsorted(num_output, side="right")

@@ -157,6 +157,21 @@ def test_streams_with_short_answers_weigh_more_for_they_have_no_time_to_recover(
     assert short == pytest.approx(long * 100)
 
 
+@pytest.mark.parametrize(
+    ("behind_tokens", "margin_tokens", "counts"),
+    [(62, 0.0, True), (63, 0.0, False), (63, 0.5, True), (64, 0.5, False)],
+)
+def test_a_stream_that_decodes_alone_cannot_save_costs_nothing_more(
+    behind_tokens: int, margin_tokens: float, counts: bool
+) -> None:
+    """Of 3 tokens a stream has 2 left, and gains 63 tokens' time with each, half a token more with luck."""
+    harness = with_streams(1, answer=3, cost_model=PerToken(margin_s=margin_tokens * TOKEN_S))
+    harness.clock.sleep_until(harness.clock.now() + (TPOT_TOKENS + behind_tokens) * TOKEN_S)
+    found = judged(harness)
+    assert found._slack_s.tolist() == [-behind_tokens * TOKEN_S]
+    assert (late_by(found, 2.0)[0] > late_by(found, 1.0)[0]) == counts
+
+
 @pytest.mark.parametrize(("delivery_tokens", "slack_tokens"), [(4, 60), (8, 57.6), (40, 57.6)])
 def test_streams_keep_time_for_delivery_a_tenth_of_the_target_at_most(
     delivery_tokens: int, slack_tokens: float

@@ -135,6 +135,15 @@ def test_stream_that_cannot_catch_up_does_not_starve_offline_work() -> None:
     assert sorted(harness.step()) == ["a", "f"]
 
 
+def test_stream_that_is_late_for_certain_does_not_starve_offline_work() -> None:
+    harness = Harness(cost_model=PerTokenCost(), delivery_latency_s=0.0, ttft_slo_s=5.0)
+    harness.core.handle(online("a", [7], max_tokens=20, tpot_slo_s=0.03, ttft_slo_s=9.0))
+    harness.core.handle(flex("f", [8], max_tokens=20))
+    harness.step()
+    harness.clock.sleep_until(harness.clock.now() + 2.0)  # an answer of 32 tokens makes up for 31 * 20 ms at most
+    assert [sorted(harness.step()) for _ in range(4)] == [["a", "f"]] * 4
+
+
 def test_youngest_offline_request_is_preempted_for_online_and_finishes_later() -> None:
     harness = Harness(num_blocks=8)
     for name in ("f", "g"):

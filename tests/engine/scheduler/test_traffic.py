@@ -114,6 +114,21 @@ def test_a_stream_longer_than_any_answer_is_expected_to_double() -> None:
     assert left((10, 20), 20, 300) == [20, 300]
 
 
+def more(answers: tuple[int, ...], num_output: int, *num_more: float) -> list[float]:
+    traffic = traffic_of(MODEL, answers * (RECENT // len(answers)))
+    return list(traffic.chance_of_more(np.full(len(num_more), num_output), np.array(num_more)).tolist())
+
+
+def test_of_the_longer_answers_a_share_has_so_many_more_tokens() -> None:
+    assert more((10, 20, 40, 80), 12, -5.0, 1.0, 8.0, 8.5, 28.0, 29.0, 68.0, 69.0) == pytest.approx(
+        [1.0, 1.0, 1.0, 2 / 3, 2 / 3, 1 / 3, 1 / 3, 0.0]
+    )
+
+
+def test_a_stream_longer_than_any_answer_doubles_with_an_even_chance() -> None:
+    assert more((10, 20), 30, 30.0, 90.0) == [0.5, 0.25]
+
+
 def test_answers_of_a_single_token_have_no_pace_and_do_not_count() -> None:
     assert traffic_of(MODEL, [1, 0, 1]).tokens_left(np.array([1])).tolist() == [31]
 
