@@ -26,7 +26,7 @@ class AddRequest(_Message):
     params: SamplingParams
     tier: Tier
     arrival_s: float
-    """``CLOCK_MONOTONIC`` when the HTTP body had been received."""
+    """``CLOCK_MONOTONIC`` when the last byte of the HTTP request reached the machine."""
     ttft_slo_s: float
     tpot_slo_s: float
     salt: bytes = b""

@@ -1,6 +1,7 @@
 """Outputs of one request that the server has not read yet, in bounded memory."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from neaptide.engine.messages import RequestOutput
@@ -20,13 +21,36 @@ class OutputBacklog(asyncio.Queue[RequestOutput | _End], Generic[_End]):
 
     So a slow reader gets fewer and larger pieces, and only its tokens take memory. Beyond ``MAX_BACKLOG_VALUES`` the
     queue is ``overflowed`` and takes no more.
+
+    Args:
+        take_now: gets an output while the reader waits for one, and says whether it has handled it. Then no task is
+            woken for it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, take_now: Callable[[RequestOutput], bool] | None = None) -> None:
         super().__init__()
         self.overflowed = False
+        self._take_now = take_now
+        self._is_awaited = False
         self._waiting: RequestOutput | None = None
         self._num_values = 0
+
+    def give(self, output: RequestOutput, *, is_last: bool = True) -> None:
+        """Passes an output on: at once if the reader waits for it, else through the queue.
+
+        Args:
+            is_last: whether no further output is known to follow. Outputs that come together are merged in the queue.
+        """
+        is_idle = is_last and self._is_awaited and self.empty()
+        if self._take_now is None or not is_idle or not self._take_now(output):
+            self.put_nowait(output)
+
+    async def get(self) -> RequestOutput | _End:
+        self._is_awaited = True
+        try:
+            return await super().get()
+        finally:
+            self._is_awaited = False
 
     def _put(self, item: RequestOutput | _End) -> None:
         if not isinstance(item, RequestOutput):

@@ -124,18 +124,23 @@ class EngineClient:
         await self._ready.wait()
         return self.info
 
-    async def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
+    async def generate(
+        self, request: AddRequest, take_now: Callable[[RequestOutput], bool] | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request; the last has ``finish_reason``. Leaving early aborts it in the engine.
 
         A request that was waiting when its engine ended is given to the next one. A request that has answered in part,
         or was in the engine's last step, fails.
+
+        Args:
+            take_now: see ``OutputBacklog``. It may handle any output after the first and before the last.
 
         Raises:
             EngineUnavailableError: no engine, or it ended and the request could not be given to the next.
             SlowReaderError: outputs were not read fast enough; the request has been aborted.
         """
         link = self._require_link()
-        queue: OutputBacklog[_Lost] = OutputBacklog()
+        queue: OutputBacklog[_Lost] = OutputBacklog(take_now)
         self._queues[request.request_id] = queue
         self._silent.add(request.request_id)
         started = finished = False
@@ -241,9 +246,14 @@ class EngineClient:
         excuse = in_step & self._silent
         self._tell(EngineLost(rows, Evidence.EXCUSED if excuse else evidence))
 
-    def on_message(self, message: FromEngine) -> None:
+    def on_message(self, message: FromEngine, *, is_last: bool = True) -> None:
+        """Passes a message on.
+
+        Args:
+            is_last: whether no further message waits.
+        """
         if isinstance(message, StepOutputs):
-            self._on_outputs(message)
+            self._on_outputs(message, is_last)
         elif isinstance(message, EngineFatal):
             logger.error("engine: %s", message.message)
 
@@ -251,15 +261,16 @@ class EngineClient:
         """Passes outputs of batch rows on, from an engine in this process."""
         self._tell(BatchOutputs(outputs))
 
-    def _on_outputs(self, message: StepOutputs) -> None:
+    def _on_outputs(self, message: StepOutputs, is_last: bool) -> None:
         batch_outputs: list[RequestOutput] = []
+        queues, silent = self._queues, self._silent
         for output in message.outputs:
             if output.error is not None:
                 self._tell(RequestFailed(output.error))
-            queue = self._queues.get(output.request_id)
+            queue = queues.get(output.request_id)
             if queue is not None:
-                self._silent.discard(output.request_id)
-                queue.put_nowait(output)
+                silent.discard(output.request_id)
+                queue.give(output, is_last=is_last)
                 if queue.overflowed and output.finish_reason is None:
                     self.abort([output.request_id])
             elif RowId.parse(output.request_id) is not None:

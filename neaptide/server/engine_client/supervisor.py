@@ -6,9 +6,8 @@ import logging
 import os
 import signal
 import stat
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import zmq
@@ -47,12 +46,23 @@ LONGEST_SERVING_BACKOFF_S = 2.0
 """Longest back-off after an engine that had been ready: whatever killed it will happen to the next engines too."""
 STABLE_S = 60.0
 """Life of an engine after which the back-off starts again."""
+MAX_MESSAGES_AT_ONCE = 16
+"""Most messages that are processed before their consequences. If this process is behind, they are the tokens of several
+steps, and go to each connection in one piece."""
 MAX_FAILED_STARTS = 5
 """Number of consecutive failed starts after which restarting the server process is more promising."""
 
 
 class EngineStartError(Exception):
     """The engine refused its configuration, so a restart would not help. Carries one clear line."""
+
+
+class Listener(Protocol):
+    """Gets the messages of an engine."""
+
+    def __call__(self, message: FromEngine, *, is_last: bool) -> None:
+        """Processes a message; ``is_last`` says that no other waits."""
+        ...
 
 
 class _Engine:
@@ -77,14 +87,14 @@ class _Engine:
         self._crash_marker_fd = crash_marker_fd
         self._arrivals = arrivals
         self._loop = asyncio.get_running_loop()
-        self._listener: Callable[[FromEngine], None] | None = None
+        self._listener: Listener | None = None
         self._watchdog = Watchdog(longest_silence_s, self._loop.time())
         self.failed: asyncio.Future[Any] = self._loop.create_future()
         """Gets an exception if a message could not be processed."""
         self._fd = int(socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._read)
 
-    def listen(self, listener: Callable[[FromEngine], None] | None) -> None:
+    def listen(self, listener: Listener | None) -> None:
         """Sets the listener of all later messages; without one they wait."""
         self._listener = listener
         self._read()
@@ -113,9 +123,11 @@ class _Engine:
             pass
 
     def _read(self) -> None:
-        """Processes one message, and schedules the next after its consequences."""
-        if self._take():
-            self._loop.call_soon(self._read)
+        """Processes waiting messages, and schedules the rest after their consequences."""
+        for _ in range(MAX_MESSAGES_AT_ONCE):
+            if not self._take():
+                return
+        self._loop.call_soon(self._read)
 
     def _take(self) -> bool:
         if self._listener is None or self._socket.closed or self.failed.done():
@@ -127,7 +139,7 @@ class _Engine:
         try:
             message = from_engine_decoder.decode(data)
             self._note(message)
-            self._listener(message)
+            self._listener(message, is_last=not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
         except Exception as error:
             self.failed.set_exception(error)
             return False
@@ -339,7 +351,7 @@ class Supervisor:
     async def _wait_ready(self, engine: _Engine) -> EngineReady:
         first: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-        def hear(message: FromEngine) -> None:
+        def hear(message: FromEngine, *, is_last: bool) -> None:
             engine.listen(None)  # Later messages are for the client.
             first.set_result(message)
 

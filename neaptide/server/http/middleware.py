@@ -24,6 +24,8 @@ from neaptide.server.observe.metrics_http import HttpMetrics
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 << 10
 """The parser has this limit too, but only for incomplete headers: the last read may exceed it."""
+ARRIVAL_S = "arrival_s"
+"""Key in a request's state: ``CLOCK_MONOTONIC`` second at which its last byte reached this machine."""
 PROBES_ONLY = "probes_only"
 """Key in a request's state: its connection is above the cap, so only probes and metrics are allowed."""
 _CLIENT_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -21,9 +21,24 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n"
 """Comment without an empty line: some clients take every empty line for the end of an event."""
 
+CHUNKED_BODY = "chunked_body"
+"""Key in a request's state: the ``ChunkedBody`` of its reply."""
 _SEPARATORS = tuple((character.encode(), rb"\u%04x" % ord(character)) for character in "\x85\u2028\u2029")
 
 _T = TypeVar("_T")
+
+
+class ChunkedBody(Protocol):
+    """Chunked body of a reply, for writes that need no task. A connection offers it next to ASGI's ``send``."""
+
+    @property
+    def can_write(self) -> bool:
+        """Whether the reply has begun, has not ended, and its connection takes data at once."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Writes one chunk; ``data`` is not empty."""
+        ...
 
 
 def event(data: object, name: str = "") -> bytes:
@@ -32,11 +47,17 @@ def event(data: object, name: str = "") -> bytes:
     Unicode's line separators are escaped: clients that split lines like Python's ``splitlines`` would see half an
     event.
     """
-    encoded = msgspec.json.encode(data)
-    for character, escaped in _SEPARATORS:
-        encoded = encoded.replace(character, escaped)
     head = b"event: " + name.encode() + b"\n" if name else b""
-    return head + b"data: " + encoded + b"\n\n"
+    return head + b"data: " + json_of(data) + b"\n\n"
+
+
+def json_of(data: object) -> bytes:
+    """JSON of a part of an event, with Unicode's line separators escaped."""
+    encoded = msgspec.json.encode(data)
+    if not encoded.isascii():
+        for character, escaped in _SEPARATORS:
+            encoded = encoded.replace(character, escaped)
+    return encoded
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
@@ -83,9 +104,17 @@ class EventStream(Response):
         self._events = events
         self._keep_alive_s = keep_alive_s
         self._on_end = on_end
+        self._output: Output | None = None
+
+    def output_now(self) -> "Output | None":
+        """Where events may be written past ``events``, without a task; the caller keeps the order. None if the stream
+        has not begun, has ended, or its connection takes no data at once."""
+        output = self._output
+        return output if output is not None and output.can_write_now else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        output = _Output(send, self.status_code, self.raw_headers)
+        body = scope.get("state", {}).get(CHUNKED_BODY)
+        output = self._output = Output(send, self.status_code, self.raw_headers, body)
         keepers = [asyncio.ensure_future(output.keep_alive(self._keep_alive_s))] if self._keep_alive_s else []
         try:
             await unless_disconnected(receive, self._write(output))
@@ -105,7 +134,7 @@ class EventStream(Response):
             self._on_end()
             await _cancel(*keepers)
 
-    async def _write(self, output: "_Output") -> None:
+    async def _write(self, output: "Output") -> None:
         try:
             async with contextlib.aclosing(self._events) as events:
                 async for data in events:
@@ -124,11 +153,14 @@ class EventStream(Response):
         await output.finish()
 
 
-class _Output:
+class Output:
     """Sending side of one stream. The lock keeps keep-alive comments out of the middle of an event."""
 
-    def __init__(self, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(
+        self, send: Send, status: int, headers: list[tuple[bytes, bytes]], body: "ChunkedBody | None" = None
+    ) -> None:
         self._send = send
+        self._body = body
         self._status = status
         self._headers = headers
         self._lock = asyncio.Lock()
@@ -139,6 +171,18 @@ class _Output:
     async def write(self, data: bytes) -> None:
         async with self._lock:
             await self._write(data)
+
+    @property
+    def can_write_now(self) -> bool:
+        is_open = self.started and not self._is_finished and not self._lock.locked()
+        return is_open and self._body is not None and self._body.can_write
+
+    def write_now(self, data: bytes) -> None:
+        """Writes at once. Raises RuntimeError unless ``can_write_now``."""
+        if self._body is None or not self.can_write_now:
+            raise RuntimeError("the stream takes no data now")
+        self._body.write(data)
+        self._last_s = asyncio.get_running_loop().time()
 
     async def finish(self) -> None:
         async with self._lock:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from neaptide.server.http.errors import (
     ApiError,
@@ -38,13 +38,17 @@ from neaptide.server.http.errors import (
     OverloadedError,
     RequestTimeoutError,
 )
-from neaptide.server.http.middleware import PROBES_ONLY, new_request_id
+from neaptide.server.http.middleware import ARRIVAL_S, PROBES_ONLY, new_request_id
+from neaptide.server.http.sse import CHUNKED_BODY
 from neaptide.server.observe.metrics_http import HttpMetrics
 
 MAX_READ_BYTES = 16 << 10
 """Bytes processed at once. A body of tiny chunks costs 10 us per chunk and blocks other connections meanwhile."""
 MAX_UNSENT_BYTES = 16 << 10
 """Unsent bytes in the kernel, per connection. One more message waits here: the next ``send`` waits until it is gone."""
+_LAST_DATA_RECEIVED = 52
+"""Offset of ``tcpi_last_data_recv``, milliseconds as uint32, in the kernel's ``struct tcp_info``."""
+_TCP_INFO_BYTES = _LAST_DATA_RECEIVED + 4
 PROBE_CONNECTIONS = 16
 """Connections above the cap for probes and metrics."""
 
@@ -65,6 +69,22 @@ class TransportLimits:
     """Longest time for the rest of a body that was replied to early."""
     farewell_s: float = 1.0
     """Time between the server's last byte and its close of a connection."""
+
+
+class _ChunkedBody:
+    """Body of one reply in chunks, past the parser, which keeps no state for them. Implements ``ChunkedBody``."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def can_write(self) -> bool:
+        cycle = self._cycle
+        has_ended = cycle.response_complete or cycle.disconnected
+        return cycle.response_started and not has_ended and not cycle.flow.write_paused
+
+    def write(self, data: bytes) -> None:
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class BoundedH11Protocol(H11Protocol):
@@ -128,6 +148,8 @@ class BoundedH11Protocol(H11Protocol):
         super().data_received(data)
         if self._waiting_for == "farewell":
             return
+        if self.cycle is not None and (self.cycle is not cycle_before or state_before is h11.SEND_BODY):
+            self._describe(self.cycle)
         if self.conn.their_state is h11.SEND_BODY:
             self._on_body(len(data), has_begun=state_before is not h11.SEND_BODY or self.cycle is not cycle_before)
         elif self.conn.their_state is not h11.IDLE:
@@ -136,6 +158,15 @@ class BoundedH11Protocol(H11Protocol):
             self._rest()
         elif self._waiting_for != "header":
             self._expect("header", self.limits.header_s)
+
+    def _describe(self, cycle: RequestResponseCycle) -> None:
+        """Adds to the state of a request what the routes may use of this connection."""
+        state = cycle.scope["state"]
+        if self.conn.their_state is not h11.SEND_BODY:
+            state[ARRIVAL_S] = self.loop.time() - waited_s(self.transport.get_extra_info("socket"))
+        # The body of other replies may have another form.
+        if cycle.scope["method"] == "POST" and cycle.scope["http_version"] == "1.1":
+            state.setdefault(CHUNKED_BODY, _ChunkedBody(cycle))
 
     def _rest(self) -> None:
         """Waits between two requests: only uvicorn's keep-alive timer runs, which every byte stops."""
@@ -291,6 +322,23 @@ def protocol_class(transport_limits: TransportLimits, server_metrics: HttpMetric
         idle = {}
 
     return Protocol
+
+
+def waited_s(peer: socket.socket) -> float:
+    """Time that the last bytes of a connection have waited in the kernel; 0.0 if the kernel does not say.
+
+    A busy process reads a request long after it came, and accepts its connection even later.
+    """
+    if sys.platform != "linux":
+        return 0.0
+    try:
+        info = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    except OSError:  # Not a TCP connection.
+        return 0.0
+    if len(info) < _TCP_INFO_BYTES:
+        return 0.0
+    (last_data_ms,) = struct.unpack_from("I", info, _LAST_DATA_RECEIVED)
+    return float(last_data_ms) / 1e3
 
 
 def _prepare_socket(transport: asyncio.Transport) -> None:

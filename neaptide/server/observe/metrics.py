@@ -17,6 +17,7 @@ from neaptide.engine.messages import StepStats
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, OUT_OF_MEMORY, RequestClass, Tier, request_class
 from neaptide.server.engine_client.events import RequestFailed
 from neaptide.server.observe.exposition import Scrapes
+from neaptide.server.observe.gaps import TallyHistogram
 from neaptide.server.observe.history import History, LateChat
 from neaptide.server.observe.judgement import judge
 from neaptide.server.observe.metrics_http import E2E_BUCKETS_S, HttpMetrics
@@ -127,7 +128,15 @@ class ServerMetrics:
             return Histogram(f"neaptide_request_{name}_seconds", text, ["tier"], buckets=buckets, registry=registry)
 
         self.ttft = histogram("ttft", "Time from arrival to the first token.", TTFT_BUCKETS_S)
-        self.itl = histogram("itl", "Gap between two outputs of one choice.", ITL_BUCKETS_S)
+        gaps = TallyHistogram(
+            ["neaptide_request_itl_seconds"],
+            "Gap between two outputs of one choice.",
+            ["tier"],
+            [[tier.value] for tier in Tier],
+            ITL_BUCKETS_S,
+            registry,
+        )
+        self._gaps_of_tier = {tier: gaps.tallies[(tier.value,)] for tier in Tier}
         self.tpot = histogram("tpot", "Mean time per token after the first.", ITL_BUCKETS_S)
         self.e2e = histogram("e2e", "Time from arrival to the end of the reply.", E2E_BUCKETS_S)
         self.queue = histogram("queue", "Time from arrival to the first scheduled step.", TTFT_BUCKETS_S)
@@ -174,7 +183,6 @@ class ServerMetrics:
             registry=registry,
         )
         self._make_first_series()
-        self._itl_of_tier = {tier: self.itl.labels(tier.value) for tier in Tier}
         self._tokens_of = {(tier, kind): self.tokens.labels(tier.value, kind) for tier in Tier for kind in _TOKEN_KINDS}
 
     def _make_first_series(self) -> None:
@@ -192,7 +200,7 @@ class ServerMetrics:
 
     def on_gap(self, tier: Tier, gap_s: float) -> None:
         """Notes the gap between two outputs of one choice."""
-        self._itl_of_tier[tier].observe(gap_s)
+        self._gaps_of_tier[tier].observe(gap_s)
         for sink in self._sinks:
             sink.on_gap(tier, gap_s)
 

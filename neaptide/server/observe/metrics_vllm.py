@@ -10,6 +10,7 @@ from neaptide.engine.messages import EngineReady, StepStats
 from neaptide.engine.params import RequestClass, Tier, request_class
 from neaptide.server.engine_client.client import EngineClient
 from neaptide.server.engine_client.engine_state import EngineState
+from neaptide.server.observe.gaps import TallyHistogram
 from neaptide.server.observe.request_log import RequestRecord
 from neaptide.server.observe.timing import RequestTiming
 from neaptide.server.openai.prepare import Prepared
@@ -96,11 +97,16 @@ class VllmMetrics:
             registry=registry,
         )
         self._ttft = self._histogram("time_to_first_token_seconds", "Time from arrival to the first token.", _TTFT)
-        self._itl = self._histogram("inter_token_latency_seconds", "Time between two outputs of one choice.", _ITL)
-        # Older boards use the old name of this series.
-        self._tpot_old = self._histogram(
-            "time_per_output_token_seconds", "Time between two outputs of one choice.", _ITL
+        # Older boards use the second name.
+        gaps = TallyHistogram(
+            ["vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"],
+            "Time between two outputs of one choice.",
+            _LABELS,
+            [self._values],
+            _ITL,
+            registry,
         )
+        self._gaps = gaps.tallies[self._values]
         self._tpot = self._histogram(
             "request_time_per_output_token_seconds", "Mean time per token after the first.", _ITL
         )
@@ -151,8 +157,7 @@ class VllmMetrics:
     def on_gap(self, tier: Tier, gap_s: float) -> None:
         """Notes the time between two outputs."""
         if request_class(tier) is RequestClass.ONLINE:
-            self._itl.observe(gap_s)
-            self._tpot_old.observe(gap_s)
+            self._gaps.observe(gap_s)
 
     def on_tokens(self, tier: Tier, prompt_tokens: int, cached_tokens: int, new_tokens: int) -> None:
         """Notes the tokens of one output."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 
@@ -23,19 +23,18 @@ from neaptide.server.http.errors import (
     engine_unavailable,
 )
 from neaptide.server.http.jsonbody import parse_aside, read_json
+from neaptide.server.http.middleware import ARRIVAL_S
 from neaptide.server.http.patience import first_within, patience_s
 from neaptide.server.http.refusals import Cost
-from neaptide.server.http.sse import EventStream, event, unless_disconnected
+from neaptide.server.http.sse import EventStream, unless_disconnected
 from neaptide.server.limits.limiter import Charge, RateLimiter
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.observe.request_log import RequestRecord
 from neaptide.server.observe.timing import ChoiceTiming, RequestTiming
 from neaptide.server.openai.endpoints import RESPONSES
 from neaptide.server.openai.prepare import Prepared, asked_tier, prepare
-from neaptide.server.openai.replies import ChatCompletionChunk, CompletionChunk
 from neaptide.server.openai.respond import Delta, ResponseAssembler, response_id
 from neaptide.server.openai.responses.events import ResponseEvents
-from neaptide.server.openai.responses.replies import ResponseEvent
 from neaptide.server.openai.stream import ChunkShaper
 from neaptide.server.structured.constraints import ensure_held, is_known_to_hold
 
@@ -62,7 +61,7 @@ async def answer(request: Request, endpoint: str) -> Response:
         limiter.check(principal)
         raw = await read_json(request)
         body = await parse_aside(raw, context.bodies, principal.share, cost)
-        arrival_s = context.clock()
+        arrival_s = request.scope.get("state", {}).get(ARRIVAL_S, context.clock())
         context.check_open()
         tier = asked_tier(body, principal.tier)
         # A request without room is refused before any work is done; ``Generation`` enters later.
@@ -95,7 +94,9 @@ async def answer(request: Request, endpoint: str) -> Response:
         first_token_within_s=None if is_patient else patience_s(request.headers, context.flex_wait_s),
     )
     if prepared.stream:
-        return EventStream(generation.events(), context.keep_alive_s, charge.headers, charge.end)
+        stream = EventStream(generation.events(), context.keep_alive_s, charge.headers, charge.end)
+        generation.write_past(stream)
+        return stream
     try:
         reply = await unless_disconnected(request.receive, generation.complete())
     finally:
@@ -155,12 +156,26 @@ class Generation:
         self.timing = RequestTiming(arrival_s, [ChoiceTiming() for _ in range(prepared.num_choices)])
         self._counted_prompts: set[int] = set()
         """Numbers of the prompts whose tokens have been counted; choices of one prompt share it."""
+        self._shaper = _shaper(self.assembler, prepared, response_id(prepared.form, self._id))
+        self._stream: EventStream | None = None
+        self._failure: Exception | None = None
+        """Fault in ``_take_now``, for the task of the request."""
+
+    def write_past(self, stream: EventStream) -> None:
+        """Makes tokens go to the connection as they come, where nothing else is to be done about them.
+
+        A task that wakes for every token would take as long as all other work on it.
+        """
+        form = self._prepared.form
+        # A stop string may end a choice, and tables of log-probabilities may be long.
+        if self._prepared.num_choices == 1 and not form.stop and not form.wants_logprobs:
+            self._stream = stream
 
     async def complete(self) -> bytes:
         """The encoded body. Raises ApiError or EngineUnavailableError."""
         async with aclosing(self._deltas()) as deltas:
-            async for _ in deltas:
-                pass
+            async for index, output, _ in deltas:
+                self._note_delivered(index, output)
         tokens = sum(len(choice.tokens) for choice in self.assembler.choices)
         return await self._aside(tokens, self._encode_body)
 
@@ -169,14 +184,14 @@ class Generation:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Encoded events of a streamed reply, without the final ``[DONE]``."""
-        shaper = _shaper(self.assembler, self._prepared, response_id(self._prepared.form, self._id))
         async with aclosing(self._deltas()) as deltas:
-            async for delta in deltas:
-                data = await self._aside(len(delta.tokens), partial(_encode_delta, shaper, delta))
+            async for index, output, delta in deltas:
+                data = await self._aside(len(delta.tokens), partial(self._shaper.encode, delta))
                 if data:
                     yield data
-        if last := shaper.finish(self.timing.as_metrics()):
-            yield _encode(last)
+                self._note_delivered(index, output)
+        if last := self._shaper.end(self.timing.as_metrics()):
+            yield last
 
     async def _aside(self, tokens: int, encode: Callable[[], bytes]) -> bytes:
         """Encodes; long tables of log-probabilities in a thread, so that other streams continue."""
@@ -184,8 +199,11 @@ class Generation:
             return encode()
         return await anyio.to_thread.run_sync(encode, limiter=self._context.shape_limiter)
 
-    async def _deltas(self) -> AsyncGenerator[Delta, None]:
-        """Runs the request with admission and metrics. Closing the generator early aborts it in the engine."""
+    async def _deltas(self) -> AsyncGenerator[tuple[int, RequestOutput, Delta], None]:
+        """Runs the request with admission and metrics. Closing the generator early aborts it in the engine.
+
+        Yields each output with the index of its choice and what it adds.
+        """
         tier = self._prepared.tier
         admission, choices = self._context.admission, self._prepared.num_choices
         try:
@@ -201,12 +219,14 @@ class Generation:
         try:
             async with aclosing(first_within(self._outputs(), self._first_token_within_s)) as outputs:
                 async for index, output in outputs:
+                    if self._failure is not None:
+                        raise self._failure
                     delta = self._take(index, output)
                     if self.assembler.error is not None:
                         raise self.assembler.error
                     if self.assembler.finished:
                         outcome = "ok"
-                    yield delta
+                    yield index, output, delta
                     if self.assembler.finished:
                         break
         except SlowReaderError:
@@ -228,9 +248,6 @@ class Generation:
             self._metrics.on_finished(self._record(outcome, code), self._prepared, self.timing)
 
     def _take(self, index: int, output: RequestOutput) -> Delta:
-        gap_s = self.timing.choices[index].on_output(output, self._context.clock())
-        if gap_s is not None:
-            self._metrics.on_gap(self._prepared.tier, gap_s)
         self._count_tokens(index, output)
         self._charge.on_tokens(len(output.new_token_ids))
         was_finished = self.assembler.choices[index].finished
@@ -245,6 +262,31 @@ class Generation:
         if prompt_tokens:
             self._counted_prompts.add(prompt)
         self._metrics.on_tokens(self._prepared.tier, prompt_tokens, output.num_cached_tokens, len(output.new_token_ids))
+
+    def _note_delivered(self, index: int, output: RequestOutput) -> None:
+        """Notes an output whose text has been written to the connection, or has none."""
+        gap_s = self.timing.choices[index].on_output(output, self._context.clock())
+        if gap_s is not None:
+            self._metrics.on_gap(self._prepared.tier, gap_s)
+
+    def _take_now(self, output: RequestOutput) -> bool:
+        """Writes the text of an output while the task waits for the next one. Returns False if the task must do it.
+
+        Never raises: this runs where the outputs of all requests are handled.
+        """
+        if self._stream is None or output.finish_reason is not None:
+            return False
+        connection = self._stream.output_now()
+        if connection is None:
+            return False
+        try:
+            if data := self._shaper.encode(self._take(0, output)):
+                connection.write_now(data)
+            self._note_delivered(0, output)
+        except Exception as failure:
+            self._failure = failure
+            return False
+        return True
 
     def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         return self._one() if self._prepared.num_choices == 1 else self._many()
@@ -294,7 +336,7 @@ class Generation:
             share=self._principal.share,
         )
         # It returns an async generator; its declared type says only that it can be iterated.
-        return self._context.client.generate(request)
+        return self._context.client.generate(request, self._take_now)
 
     def _engine_id(self, index: int) -> str:
         return f"{self._id}-{index}"
@@ -327,14 +369,6 @@ class Generation:
 def _shaper(assembler: ResponseAssembler, prepared: Prepared, reply_id: str) -> ChunkShaper | ResponseEvents:
     is_response = prepared.form.endpoint == RESPONSES
     return ResponseEvents(assembler, reply_id) if is_response else ChunkShaper(assembler, prepared, reply_id)
-
-
-def _encode_delta(shaper: ChunkShaper | ResponseEvents, delta: Delta) -> bytes:
-    return _encode(shaper.shape(delta))
-
-
-def _encode(events: Sequence[ChatCompletionChunk | CompletionChunk | ResponseEvent]) -> bytes:
-    return b"".join(event(data, str(data.get("type", ""))) for data in events)
 
 
 def _ms(seconds: float | None) -> float | None:

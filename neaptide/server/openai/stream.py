@@ -1,7 +1,9 @@
 """Chunks of a streamed reply."""
 
+import uuid
 from collections.abc import Sequence
 
+from neaptide.server.http.sse import event, json_of
 from neaptide.server.openai.prepare import Prepared
 from neaptide.server.openai.replies import (
     ChatChunkChoice,
@@ -32,6 +34,8 @@ class ChunkShaper:
         self._prepared = prepared
         self._reply, self._form = assembler.reply, assembler.reply.form
         self._greeted = [False] * prepared.num_choices
+        self._around_text: dict[tuple[int, bool], tuple[bytes, bytes]] = {}
+        """Bytes before and after the text of an event, by choice and whether it is text or reasoning."""
         self._head: Chunk = {
             "id": response_id,
             "created": self._reply.created,
@@ -40,16 +44,41 @@ class ChunkShaper:
             "system_fingerprint": self._reply.context.system_fingerprint,
         }
 
+    def encode(self, delta: Delta) -> bytes:
+        """Events of a delta. Those of text alone, which are most, are encoded but for their text only once."""
+        text = delta.text or delta.reasoning
+        if not text or not self._is_text_alone(delta):
+            return b"".join(event(chunk) for chunk in self.shape(delta))
+        kind = (delta.choice, bool(delta.text))
+        if kind not in self._around_text:
+            # A mark that nothing else has is where the text goes.
+            mark = uuid.uuid4().hex
+            marked = Delta(delta.choice, text=mark) if delta.text else Delta(delta.choice, reasoning=mark)
+            (chunk,) = self.shape(marked)
+            before, _, after = event(chunk).partition(json_of(mark))
+            self._around_text[kind] = before, after
+        before, after = self._around_text[kind]
+        return before + json_of(text) + after
+
+    def _is_text_alone(self, delta: Delta) -> bool:
+        """Whether the delta has one chunk, with text or reasoning that has no log-probabilities."""
+        if delta.finish_reason is not None or delta.tokens or delta.calls or self._prepared.continuous_usage:
+            return False
+        if not self._form.is_chat:
+            return not self._form.wants_logprobs
+        is_one = not (delta.text and delta.reasoning) and self._greeted[delta.choice]
+        return is_one and not (delta.text and self._form.wants_logprobs)
+
     def shape(self, delta: Delta) -> Sequence[ChatCompletionChunk | CompletionChunk]:
         """Chunks of a delta, perhaps none: text that is held back has no chunk unless its tokens are requested."""
         return self._chat(delta) if self._form.is_chat else self._completion(delta)
 
-    def finish(self, metrics: RequestMetrics) -> Sequence[ChatCompletionChunk | CompletionChunk]:
-        """The extra chunk at the end of a stream with ``include_usage``."""
+    def end(self, metrics: RequestMetrics) -> bytes:
+        """The extra event at the end of a stream with ``include_usage``; empty without."""
         if not self._prepared.include_usage:
-            return []
+            return b""
         chunk: Chunk = {**self._head, "usage": self._assembler.usage(), "metrics": metrics}
-        return [_chat_chunk(chunk, []) if self._form.is_chat else _completion_chunk(chunk, [])]
+        return event(_chat_chunk(chunk, []) if self._form.is_chat else _completion_chunk(chunk, []))
 
     def _chat(self, delta: Delta) -> list[ChatCompletionChunk]:
         deltas: list[tuple[ChatDelta, ChatLogprobs | None]] = []

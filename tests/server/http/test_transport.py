@@ -4,15 +4,16 @@ import asyncio
 import json
 import resource
 import socket
+import struct
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from neaptide.launch.connections import room_for
-from neaptide.server.http.transport import TransportLimits
+from neaptide.server.http.transport import TransportLimits, waited_s
 from tests.patience import until
 from tests.server.conftest import USER, Server
 from tests.server.engine_client.loop_clock import LoopClock
@@ -390,3 +391,17 @@ def test_the_limit_of_open_files_is_raised_as_far_as_it_goes(
     monkeypatch.setattr(resource, "setrlimit", lambda which, limits: found.append(limits))
     assert room_for(4096) == room
     assert found == ([] if raised_to is None else [(raised_to, hard)])
+
+
+def test_the_kernel_says_how_long_bytes_have_waited() -> None:
+    class Peer:
+        def getsockopt(self, level: int, option: int, num_bytes: int) -> bytes:
+            assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_INFO)
+            fields = [0] * 14
+            fields[13] = 250  # Two words of bytes, then eleven numbers before this one.
+            return struct.pack("14I", *fields)[:num_bytes]
+
+    assert waited_s(cast("socket.socket", Peer())) == 0.25
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert waited_s(ours) == 0.0  # It has no such clock.

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from neaptide.server.http.sse import event
 from neaptide.server.openai.replies import RequestMetrics, TokenLogprob
 from neaptide.server.openai.respond import Delta, ResponseAssembler
 from neaptide.server.openai.responses.replies import (
@@ -48,6 +49,10 @@ class ResponseEvents:
         """Id of the unfinished call's item."""
         self._has_begun = False
 
+    def encode(self, delta: Delta) -> bytes:
+        """The events of a delta, encoded."""
+        return _encoded(self.shape(delta))
+
     def shape(self, delta: Delta) -> Sequence[ResponseEvent]:
         """Events of a delta; before the first one, those that announce the response."""
         events: list[ResponseEvent] = []
@@ -80,15 +85,15 @@ class ResponseEvents:
             self._end_message(status, events)
         return events
 
-    def finish(self, metrics: RequestMetrics) -> Sequence[ResponseEvent]:
-        """The last event, with the whole response."""
+    def end(self, metrics: RequestMetrics) -> bytes:
+        """The last event, with the whole response, encoded."""
         (choice,) = self._assembler.choices
         status = status_of(choice.finish_reason)
         whole = response(self._reply, self._id, status, self._items, self._assembler.usage())
         last: WholeEvent = {"type": "response.completed", "sequence_number": self._next(), "response": whole}
         if status == "incomplete":
             last["type"] = "response.incomplete"
-        return [last]
+        return _encoded([last])
 
     def _next(self) -> int:
         self._number += 1
@@ -235,3 +240,7 @@ class ResponseEvents:
             "content_index": 0,
             "part": part,
         }
+
+
+def _encoded(events: Sequence[ResponseEvent]) -> bytes:
+    return b"".join(event(data, data["type"]) for data in events)

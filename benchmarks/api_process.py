@@ -1,0 +1,300 @@
+"""Processor time of the API process for a token and for a request, by the number of streams.
+
+The server is ``neaptide serve`` with an engine that computes nothing (``benchmarks.scripted_engine``), and the clients
+are plain sockets of this process. So the API process is what is measured. Its tokens a second of processor time are
+what one core can deliver, roughly even on a machine with neighbours.
+
+    python -m benchmarks.api_process [--streams 10,500,2000] [--seconds 8] [--turns 3] [--before DIR] [--out FILE]
+
+``--before`` names another checkout of this project, whose server takes turns with this one. Prints a table, then one
+JSON line.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import selectors
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.common import REPOSITORY, print_table
+from benchmarks.scripted_engine import STEP_MS, write_wrapper
+from neaptide.commands.server_process import free_port
+
+MODEL = "m"
+CONTENT, GREETING = b'"content":"', b'"content":""'
+LONG = 2_000
+"""Tokens of an answer that does not end while tokens are measured."""
+STEP_PER_STREAM_MS = 0.25
+"""A step lasts so long for each stream, which loads a core to a third. An overloaded process merges tokens, and would
+seem cheaper."""
+LEAST_STEP_MS = 5.0
+WARM_TOKENS = 3
+START_S = 90.0
+
+
+@contextmanager
+def server(checkout: Path, step_ms: float, *flags: str) -> Iterator[tuple[psutil.Process, tuple[str, int]]]:
+    """A server of the checkout's code, and its address."""
+    with tempfile.TemporaryDirectory() as directory:
+        port, log_path = free_port(), Path(directory) / "server.log"
+        environment = os.environ | {"PYTHONPATH": str(checkout), STEP_MS: str(step_ms)}
+        command = [sys.executable, "-m", "neaptide", "serve", "--served-model-name", MODEL, "--port", str(port)]
+        command += ["--data-dir", str(Path(directory) / "data"), "--engine-python", str(write_wrapper(Path(directory)))]
+        command += ["--log-level", "warning", *flags]
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(command, cwd=checkout, env=environment, stdout=log, stderr=log)
+        try:
+            address = ("127.0.0.1", port)
+            _wait_until_ready(process, address, log_path)
+            yield psutil.Process(process.pid), address
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(5.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait_until_ready(process: "subprocess.Popen[bytes]", address: tuple[str, int], log_path: Path) -> None:
+    deadline_s = time.monotonic() + START_S
+    while time.monotonic() < deadline_s and process.poll() is None:
+        try:
+            with socket.create_connection(address, 1.0) as peer:
+                peer.sendall(b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                if peer.recv(100).startswith(b"HTTP/1.1 200"):
+                    return
+        except OSError:
+            pass
+        time.sleep(0.1)
+    raise SystemExit(f"the server did not become ready:\n{log_path.read_text()[-2000:]}")
+
+
+def request(max_tokens: int) -> bytes:
+    body = json.dumps(
+        {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "What is 21 + 34?"}],
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    ).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    return head.encode() + b"Content-Type: application/json\r\n\r\n" + body
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request of a client; seconds of ``time.monotonic``."""
+
+    sent_s: float
+    status: int = 0
+    first_s: float | None = None
+    last_s: float | None = None
+    num_tokens: int = 0
+    server_ttft_s: float | None = None
+    """As the reply's last chunk says."""
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_s is None else self.first_s - self.sent_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        if self.first_s is None or self.last_s is None or self.num_tokens < 2:
+            return None
+        return (self.last_s - self.first_s) / (self.num_tokens - 1)
+
+
+@dataclass(slots=True)
+class Clients:
+    """Streams on connections of their own."""
+
+    address: tuple[str, int]
+    ended: list[Exchange] = field(default_factory=list)
+    num_tokens: int = 0
+    num_bytes: int = 0
+    num_reads: int = 0
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    _current: dict[socket.socket, Exchange] = field(default_factory=dict)
+    _tails: dict[socket.socket, bytes] = field(default_factory=dict)
+
+    def open(self) -> socket.socket:
+        peer = socket.create_connection(self.address)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._selector.register(peer, selectors.EVENT_READ)
+        return peer
+
+    def send(self, peer: socket.socket, data: bytes) -> None:
+        self._current[peer] = Exchange(time.monotonic())
+        self._tails[peer] = b""
+        peer.sendall(data)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._current)
+
+    def read(self, timeout_s: float) -> list[socket.socket]:
+        """Reads what has come; returns the connections whose replies have ended."""
+        done: list[socket.socket] = []
+        for key, _ in self._selector.select(timeout_s):
+            peer = key.fileobj
+            assert isinstance(peer, socket.socket)
+            data = peer.recv(65_536)
+            if not data:
+                self._selector.unregister(peer)
+                peer.close()
+                exchange = self._current.pop(peer, None)
+                if exchange is not None:
+                    self.ended.append(exchange)
+                continue
+            self.num_bytes += len(data)
+            self.num_reads += 1
+            exchange = self._current.get(peer)
+            if exchange is not None and self._take(peer, exchange, data):
+                self.ended.append(self._current.pop(peer))
+                done.append(peer)
+        return done
+
+    def _take(self, peer: socket.socket, exchange: Exchange, data: bytes) -> bool:
+        now_s = time.monotonic()
+        if not exchange.status:
+            exchange.status = int(data[9:12])
+        count = data.count(CONTENT) - data.count(GREETING)
+        if count > 0:
+            exchange.first_s = exchange.first_s or now_s
+            exchange.last_s = now_s
+            exchange.num_tokens += count
+            self.num_tokens += count
+        tail = self._tails[peer] + data
+        if tail.endswith(b"0\r\n\r\n") or (exchange.status != 200 and b"\r\n\r\n" in tail and tail.endswith(b"}")):
+            _, mark, rest = tail.rpartition(b'"time_to_first_token_ms":')
+            if mark:
+                exchange.server_ttft_s = float(rest[: rest.index(b",")]) / 1e3
+            return True
+        self._tails[peer] = tail[-1_000:]
+        return False
+
+    def read_until_all_run(self) -> None:
+        """Reads until every running stream has had some tokens."""
+        while any(exchange.num_tokens < WARM_TOKENS for exchange in self._current.values()):
+            self.read(0.1)
+
+    def close(self) -> None:
+        for peer in [*self._current, *[key.fileobj for key in self._selector.get_map().values()]]:
+            assert isinstance(peer, socket.socket)
+            peer.close()
+        self._selector.close()
+
+
+def cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def per_token(checkout: Path, num_streams: int, seconds: float) -> dict[str, float]:
+    """Processor time for a token while so many streams run."""
+    step_ms = max(LEAST_STEP_MS, STEP_PER_STREAM_MS * num_streams)
+    with server(checkout, step_ms) as (process, address):
+        clients = Clients(address)
+        data = request(LONG)
+        for _ in range(num_streams):
+            clients.send(clients.open(), data)
+            clients.read(0.0)
+        clients.read_until_all_run()
+        began_s, began_cpu_s = time.monotonic(), cpu_s(process)
+        tokens, num_bytes, reads = clients.num_tokens, clients.num_bytes, clients.num_reads
+        while time.monotonic() < began_s + seconds:
+            clients.read(0.1)
+        took_s, took_cpu_s = time.monotonic() - began_s, cpu_s(process) - began_cpu_s
+        tokens, num_bytes = clients.num_tokens - tokens, clients.num_bytes - num_bytes
+        reads = clients.num_reads - reads
+        if clients.num_running < num_streams:
+            raise SystemExit(f"{num_streams - clients.num_running} streams ended early: {clients.ended[0]}")
+        clients.close()
+    return {
+        "streams": num_streams,
+        "step_ms": step_ms,
+        "cpu_us_per_token": took_cpu_s / tokens * 1e6,
+        "tokens_per_cpu_s": tokens / took_cpu_s,
+        "tokens_per_s": tokens / took_s,
+        "bytes_per_token": num_bytes / tokens,
+        "reads_per_token": reads / tokens,
+        "busy": took_cpu_s / took_s,
+    }
+
+
+def machine() -> dict[str, object]:
+    """What the figures were measured on."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    facts = dict(line.split(":", 1) for line in lines if line.count(":") == 1)
+    named = {key.strip(): value.strip() for key, value in facts.items()}
+    flags = set(named.get("flags", "").split())
+    return {
+        "processor": named.get("model name", platform.machine()),
+        "cores": os.cpu_count(),
+        "features": sorted(
+            flags & {"avx2", "f16c", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8"}
+        ),
+        "load": os.getloadavg(),
+        "python": platform.python_version(),
+    }
+
+
+def commit_of(checkout: Path) -> str:
+    return subprocess.check_output(["git", "rev-parse", "--short=8", "HEAD"], cwd=checkout, text=True).strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", default="10,500,2000", help="numbers of streams (10,500,2000)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="measured time of each run (8)")
+    parser.add_argument("--turns", type=int, default=3, help="runs of each (3)")
+    parser.add_argument("--before", type=Path, metavar="DIR", help="another checkout, whose server takes turns")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON here")
+    args = parser.parse_args()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    checkouts = {"now": REPOSITORY} | ({"before": args.before.resolve()} if args.before else {})
+    found: dict[str, Any] = {
+        "machine": machine(),
+        "commits": {name: commit_of(path) for name, path in checkouts.items()},
+    }
+    rows: list[Sequence[object]] = []
+    found["per_token"] = []
+    for num_streams in map(int, args.streams.split(",")):
+        runs: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
+        for _ in range(args.turns):
+            for name, checkout in checkouts.items():
+                runs[name].append(per_token(checkout, num_streams, args.seconds))
+        for name, its_runs in runs.items():
+            medians = {key: statistics.median(run[key] for run in its_runs) for key in its_runs[0]}
+            found["per_token"].append({"version": name, **medians})
+            rows.append([name, *(medians[key] for key in ("streams", "cpu_us_per_token", "tokens_per_cpu_s", "busy"))])
+    found["machine_after"] = machine()
+    print_table("API process", ["version", "streams", "CPU us/token", "tokens/CPU s", "busy"], rows)
+    line = json.dumps(found)
+    if args.out:
+        args.out.write_text(line + "\n")
+    print(line)
+
+
+if __name__ == "__main__":
+    main()
