@@ -15,7 +15,7 @@ SHARES = {Tier.PRIORITY: 0.75, Tier.DEFAULT: 0.5, Tier.FLEX: 0.25}
 """Part of the TTFT target that a request may wait before work on it begins. The higher tiers are refused last."""
 LONGEST_S = 1.0
 """Largest TTFT target in this sum: a longer wait shows overload, whatever the target."""
-LEAST_WAITING = 32
+LEAST_WAITING = 64
 """With fewer requests waiting, one that is late has met a pause, and no overload: it is served."""
 
 

@@ -361,7 +361,7 @@ def spoken_to(path: Path) -> Iterator[tuple[_Engine, zmq.Socket[bytes], int, lis
         descriptor = int(ours.getsockopt(zmq.FD))
         stack.callback(asyncio.get_running_loop().remove_reader, descriptor)
         heard: list[FromEngine] = []
-        engine.listen(heard.append)
+        engine.listen(lambda message, *, is_last: heard.append(message))
         yield engine, theirs, descriptor, heard
 
 

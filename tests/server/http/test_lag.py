@@ -15,6 +15,12 @@ from tests.server.live import request_bytes, serving
 CHAT = "/v1/chat/completions"
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a server."""
+    monkeypatch.setattr(lag, "LEAST_WAITING", LEAST_WAITING)
+
+
 def refusal(crowd: int, tier: Tier, waited_s: float, ttft_slo_s: float = 1.0) -> tuple[int, str] | None:
     """Status and ``Retry-After`` for a request in a crowd of so many; None if it is served."""
     found = Lag()
