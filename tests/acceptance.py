@@ -103,17 +103,23 @@ class Row:
 
 
 class Selection:
-    """Leaves the tests of some rows, which say in their reports what they show; a pytest plugin of every worker."""
+    """Makes tests say in their reports which rows they show; a pytest plugin of every worker.
 
-    def __init__(self, names: set[str]) -> None:
+    Args:
+        names: the rows.
+        alone: leaves out all other tests.
+    """
+
+    def __init__(self, names: set[str], *, alone: bool) -> None:
         self._names = names
+        self._alone = alone
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         others = []
         for item in items:
             marks = [mark for mark in item.iter_markers("acceptance") if mark.args[0] in self._names]
             item.user_properties += [(PROPERTY, [*mark.args, int(mark.kwargs.get("count", 1))]) for mark in marks]
-            if not marks:
+            if self._alone and not marks:
                 others.append(item)
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in set(others)]
@@ -201,7 +207,9 @@ def _outcome(row: Row, gap: str | None) -> str:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--acceptance-rows", default=",".join(ROWS), help="only these rows, the others stay as they are")
+    parser.addoption(
+        "--acceptance-rows", default="", help="run the tests of these rows alone; the others stay as they are"
+    )
     parser.addoption("--acceptance-out", type=Path, default=None, help="write the acceptance table to this file")
 
 
@@ -209,7 +217,8 @@ def pytest_configure(config: pytest.Config) -> None:
     out = config.getoption("--acceptance-out")
     if out is None:
         return
-    names = set(config.getoption("--acceptance-rows").split(","))
-    config.pluginmanager.register(Selection(names))
+    rows = config.getoption("--acceptance-rows")
+    names = set(rows.split(",")) if rows else set(ROWS)
+    config.pluginmanager.register(Selection(names, alone=bool(rows)))
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(AcceptanceTable(out, names))
