@@ -4,7 +4,17 @@ import argparse
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from neaptide.server.settings import EXPERT, GROUPS, OPTIONS, Option, default_text, split_list, type_of
+from neaptide.server.settings import (
+    EXPERT,
+    GROUPS,
+    OPTIONS,
+    TOKENS,
+    Option,
+    default_text,
+    split_list,
+    token_count,
+    type_of,
+)
 
 
 def add_settings(parser: argparse.ArgumentParser, only: Collection[str] = OPTIONS) -> None:
@@ -71,6 +81,15 @@ def _help_text(name: str, text: str) -> str:
 
 def _flag_type(name: str, option: Option) -> Callable[[str], Any]:
     kind = type_of(name)
+    if option.metavar == TOKENS:
+        return _tokens
     if kind is not tuple:
         return kind
     return str if option.is_repeated else split_list
+
+
+def _tokens(text: str) -> int:
+    try:
+        return token_count(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of tokens") from None

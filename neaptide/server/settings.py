@@ -4,13 +4,20 @@ The fields of ``Settings`` are the only table: the command line's flags and help
 values are made from them.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Annotated, get_args, get_origin, get_type_hints
 
 import msgspec
 
 EMBEDDED_MODEL = "neaptide-tiny"
+
+
+TOKENS = "TOKENS"
+"""The metavar of settings that count tokens; ``token_count`` reads them."""
+_MULTIPLES = {"k": 1000, "K": 1 << 10, "m": 1000**2, "M": 1 << 20}
 
 
 class SettingsError(ValueError):
@@ -251,17 +258,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_model_len: Annotated[
         int | None,
         Option(
-            "Largest number of prompt and output tokens of one request; by default the model's own limit.",
-            "TOKENS",
+            "Largest number of prompt and output tokens of one request; by default the model's own limit. As in vLLM, "
+            "8k is 8,000 and 8K is 8,192.",
+            TOKENS,
             low=1,
         ),
     ] = None
     max_num_seqs: Annotated[int, Option("Largest number of requests in the KV cache at once.", "N", low=1)] = 256
-    max_num_batched_tokens: Annotated[
-        int, Option("Largest number of tokens computed in one step.", "TOKENS", low=1)
-    ] = 2048
+    max_num_batched_tokens: Annotated[int, Option("Largest number of tokens computed in one step.", TOKENS, low=1)] = (
+        2048
+    )
     block_size: Annotated[
-        int | None, Option("Tokens per KV block; by default 16, or the executor's own choice.", "TOKENS", low=1)
+        int | None, Option("Tokens per KV block; by default 16, or the executor's own choice.", TOKENS, low=1)
     ] = None
     kv_cache_gib: Annotated[
         float | None,
@@ -509,6 +517,21 @@ def type_of(name: str) -> type:
         return tuple
     kind: type = next((part for part in get_args(hint) if part is not type(None)), hint)
     return kind
+
+
+def token_count(text: str) -> int:
+    """A number of tokens with vLLM's suffixes: ``8k`` is 8,000, ``8K`` 8,192, ``25.6k`` 25,600.
+
+    Raises:
+        ValueError: it is no whole number.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM])", text)
+    if found is None:
+        return int(text)
+    count = Fraction(found[1]) * _MULTIPLES[found[2]]
+    if count.denominator != 1:
+        raise ValueError(f"{text} is {float(count):g} tokens")
+    return int(count)
 
 
 def default_text(name: str) -> str:

@@ -1,5 +1,6 @@
 """Reads settings from flags, ``NEAPTIDE_*`` variables and a TOML file; the only place that does."""
 
+import contextlib
 import difflib
 import os
 import re
@@ -10,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from neaptide.server.settings import OPTIONS, Settings, SettingsError, split_list, type_of
+from neaptide.server.settings import OPTIONS, TOKENS, Settings, SettingsError, split_list, token_count, type_of
 
 ENV_PREFIX = "NEAPTIDE_"
 _OTHER_VARIABLES = frozenset({"BASE_URL", "CONFIG"})
@@ -43,6 +44,10 @@ def load_settings(
     for name, text in from_environment.items():
         values[name] = split_list(text) if type_of(name) is tuple else text
     values |= {name: value for name, value in flags.items() if value is not None}
+    for name, value in values.items():
+        if OPTIONS[name].metavar == TOKENS and isinstance(value, str):
+            with contextlib.suppress(ValueError):  # else the conversion refuses it
+                values[name] = token_count(value)
     try:
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:

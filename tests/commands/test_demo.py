@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from neaptide import cli
 from neaptide.commands.demo import command
 from neaptide.commands.demo.chart import ASCII, bin_s, binned_rates, latency_chart, latency_row, rate_chart, tops
 from neaptide.commands.demo.lines import answers_of, batch_jsonl, computed_texts, line_tokens, make_batch, right_answers
@@ -224,6 +225,23 @@ def test_rows_of_the_latency_chart(share: float, row: int) -> None:
 
 
 # ---- the whole -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "x"])
+@pytest.mark.parametrize("flag", ["--rate", "--lines", "--max-seconds", "--lead-seconds"])
+def test_a_load_that_is_none_is_refused_in_one_line(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["demo", f"{flag}={value}"])
+    assert ended.value.code == 2
+    kind = "a whole number" if flag == "--lines" else "a number"
+    said = f"neaptide demo: argument {flag}: '{value}' is not {kind} above 0; see neaptide demo --help\n"
+    assert capsys.readouterr().err == said
+
+
+def test_half_a_line_is_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["demo", "--lines", "0.5"])
+    assert "'0.5' is not a whole number above 0" in capsys.readouterr().err
 
 
 @pytest.mark.full

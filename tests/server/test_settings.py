@@ -56,6 +56,25 @@ def test_bad_values_are_refused_in_one_line(environ: dict[str, str], message: st
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("8192", 8192), ("8k", 8000), ("8K", 8192), ("8.2k", 8200), ("1.5K", 1536), ("1m", 1_000_000)]
+)
+def test_tokens_are_counted_with_the_suffixes_of_vllm(text: str, tokens: int) -> None:
+    flags = vars(build_parser().parse_args(["serve", "--max-model-len", text, "--max-num-batched-tokens", text]))
+    assert (flags["max_model_len"], flags["max_num_batched_tokens"]) == (tokens, tokens)
+    assert load_settings({}, {"NEAPTIDE_MAX_MODEL_LEN": text}).max_model_len == tokens
+
+
+@pytest.mark.parametrize("text", ["8x", "k", "0.0001k", "-1k", "8 k", "8kb"])
+def test_what_is_no_whole_number_of_tokens_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SettingsError, match=f"^max_model_len = '{text}' is not a whole number$"):
+        load_settings({}, {"NEAPTIDE_MAX_MODEL_LEN": text})
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["serve", f"--max-model-len={text}"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"argument --max-model-len: '{text}' is not a whole number of tokens; see" in line
+
+
 def test_unknown_names_in_the_file_are_refused_with_the_nearest(tmp_path: Path) -> None:
     file = tmp_path / "neaptide.toml"
     file.write_text("prot = 1\n")

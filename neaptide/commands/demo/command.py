@@ -71,7 +71,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--model", default=EMBEDDED_MODEL, help=f"{about} ({EMBEDDED_MODEL})")
     parser.add_argument(
         "--lines",
-        type=lambda text: int(_above_zero(text)),
+        type=_at_least_one,
         help="lines in the batch file (by default about 20 s of work)",
     )
     rate = f"chat requests per second, Poisson arrivals (by default {RATE_PER_S:.0f}, fewer on a slow machine)"
@@ -86,10 +86,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def _above_zero(text: str) -> float:
-    value = float(text)
-    if not 0.0 < value < float("inf"):
-        raise argparse.ArgumentTypeError("must be above 0")
-    return value
+    with contextlib.suppress(ValueError):
+        if 0.0 < (value := float(text)) < float("inf"):
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+
+
+def _at_least_one(text: str) -> int:
+    if text.isdecimal() and (value := int(text)) > 0:
+        return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -281,8 +281,14 @@ def _calls(body: ChatBody, tools: Sequence[Tool], context: ServingContext) -> Ca
 def _named(choice: ToolChoiceObject, tools: Sequence[Tool]) -> Tool:
     if choice.type != "function":
         raise UnsupportedParameterError("Only a function can be forced.", param="tool_choice.type")
-    name = None if choice.function is None else choice.function.name
-    found = next((tool for tool in tools if tool.function.name == name), None)
+    if choice.function is None:
+        raise InvalidRequestError(
+            "Missing required parameter: 'tool_choice.function'. In chats a function is named as "
+            '{"type": "function", "function": {"name": "..."}}.',
+            param="tool_choice.function",
+            code="missing_required_parameter",
+        )
+    found = next((tool for tool in tools if tool.function.name == choice.function.name), None)
     if found is None:
         raise InvalidRequestError(
             "There is no such function in tools.", param="tool_choice.function.name", code="invalid_value"

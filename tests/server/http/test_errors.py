@@ -116,6 +116,11 @@ BAD_CHAT: list[tuple[dict[str, Any], str, str | None]] = [
         "invalid_value",
         "tool_choice.function.name",
     ),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}},  # as in responses
+        "missing_required_parameter",
+        "tool_choice.function",
+    ),
     ({"tools": [TOOL], "tool_choice": {}}, "missing_required_parameter", "tool_choice.type"),
     ({"tools": [TOOL], "parallel_tool_calls": 1}, "invalid_type", "parallel_tool_calls"),
     ({"functions": [{"name": "f"}]}, "unsupported_parameter", "functions"),

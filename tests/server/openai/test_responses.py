@@ -174,6 +174,14 @@ async def test_places_are_named_as_they_are_here(server: Server, fields: dict[st
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
 
 
+async def test_a_choice_in_the_form_of_chats_is_told_this_one(server: Server) -> None:
+    choice = {"type": "function", "function": {"name": TOOL["name"]}}
+    reply = await server.http.post(RESPONSES, json={"input": QUESTION, "tools": [TOOL], "tool_choice": choice})
+    error = reply.json()["error"]
+    assert (error["code"], error["param"]) == ("missing_required_parameter", "tool_choice.name")
+    assert error["message"].endswith('In responses a function is named as {"type": "function", "name": "..."}.')
+
+
 async def test_arguments_that_a_model_wrote_go_back_as_they_are(server: Server) -> None:
     said = '{"a": 1, "a": 123456789012345678901234567890, "b": 1e999}'
     answered = {"type": "function_call_output", "call_id": "c", "output": "55"}

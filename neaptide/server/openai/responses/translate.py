@@ -213,6 +213,13 @@ def _tool(tool: FunctionTool, index: int) -> dict[str, Any]:
 def _choice(choice: str | NamedChoice) -> str | Mapping[str, Any]:
     if isinstance(choice, str):
         return choice
+    if choice.type == "function" and not choice.name:
+        raise InvalidRequestError(
+            "Missing required parameter: 'tool_choice.name'. In responses a function is named as "
+            '{"type": "function", "name": "..."}.',
+            param="tool_choice.name",
+            code="missing_required_parameter",
+        )
     return {"type": choice.type, "function": {"name": choice.name}}
 
 
