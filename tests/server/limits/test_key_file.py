@@ -133,6 +133,22 @@ def test_a_changed_file_is_taken_once_it_is_still(file: Path) -> None:
     assert watched.accepted == ["secret-two", "flag"]
 
 
+def test_a_file_behind_links_is_followed_as_a_kubelet_swaps_them(tmp_path: Path) -> None:
+    """keys.toml -> ..data/keys.toml, and ..data is replaced by a link to a new directory."""
+    for name, text in (("first", ONE), ("second", TWO)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "keys.toml").write_text(text)
+    (tmp_path / "..data").symlink_to("first")
+    (tmp_path / "keys.toml").symlink_to("..data/keys.toml")
+    watched = Watched(tmp_path / "keys.toml")
+    assert watched.accepted == ["secret-one"]
+    (tmp_path / "..new").symlink_to("second")
+    os.replace(tmp_path / "..new", tmp_path / "..data")
+    watched.reloader.look()
+    watched.reloader.look()
+    assert watched.accepted == ["secret-two"]
+
+
 @pytest.mark.parametrize("broken", ["", "keys = [", "keys = []", None])
 def test_a_broken_file_leaves_the_keys_and_says_so_once(
     file: Path, broken: str | None, caplog: pytest.LogCaptureFixture
