@@ -30,9 +30,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "two servers without a gateway": ({"servers": 2, "store": {"existingSecret": "s", "blobs": "s3://b"}}, "enabled"),
     "a value that there is not": ({"replicaCount": 2}, "replicaCount"),
     "a setting that has a value of its own": ({"config": {"port": 9000}}, "port"),
+    "a key file from two places": ({"config": {"api_key_file": "/keys.toml"}}, "api_key_file"),
+    "a key file outside its directory": ({"apiKeys": {"file": {"key": "../keys.toml"}}}, "key"),
     "a grace period that is too short": ({"drain": {"marginS": 5}}, "marginS"),
     "a pool without a picker": ({"inferencePool": {"enabled": True}}, "endpointPicker"),
 }
+NUMBERS = {"config": {"max_model_len": 1_048_576, "late_price_s": 1.5, "cpu_kernels": False}}
 
 Resources = dict[tuple[str, str], dict[str, Any]]
 """By kind and name."""
@@ -45,8 +48,8 @@ def values_of(name: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, Any]:
-    """What Helm says of all value sets, of those that it must refuse, and of the chart."""
-    asked = [*map(values_of, SETS), *(values for values, _ in REFUSED.values())]
+    """What Helm says of all value sets, of those that it must refuse, of numbers, and of the chart."""
+    asked = [*map(values_of, SETS), *(values for values, _ in REFUSED.values()), NUMBERS]
     done = subprocess.run(
         [sys.executable, "-m", "tests.deploy.chart.render"],
         input=json.dumps(asked),
@@ -61,7 +64,10 @@ def said() -> dict[str, Any]:
 
 def resources(said: dict[str, Any], name: str) -> Resources:
     """What an installation creates."""
-    answer = said["answers"][SETS.index(name)]
+    return created(said["answers"][SETS.index(name)])
+
+
+def created(answer: dict[str, Any]) -> Resources:
     assert "manifests" in answer, answer
     texts = [text for path, text in answer["manifests"].items() if path.endswith(".yaml")]
     found = [one for text in texts for one in yaml.safe_load_all(text) if one]
@@ -231,16 +237,43 @@ def test_servers_share_a_database_that_the_gateways_do_not_need(said: dict[str, 
     server = environment(pod_of(found, "StatefulSet", "chat-neaptide-server"))
     assert server["NEAPTIDE_STORE"] == {"secretKeyRef": {"name": "neaptide-store", "key": "url"}}
     assert server["NEAPTIDE_BLOBS"] == "s3://neaptide/blobs"
-    gateway = environment(pod_of(found, "Deployment", "chat-neaptide-gateway"))
-    assert "NEAPTIDE_STORE" not in gateway
-    keys = {"secretKeyRef": {"name": "neaptide-keys", "key": "api-keys"}}
-    assert server["NEAPTIDE_API_KEY"] == gateway["NEAPTIDE_API_KEY"] == keys
+    assert "NEAPTIDE_STORE" not in environment(pod_of(found, "Deployment", "chat-neaptide-gateway"))
+
+
+def test_keys_come_from_a_secret(said: dict[str, Any]) -> None:
+    own = environment(pod_of(resources(said, "single"), "StatefulSet", "chat-neaptide-server"))
+    assert own["NEAPTIDE_API_KEY"] == {"secretKeyRef": {"name": "neaptide-keys", "key": "api-keys"}}
+    assert "NEAPTIDE_API_KEY_FILE" not in own
+
+
+def test_a_key_file_is_mounted_so_that_a_changed_secret_reaches_servers_and_gateways(said: dict[str, Any]) -> None:
+    """A kubelet replaces the files of a mounted directory, but never a file that is mounted alone, with subPath."""
+    found = resources(said, "cluster")
+    for kind, name in (("StatefulSet", "chat-neaptide-server"), ("Deployment", "chat-neaptide-gateway")):
+        pod = pod_of(found, kind, name)
+        assert environment(pod)["NEAPTIDE_API_KEY_FILE"] == "/etc/neaptide/keys/keys.toml"
+        assert "NEAPTIDE_API_KEY" not in environment(pod)
+        (mount,) = (one for one in pod["containers"][0]["volumeMounts"] if one["name"] == "api-keys")
+        assert mount == {"name": "api-keys", "mountPath": "/etc/neaptide/keys", "readOnly": True}
+        (volume,) = (one for one in pod["volumes"] if one["name"] == "api-keys")
+        assert volume["secret"] == {
+            "secretName": "neaptide-keys",
+            "defaultMode": 0o440,
+            "items": [{"key": "keys.toml", "path": "keys.toml"}],
+        }
+
+
+def test_numbers_reach_the_server_as_they_were_written(said: dict[str, Any]) -> None:
+    """Helm reads them as floats, whose text for a million is 1e+06."""
+    own = environment(pod_of(created(said["answers"][-1]), "StatefulSet", "chat-neaptide-server"))
+    found = [own[f"NEAPTIDE_{name.upper()}"] for name in NUMBERS["config"]]
+    assert found == ["1048576", "1.5", "false"]
 
 
 def test_no_secret_stands_in_the_manifests(said: dict[str, Any]) -> None:
     for name in SETS:
         for pod in pods(resources(said, name)):
-            secret = {one for one in environment(pod) if re.search("KEY|TOKEN|STORE", one)}
+            secret = {one for one in environment(pod) if re.search("(KEY|TOKEN|STORE)$", one)}
             assert all("secretKeyRef" in environment(pod)[one] for one in secret)
 
 

@@ -70,6 +70,8 @@ securityContext:
   capabilities: {drop: ["ALL"]}
 ports:
   - {name: http, containerPort: 8000}
+# Why a container ended stands in the pod's status.
+terminationMessagePolicy: FallbackToLogsOnError
 readinessProbe:
   httpGet: {path: /ready, port: http}
   periodSeconds: 5
@@ -95,11 +97,22 @@ lifecycle:
 - {name: NEAPTIDE_DRAIN_TIMEOUT_S, value: {{ .Values.drain.timeoutS | quote }}}
 - {name: HF_HOME, value: {{ .Values.modelCache.mountPath | quote }}}
 {{- range $name, $value := .Values.config }}
+{{- /* Helm reads every number as a float, and would write a million as 1e+06. */}}
+{{- if kindIs "float64" $value }}
+{{- if eq $value (floor $value) }}
+{{- $value = printf "%.0f" $value }}
+{{- end }}
+{{- end }}
 - {name: NEAPTIDE_{{ upper $name }}, value: {{ $value | toString | quote }}}
 {{- end }}
 {{- with .Values.apiKeys.existingSecret }}
 - name: NEAPTIDE_API_KEY
   valueFrom: {secretKeyRef: {name: {{ . }}, key: {{ $.Values.apiKeys.key }}}}
+{{- end }}
+{{- with .Values.apiKeys.file }}
+{{- if .existingSecret }}
+- {name: NEAPTIDE_API_KEY_FILE, value: /etc/neaptide/keys/{{ .key }}}
+{{- end }}
 {{- end }}
 {{- with .Values.hub.existingSecret }}
 - name: HF_TOKEN
@@ -109,6 +122,32 @@ lifecycle:
 - {name: HF_ENDPOINT, value: {{ . | quote }}}
 {{- end }}
 {{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Volumes of every pod besides its own, and where they are mounted. */}}
+{{- define "neaptide.volumes" -}}
+{{- with .Values.apiKeys.file }}
+{{- if .existingSecret }}
+- name: api-keys
+  secret:
+    secretName: {{ .existingSecret }}
+    defaultMode: 0440
+    items: [{key: {{ .key }}, path: {{ .key }}}]
+{{- end }}
+{{- end }}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "neaptide.volumeMounts" -}}
+{{- if .Values.apiKeys.file.existingSecret }}
+# The directory: a changed secret does not reach a file that is mounted alone, with subPath.
+- {name: api-keys, mountPath: /etc/neaptide/keys, readOnly: true}
+{{- end }}
+{{- with .Values.extraVolumeMounts }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
