@@ -1,6 +1,7 @@
 """Legacy completions: token ids, echo, scores."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -50,6 +51,22 @@ async def test_scoring_a_prompt_as_lm_eval_does(server: Server, tokenizer: Token
     for token, offset in zip(found.tokens, found.text_offset, strict=True):
         if not token.startswith("bytes:"):
             assert reply.choices[0].text[offset:].startswith(token)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_scored_tokens_are_those_of_the_text(server: Server, stream: bool) -> None:
+    server.engine.script = server.context.tokenizer.encode("one two END three")
+    body = {"prompt": "count", "logprobs": 1, "stop": ["END"], "max_tokens": 30, "stream": stream}
+    reply = await server.http.post("/v1/completions", json=body)
+    if stream:
+        events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+        choices = [event["choices"][0] for event in events]
+    else:
+        choices = reply.json()["choices"]
+    scored = [choice for choice in choices if choice["logprobs"]["tokens"]]
+    assert "".join(token for choice in scored for token in choice["logprobs"]["tokens"]) == "one two "
+    assert "".join(choice["text"] for choice in choices) == "one two "
+    assert all(choice["text"] for choice in scored)
 
 
 async def test_zero_tokens_score_the_prompt_alone(server: Server) -> None:

@@ -133,6 +133,23 @@ async def test_a_stream_that_may_call_begins_with_null(server: Server) -> None:
     assert final.choices[0].message.content is None
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_a_stream_of_a_forced_call_has_no_content(server: Server, choice: Any, is_cut: bool) -> None:
+    """Not even an empty one, and what the limit cut is no text."""
+    text = OUTPUTS["hermes"][0].text
+    says(server, text)
+    limit = len(server.context.tokenizer.encode(text[: text.index("ln")])) if is_cut else 200
+    body = {"messages": USER, "tools": TOOLS, "tool_choice": choice, "max_tokens": limit, "stream": True}
+    reply = await server.http.post("/v1/chat/completions", json=body)
+    events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+    choices = [event["choices"][0] for event in events]
+    assert [one["delta"].get("content") for one in choices] == [None] * len(choices)
+    arguments = "".join(part["function"]["arguments"] for one in choices for part in one["delta"].get("tool_calls", ()))
+    assert '{"city": "K' in arguments
+    assert choices[-1]["finish_reason"] == ("length" if is_cut else "tool_calls")
+
+
 async def test_a_call_that_the_limit_cut_is_returned_as_far_as_it_goes(server: Server) -> None:
     first, second = OUTPUTS["hermes"][0].text, OUTPUTS["hermes"][0].text
     says(server, first + "\n" + second)

@@ -44,6 +44,7 @@ def test_names_of_one_thing_ask_for_the_same(tokenizer: Tokenizer) -> None:
     context, schema = make_context(tokenizer), {"type": "integer"}
     asked: list[dict[str, Any]] = [
         {"response_format": SIMPLE},
+        {"response_format": {"type": "json_object", "schema": schema}},
         {"structured_outputs": {"json": schema}},
         {"structured_outputs": {"json": json.dumps(schema)}},
         {"guided_json": schema},
