@@ -1,5 +1,6 @@
 """The streaming client against servers that say anything, over real sockets."""
 
+import ast
 import asyncio
 import json
 import re
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+import neaptide
 from neaptide.loadgen.client.client import StreamClient, _proxy_of
 from neaptide.loadgen.client.proxies import blocking_mounts_for, mounts_for
 from neaptide.loadgen.client.recorder import ChatRecord
@@ -194,6 +196,18 @@ def test_this_machine_is_never_reached_by_a_proxy(url: str, monkeypatch: pytest.
     assert _proxy_of(elsewhere) == "http://proxy.invalid:1"
     with httpx.Client(mounts=blocking_mounts_for(elsewhere)) as client:
         assert client._transport_for_url(httpx.URL(elsewhere)) is not client._transport
+
+
+def test_every_client_of_the_project_says_which_proxies_it_uses() -> None:
+    """By the function above, or none: a client that says nothing would use a proxy on this machine too."""
+    num_clients = 0
+    for path in Path(neaptide.__file__).parent.rglob("*.py"):
+        source = path.read_text(encoding="utf-8")
+        for call in ast.walk(ast.parse(source)) if "import httpx" in source else ():
+            if isinstance(call, ast.Call) and ast.unparse(call.func) in ("httpx.Client", "httpx.AsyncClient"):
+                num_clients += 1
+                assert {"mounts", "trust_env"} & {keyword.arg for keyword in call.keywords}, f"{path}:{call.lineno}"
+    assert num_clients > 5
 
 
 @pytest.mark.parametrize(

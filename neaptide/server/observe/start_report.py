@@ -66,6 +66,8 @@ def _off(context: ServingContext, ends: EndTokens) -> list[str]:
         found.append("tools (the chat template shows none)")
     if not context.follows_grammars:
         found.append("structured output (the executor enforces none)")
+    elif not ends.ids:
+        found.append("structured output (no file names an end token)")
     if not ends.ids:
         found.append("stopping by itself (no file names an end token)")
     return found

@@ -125,7 +125,8 @@ def ensure_held(constraint: Constraint, context: ServingContext) -> None:
     try:
         complaint = context.grammars.complaint(constraint.grammar)
     except NoGrammarsError:
-        raise _not_served("The model's tokenizer does not allow it.", constraint.param) from None
+        why = "The model's tokenizer does not allow it." if context.eos_token_ids else "The model has no end token."
+        raise _not_served(why, constraint.param) from None
     except CheckerBusyError:
         raise UnavailableError("The grammar could not be checked in time; try again.", code="overloaded") from None
     _refuse(complaint, constraint)

@@ -13,7 +13,7 @@ from neaptide.engine.messages import AddRequest
 from neaptide.server.context import ServingContext
 from neaptide.server.openai.endpoints import CHAT, COMPLETIONS, RESPONSES
 from neaptide.server.openai.prepare import prepare
-from neaptide.server.structured.checker import TOO_LONG, CheckerBusyError
+from neaptide.server.structured.checker import TOO_LONG, CheckerBusyError, NoGrammarsError
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.patience import PATIENCE_S, Stopwatch, until
 from tests.server.conftest import USER, Server, make_context, make_server
@@ -80,6 +80,21 @@ async def test_an_executor_that_follows_no_grammars_is_not_asked_to(server: Serv
         error = reply.json()["error"]
         assert (reply.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", param)
     assert (await server.http.post(CHAT, json={"messages": USER, "tools": [TOOL]})).status_code == 200
+
+
+@pytest.mark.parametrize(("ends", "why"), [((), "has no end token."), ((5,), "tokenizer does not allow it.")])
+async def test_a_model_that_has_no_grammars_is_told_why(
+    server: Server, monkeypatch: pytest.MonkeyPatch, ends: tuple[int, ...], why: str
+) -> None:
+    def none(_: str) -> str:
+        raise NoGrammarsError
+
+    monkeypatch.setattr(server.context.grammars, "complaint", none)
+    server.context.eos_token_ids = ends
+    reply = await server.http.post(CHAT, json={"messages": USER, "response_format": SIMPLE})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (400, "unsupported_parameter")
+    assert error["message"].endswith(why)
 
 
 async def test_a_machine_that_is_too_busy_to_tell_says_so(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

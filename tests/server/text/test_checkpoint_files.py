@@ -70,7 +70,8 @@ def test_ends_are_the_union_of_all_files(
         context, config = model_context(Settings(model=str(directory)), tmp_path / "data")
     assert context.eos_token_ids == config.executor.eos_token_ids == expected
     report = {line.partition(":")[0]: line for line in caplog.messages}
-    assert ("stopping by itself" in report["off"]) == (not expected)
+    for feature in ("stopping by itself", "structured output"):
+        assert (f"{feature} (no file names an end token)" in report["off"]) == (not expected)
     assert list(report) == ["model", "context", "ends", "template", "off"]
 
 
