@@ -50,7 +50,7 @@ def test_the_prompt_ends_with_the_last_message_as_in_transformers(template: str,
 async def test_tokenize_ends_with_the_last_message_too(server: Server, tmp_path: Path) -> None:
     server.context.tokenizer = ours = made_tokenizer(tmp_path, PLAIN)
     for last in ("end", "d|>"):
-        body = {"messages": [QUESTION, {"role": "assistant", "content": last}]}
+        body: dict[str, Any] = {"messages": [QUESTION, {"role": "assistant", "content": last}]}
         body |= {"continue_final_message": True, "add_generation_prompt": False}
         tokens = (await server.http.post("/tokenize", json=body)).json()["tokens"]
         assert ours.decode(tokens) == f"<|user|>count end<|end|><|assistant|>{last}"
