@@ -119,7 +119,8 @@ def test_the_log_is_json_and_keeps_secrets(server: RunningServer) -> None:
     (request,) = [r for r in map(json.loads, lines) if r.get("completion_tokens") == 2 and r["tier"] == "default"]
     wanted = {"request_id", "tier", "model", "outcome", "prompt_tokens", "queue_ms", "ttft_ms", "e2e_ms", "preemptions"}
     assert wanted <= set(request)
-    assert {r["logger"].partition(".")[0] for r in map(json.loads, lines)} >= {"neaptide", "uvicorn"}
+    # Lines of libraries, too.
+    assert {r["logger"].partition(".")[0] for r in map(json.loads, lines)} > {"neaptide"}
     for path in server.data_dir.rglob("*"):
         assert "canary" not in path.name
         assert path.stat().st_mode & 0o077 == 0

@@ -87,7 +87,7 @@ def test_requests_without_an_engine_are_503_and_the_sdk_comes_back(server: Runni
 @pytest.mark.acceptance("A3", "a line that ends the engine process with SIGSEGV, among 7 that do not")
 def test_poisoned_line_is_quarantined_and_the_others_complete(tmp_path: Path) -> None:
     token = next(t for t in Tokenizer(embedded_model_path()).encode(POISON) if t not in range(6))
-    env = SIM | {"POISON_TOKEN": str(token), "PYTHONPATH": str(Path(__file__).parent / "poison")}
+    env = SIM | {"POISON_ID": str(token), "PYTHONPATH": str(Path(__file__).parent / "poison")}
     with RunningServer(tmp_path / "server", env=env) as server:
         texts = [POISON if i == 5 else f"line {i}" for i in range(8)]
         batch_id = submit_batch(server, [body(text, 20) for text in texts])

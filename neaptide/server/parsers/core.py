@@ -252,8 +252,10 @@ class OutputParser:
         # A mark that was cut off is no part of the call.
         if body is not None and body.has_call:
             self._end_calls(body, is_cut=is_cut)
-        elif body is not None and not self._accept("".join(body.pieces), is_cut=is_cut):
-            self._show(body.shown() + tail)
+        elif body is not None:
+            whole = "".join(body.pieces)
+            if not ((is_cut or self._looks_right(body, whole)) and self._accept(whole, is_cut=is_cut)):
+                self._show(body.shown() + tail)
         if not (self.is_reasoning or self.calls or self._drops_blank):
             self._content.append(self._blank)
         self._blank = ""
@@ -321,7 +323,7 @@ class OutputParser:
             body.add(text[position:end])
             if self._begins_call(body):
                 return self._reread(body, text, end)
-            if body.chars == _LOOK_CHARS and re.match(body.section.looks, "".join(body.pieces)) is None:
+            if body.chars == _LOOK_CHARS and not self._looks_right(body, "".join(body.pieces)):
                 self._reject(body)
             return end
         limit = len(text)
@@ -357,6 +359,12 @@ class OutputParser:
                 return found.end()
         self._reject(body)
         return found.start()
+
+    def _looks_right(self, body: _BodyText, text: str) -> bool:
+        section = body.section
+        if not section.looks or not (section.at_start or self._has_content):
+            return True  # The first text of the output: content would hardly begin like this.
+        return re.match(section.looks, text) is not None
 
     def _wait(self, text: str, position: int) -> int:
         """Leaves the text from ``position`` on for the next piece."""

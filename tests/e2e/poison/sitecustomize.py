@@ -1,6 +1,6 @@
 """Loaded by every Python process that has this directory on its path: the simulated executor dies of one token.
 
-A prompt with ``POISON_TOKEN`` ends the engine process as a fault in native code would.
+A prompt with ``POISON_ID`` ends the engine process as a fault in native code would.
 """
 
 import os
@@ -13,7 +13,7 @@ _submit = SimExecutor.submit
 
 
 def submit(self: SimExecutor, plan: StepPlan) -> SimHandle:
-    poison = int(os.environ["POISON_TOKEN"])
+    poison = int(os.environ["POISON_ID"])
     if any(poison in new.prompt_token_ids for new in plan.new_requests):
         os.kill(os.getpid(), signal.SIGSEGV)
     return _submit(self, plan)

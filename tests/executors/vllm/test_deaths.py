@@ -33,7 +33,7 @@ def poison(how: str, rank: int = 0) -> dict[str, str]:
     """vLLM's worker of that rank ``dies`` or ``raises`` of ``POISON``."""
     token = next(t for t in Tokenizer(embedded_model_path()).encode(POISON) if t not in range(6))
     directory = str(Path(__file__).parent / "poison")
-    return {"POISON_TOKEN": str(token), "POISON_HOW": how, "POISON_RANK": str(rank), "PYTHONPATH": directory}
+    return {"POISON_ID": str(token), "POISON_HOW": how, "POISON_RANK": str(rank), "PYTHONPATH": directory}
 
 
 def ranks_of(engine: psutil.Process) -> list[psutil.Process]:

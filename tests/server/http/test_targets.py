@@ -28,7 +28,7 @@ async def status(app: ASGIApp, target: str, host: str = "localhost") -> int | No
         ("HTTPS://localhost:8000/version", 200),
         ("http://localhost/v1/models/org%2Fneaptide-tiny", 200),
         ("http://localhost/nothing", 404),
-        ("http://localhost", 404),
+        ("http://localhost", 200),
         ("http://user@localhost/version", 404),
         ("http:///version", 404),
         ("ftp://localhost/version", 404),

@@ -1,6 +1,6 @@
 """Read by every Python process that has this directory on its path: vLLM's workers die, or raise, of one token.
 
-``POISON_TOKEN`` says of which, if it is in a prompt; ``POISON_RANK`` names the rank. ``POISON_HOW`` is ``dies``, as of
+``POISON_ID`` says of which, if it is in a prompt; ``POISON_RANK`` names the rank. ``POISON_HOW`` is ``dies``, as of
 a fault in native code, ``raises``, or ``raises late``: in its sampler, when the ranks have nothing more to tell each
 other in the step. Of vLLM nothing is imported here: its runner is changed when vLLM imports it.
 """
@@ -17,7 +17,7 @@ RUNNER = "vllm.v1.worker.gpu_model_runner"
 
 
 def poison(module: Any) -> None:
-    token, rank = int(os.environ["POISON_TOKEN"]), int(os.environ.get("POISON_RANK", "0"))
+    token, rank = int(os.environ["POISON_ID"]), int(os.environ.get("POISON_RANK", "0"))
     execute, sample = module.GPUModelRunner.execute_model, module.GPUModelRunner._sample
     how = os.environ["POISON_HOW"]
     poisoned: set[str] = set()
