@@ -12,7 +12,7 @@ from tests.e2e.test_openai_client import MODEL
 PROMPTS = [f"{number}, " * 400 for number in range(24)]
 MAX_CHATS = 400
 TARGETS_MS = (10, 15, 20, 30)
-"""Shorter than what is left of a step, and longer than the way to the engine, on machines of any speed: one of them is."""
+"""One of them is shorter than the rest of a step and longer than the way to the engine, on a machine of any speed."""
 
 
 def num_aborted(server: RunningServer) -> float:
