@@ -12,7 +12,7 @@ from neaptide.server.counterfactual.frames import (
     ShadowAnswer,
     ShadowFigures,
     ShadowTask,
-    Simulated,
+    SimulatedFigures,
     WhatIfAnswer,
     WhatIfTask,
     encoder,
@@ -64,7 +64,7 @@ def _what_if(task: WhatIfTask) -> WhatIfAnswer:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
     changed, today = (
-        Simulated(one.requests, one.attainment, one.offline_tokens_per_s) for one in (found.changed, found.today)
+        SimulatedFigures(one.requests, one.attainment, one.offline_tokens_per_s) for one in (found.changed, found.today)
     )
     return WhatIfAnswer(found.recorded_s, changed, today, found.replicas)
 

@@ -16,7 +16,7 @@ from neaptide import cli
 from neaptide.commands.demo import command
 from neaptide.commands.demo.chart import ASCII, bin_s, binned_rates, latency_chart, latency_row, rate_chart, tops
 from neaptide.commands.demo.lines import answers_of, batch_jsonl, computed_texts, line_tokens, make_batch, right_answers
-from neaptide.commands.demo.load import Load, fit_load, lines_to_measure
+from neaptide.commands.demo.load import DemoLoad, fit_load, lines_to_measure
 from neaptide.commands.demo.state import DemoState, Moment
 from neaptide.commands.demo.verdict import (
     LEAST_LINES,
@@ -93,7 +93,7 @@ def test_only_exact_answers_of_lines_that_succeeded_are_right() -> None:
 
 def test_a_fast_machine_gets_the_load_as_it_is() -> None:
     load = fit_load([chat(0.0, 0.05, 0.01)[1]], None, is_taught=True)
-    assert load == Load(answer_s=pytest.approx(0.15))
+    assert load == DemoLoad(answer_s=pytest.approx(0.15))
     assert not load.is_scaled
 
 
@@ -112,7 +112,7 @@ def test_a_rate_that_the_user_gives_is_kept() -> None:
 
 @pytest.mark.parametrize(("answer_s", "lines"), [(0.0, 1500), (1.0, 1280), (100.0, 64)])
 def test_the_batch_alone_is_long_enough_to_measure(answer_s: float, lines: int) -> None:
-    load = Load(max_tokens=100, answer_s=answer_s)
+    load = DemoLoad(max_tokens=100, answer_s=answer_s)
     assert lines_to_measure(load, 10.0, tokens_per_line=50.0, most=1500) == lines
 
 

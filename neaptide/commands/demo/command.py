@@ -51,7 +51,7 @@ START_S = 900.0
 ONE_CHAT_S, CHATS_ALONE = 4.0, 3
 """The first phase ends after this time or this many chats."""
 SHARE_OF_PHASE = 0.25
-"""Of the demo's time, the most that one phase before the last takes."""
+"""Largest share of the demo's time that one phase before the last takes."""
 BATCH_ALONE_S = 2.5
 PROBE_LINES = 1500
 """More lines than fit into that time; the batch is cancelled."""

@@ -20,7 +20,7 @@ BATCHED = 64
 
 
 @dataclass(slots=True, frozen=True)
-class Load:
+class DemoLoad:
     """The requests of the demo."""
 
     rate_per_s: float = RATE_PER_S
@@ -40,7 +40,7 @@ class Load:
         return self.ttft_slo_ms > TTFT_SLO_MS or self.tpot_slo_ms > TPOT_SLO_MS or self.rate_per_s < RATE_PER_S
 
 
-def fit_load(alone: Sequence[ChatRecord], rate_per_s: float | None, *, is_taught: bool) -> Load:
+def fit_load(alone: Sequence[ChatRecord], rate_per_s: float | None, *, is_taught: bool) -> DemoLoad:
     """The load for a machine on which answers alone took as long as ``alone``, of which there is at least one.
 
     On average one chat at most is running, unless ``rate_per_s`` is given. A model that was taught the questions ends
@@ -54,7 +54,7 @@ def fit_load(alone: Sequence[ChatRecord], rate_per_s: float | None, *, is_taught
         answer_s = ttft_s + max_tokens * tpot_s
     if rate_per_s is None:
         rate_per_s = min(RATE_PER_S, 1.0 / max(answer_s, 1e-3))
-    return Load(
+    return DemoLoad(
         rate_per_s,
         max(TTFT_SLO_MS, rounded_up(TTFT_SLACK * ttft_s * 1e3)),
         max(TPOT_SLO_MS, rounded_up(TPOT_SLACK * tpot_s * 1e3)),
@@ -67,7 +67,7 @@ def rounded_up(ms: float, step_ms: float = 50.0) -> float:
     return math.ceil(round(ms / step_ms, 6)) * step_ms
 
 
-def lines_to_measure(load: Load, seconds: float, tokens_per_line: float, most: int) -> int:
+def lines_to_measure(load: DemoLoad, seconds: float, tokens_per_line: float, most: int) -> int:
     """Number of lines that surely last for ``seconds``, at most ``most``."""
     tokens_per_s = BATCHED * load.max_tokens / load.answer_s if load.answer_s > 0.0 else float("inf")
     return int(min(max(tokens_per_s * seconds / tokens_per_line, BATCHED), most))

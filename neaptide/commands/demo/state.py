@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from neaptide.commands.demo.load import Load
+from neaptide.commands.demo.load import DemoLoad
 from neaptide.data import skills
 from neaptide.loadgen.client.prometheus import Samples
 from neaptide.loadgen.client.recorder import ChatRecord
@@ -30,7 +30,7 @@ class DemoState:
     """The state that the view shows."""
 
     act: str = ONE_CHAT
-    load: Load = field(default_factory=Load)
+    load: DemoLoad = field(default_factory=DemoLoad)
     batch: dict[str, Any] = field(default_factory=lambda: {"status": "not submitted", "request_counts": NO_COUNTS})
     metrics: Samples = field(default_factory=lambda: Samples(""))
     elapsed_s: float = 0.0

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from neaptide.commands.demo.load import Load
+from neaptide.commands.demo.load import DemoLoad
 from neaptide.loadgen.client.batches import TERMINAL
 
 LEAST_LINES, MOST_LINES = 4, 20_000
@@ -89,8 +89,8 @@ def unfinished(batch: Mapping[str, Any], elapsed_s: float) -> str:
     return f"{said}: the machine is busy or slow; try --max-seconds {max(300, round(4 * elapsed_s, -2)):.0f}"
 
 
-def scaled(load: Load) -> str:
-    """What a slow machine's load is, before it runs."""
+def scaled(load: DemoLoad) -> str:
+    """Line that tells the load of a slow machine, before the load runs."""
     return (
         f"this machine is slow for this model: {load.rate_per_s:.2g} chats/s of at most {load.max_tokens} tokens, with "
         f"targets of {load.ttft_slo_ms:,.0f} ms to the first token and {load.tpot_slo_ms:,.0f} ms for each further one"

@@ -162,12 +162,16 @@ class Judgement:
         """Wait that all arrivals stand, for a step that is aborted for whoever cannot wait; perhaps none."""
 
     def _expect_tokens(self, streams: Streams, traffic: RecentTraffic, least_step_s: float) -> None:
-        """``least_step_s``: what decodes alone take at least."""
+        """Adds what later tokens of the streams cost.
+
+        Args:
+            least_step_s: shortest time of a step with decodes alone.
+        """
         slo_s = streams.tpot_slo_s
         slack_s = streams.due_s - np.minimum(self._config.delivery_latency_s, DELIVERY_SHARE * slo_s) - self._now_s
         ends = 1.0 / traffic.tokens_left(streams.num_output)
         if smallest(slack_s) < least_step_s:
-            # Whoever is late even if nothing else runs until its end costs nothing more.
+            # A stream that would be late even if it ran alone to its end costs nothing more.
             num_needed = (slo_s - slack_s) / (slo_s - least_step_s)
             ends *= traffic.chance_of_more(streams.num_output, num_needed)
         count = np.ones(min(len(slo_s), MAX_STREAMS))

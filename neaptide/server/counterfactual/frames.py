@@ -57,7 +57,7 @@ class WhatIfTask(msgspec.Struct, frozen=True, tag=True):
     """Attainment for which replicas are counted."""
 
 
-class Simulated(msgspec.Struct, frozen=True):
+class SimulatedFigures(msgspec.Struct, frozen=True):
     """The busiest part of the recorded traffic on one replica."""
 
     requests: int = 0
@@ -68,8 +68,8 @@ class Simulated(msgspec.Struct, frozen=True):
 
 class WhatIfAnswer(msgspec.Struct, frozen=True):
     recorded_s: float = 0.0
-    changed: Simulated = Simulated()
-    today: Simulated = Simulated()
+    changed: SimulatedFigures = SimulatedFigures()
+    today: SimulatedFigures = SimulatedFigures()
     """Without the change."""
     replicas: int | None = None
     refusal: str = ""

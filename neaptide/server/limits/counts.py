@@ -9,7 +9,7 @@ import msgspec
 
 from neaptide.server.batches.storing import usage_rows
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
-from neaptide.server.limits.usage import Excess, KeyLimits, Level, LimitName, Place, Times, Usage
+from neaptide.server.limits.usage import Excess, KeyLimits, KeyUsage, Level, LimitName, Place, Times
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class OwnCounts:
         self._clock = clock
         self._wall_clock = wall_clock
         self._store = store
-        self._usage: dict[str, Usage] = {}
+        self._usage: dict[str, KeyUsage] = {}
         self._changed: set[str] = set()
         self._storing: asyncio.Task[None] | None = None
 
@@ -127,9 +127,9 @@ class OwnCounts:
     def _now(self) -> Times:
         return Times(self._clock(), self._wall_clock())
 
-    def _of(self, tenant: str) -> Usage:
+    def _of(self, tenant: str) -> KeyUsage:
         if tenant not in self._usage:
-            self._usage[tenant] = Usage(SLOT_S)
+            self._usage[tenant] = KeyUsage(SLOT_S)
         return self._usage[tenant]
 
     async def _store_again(self) -> None:

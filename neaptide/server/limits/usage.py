@@ -91,7 +91,7 @@ class _Counts(msgspec.Struct):
     days: dict[int, int] = {}
 
 
-class Usage:
+class KeyUsage:
     """Counts of one key.
 
     Args:

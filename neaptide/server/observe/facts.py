@@ -1,4 +1,4 @@
-"""What a server is: model, device, policy, version and targets, for displays."""
+"""Model, device, policy, version and targets of a server, for displays."""
 
 import contextlib
 

@@ -31,7 +31,7 @@ POINT_S = 15
 _RANK = (Severity.OK, Severity.INFO, Severity.WARN, Severity.BAD)
 
 
-class Comparison(msgspec.Struct, kw_only=True, frozen=True):
+class ShownComparison(msgspec.Struct, kw_only=True, frozen=True):
     """The last counterfactual replay."""
 
     answer: ShadowAnswer
@@ -67,7 +67,7 @@ class Report(msgspec.Struct, kw_only=True):
     """The last ones, newest first."""
     replays: bool = False
     """Whether recent traffic is replayed under other policies."""
-    comparison: Comparison | None = None
+    comparison: ShownComparison | None = None
 
     def of(self, name: str) -> int:
         """A field of the engine's occupancy; 0 without an engine."""
@@ -256,7 +256,7 @@ def _point(group: list[Interval]) -> dict[str, Any]:
 _PLOTTED = ("blocks_online", "blocks_offline", "blocks_cached", "blocks_free", "blocks_reserved", "waiting_online")
 
 
-def _comparison(found: Comparison) -> dict[str, Any]:
+def _comparison(found: ShownComparison) -> dict[str, Any]:
     answer = found.answer
     assert answer.real is not None
     rows = {"this server": answer.real} | {f"simulated: {name}": one for name, one in answer.shadows.items()}

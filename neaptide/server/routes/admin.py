@@ -5,7 +5,7 @@ from textwrap import shorten
 from fastapi import APIRouter, Request
 
 from neaptide.server.context import ServingContext
-from neaptide.server.counterfactual.frames import Simulated, WhatIfAnswer, WhatIfTask
+from neaptide.server.counterfactual.frames import SimulatedFigures, WhatIfAnswer, WhatIfTask
 from neaptide.server.counterfactual.ring import NoAnswerError
 from neaptide.server.counterfactual.service import Shadow
 from neaptide.server.counterfactual.what_if import TooMuchError, WhatIfBusyError
@@ -118,6 +118,6 @@ def _reply(answer: WhatIfAnswer) -> WhatIfReply:
     }
 
 
-def _shares(found: Simulated) -> WhatIfShares:
+def _shares(found: SimulatedFigures) -> WhatIfShares:
     shares = found.attainment
     return WhatIfShares(ttft=shares["ttft"], tpot=shares["tpot"], both=shares["both"])

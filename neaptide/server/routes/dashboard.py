@@ -23,7 +23,7 @@ from neaptide.server.engine_client.engine_state import EngineState
 from neaptide.server.http.auth import KeyRing
 from neaptide.server.observe.facts import facts_of
 from neaptide.server.observe.metrics import ServerMetrics
-from neaptide.server.observe.overview import Comparison, OncePerSecond, Report, encoder, view
+from neaptide.server.observe.overview import OncePerSecond, Report, ShownComparison, encoder, view
 
 SCRIPTS = ("dashboard_figures.js", "dashboard.js")
 
@@ -41,12 +41,12 @@ async def dashboard(request: Request) -> HTMLResponse:
 @router.get("/dashboard/data", include_in_schema=False)
 async def data(request: Request, raw: bool = False) -> Response:
     """What the page shows; with ``raw=true`` the report that a gateway merges with those of other servers."""
-    overview: Overview = request.app.state.overview
+    overview: DashboardData = request.app.state.overview
     made = overview.raw if raw else overview.shown
     return Response(await made.get(), media_type="application/json")
 
 
-class Overview:
+class DashboardData:
     """The server's overview, for people and for a gateway."""
 
     def __init__(self, state: State) -> None:
@@ -99,7 +99,7 @@ async def report_of(state: State) -> Report:
     shadow: Shadow | None = state.shadow
     report.replays = shadow is not None
     if shadow is not None and shadow.gauge.shown is not None:
-        report.comparison = Comparison(answer=shadow.gauge.shown, age_s=shadow.gauge.age_s)
+        report.comparison = ShownComparison(answer=shadow.gauge.shown, age_s=shadow.gauge.age_s)
     return report
 
 

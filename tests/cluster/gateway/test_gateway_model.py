@@ -1,4 +1,4 @@
-"""What a gateway needs of a model: its tokenizer, but no weights and no executor that knows its family."""
+"""A gateway reads the tokenizer of a model. It needs neither weights nor an executor that knows the family."""
 
 import json
 import shutil

@@ -164,7 +164,7 @@ def test_streams_with_short_answers_weigh_more_for_they_have_no_time_to_recover(
 def test_a_stream_that_decodes_alone_cannot_save_costs_nothing_more(
     behind_tokens: int, margin_tokens: float, counts: bool
 ) -> None:
-    """Of 3 tokens a stream has 2 left, and gains 63 tokens' time with each, half a token more with luck."""
+    """A stream has 2 of 3 tokens left, and gains the time of 63 tokens with each, half a token more with luck."""
     harness = with_streams(1, answer=3, cost_model=PerToken(margin_s=margin_tokens * TOKEN_S))
     harness.clock.sleep_until(harness.clock.now() + (TPOT_TOKENS + behind_tokens) * TOKEN_S)
     found = judged(harness)

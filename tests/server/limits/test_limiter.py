@@ -22,7 +22,7 @@ from tests.server.fake_engine import FakeEngine
 CHAT = "/v1/chat/completions"
 NOON_S = 20_000 * DAY_S + DAY_S / 2
 PROMPT_TOKENS = 11
-"""Of ``USER`` in the model's template."""
+"""Number of prompt tokens of ``USER`` in the model's template."""
 
 
 class Clock:

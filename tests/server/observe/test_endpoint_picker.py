@@ -22,7 +22,7 @@ async def test_a_picker_reads_queue_load_and_memory(server: Server) -> None:
     found = await page(server)
     assert {found[name].type for name in (QUEUED, RUNNING, KV_USAGE)} == {"gauge"}
     values = {name: [sample.value for sample in found[name].samples] for name in (QUEUED, RUNNING, KV_USAGE)}
-    # Of online work alone: batch lines that wait are no reason to send a chat elsewhere.
+    # Online work alone counts: batch lines that wait are no reason to send a chat elsewhere.
     assert values == {QUEUED: [2.0], RUNNING: [5.0], KV_USAGE: [0.25]}
     assert found[QUEUED].samples[0].labels["model_name"] == MODEL_ID
 

@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from neaptide.server.batches.storing.database_clock import database_now_ms
 from neaptide.server.batches.storing.tables import key_usage
-from neaptide.server.limits.usage import KEPT_DAYS, Excess, KeyLimits, Level, LimitName, Place, Times, Usage
+from neaptide.server.limits.usage import KEPT_DAYS, Excess, KeyLimits, KeyUsage, Level, LimitName, Place, Times
 
 SLOT_S = 1.0
 LEASE_S = 2.0
@@ -97,18 +97,18 @@ def lease(
     return Leased(excess, amounts, usage.place(now), levels)
 
 
-def _settle(usage: Usage, settlement: Settlement, now: Times) -> None:
+def _settle(usage: KeyUsage, settlement: Settlement, now: Times) -> None:
     for name, amount in settlement.added.items():
         usage.add(name, amount, now)
     for name, amount, place in settlement.returned:
         usage.give_back(name, amount, place)
 
 
-def _locked(conn: sa.Connection, tenant: str) -> tuple[Usage, Times, int]:
+def _locked(conn: sa.Connection, tenant: str) -> tuple[KeyUsage, Times, int]:
     """The tenant's counts, locked until the end of the transaction, and the time after the wait for the lock."""
     encoded = _lock(conn, tenant, 0)
     now_ms = conn.execute(sa.select(database_now_ms(conn))).scalar_one()
-    usage = Usage(SLOT_S, LEASE_S)
+    usage = KeyUsage(SLOT_S, LEASE_S)
     usage.decode(encoded)
     return usage, Times(now_ms / 1e3, now_ms / 1e3), now_ms
 
