@@ -17,7 +17,6 @@ from neaptide.server.engine_client.interpreter import Interpreter
 from neaptide.server.http.body_threads import BodyThreads
 from neaptide.server.http.errors import OverloadedError, server_stops
 from neaptide.server.http.fair_queue import FairQueue
-from neaptide.server.http.lag import Lag
 from neaptide.server.http.refusals import Refusals
 from neaptide.server.openai.schemas import LEAST_REPETITION_PENALTY
 from neaptide.server.parsers.choose import AUTO, OutputParsers, choose_parsers
@@ -145,8 +144,6 @@ class ServingContext:
     admission: Admission = field(default_factory=lambda: Admission(max_online=4096, max_offline=4096))
     bodies: BodyThreads = field(default_factory=BodyThreads)
     """Threads that parse and tokenize."""
-    lag: Lag = field(default_factory=Lag)
-    """Requests on their way to the engine, and how long they may take."""
     shape_limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(2))
     """Threads that format long replies. They are separate, so that streams do not wait for tokenization."""
     grammar_turns: FairQueue = field(default_factory=FairQueue)

@@ -37,14 +37,6 @@ def patient_with_grammars() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def patient_with_a_busy_machine() -> Iterator[None]:
-    """A crowd that a test sends is not refused because the machine is slow; ``test_lag`` has that refusal."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("neaptide.server.http.lag.LEAST_WAITING", 10**9)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
 def forms_of_replies() -> Iterator[None]:
     """What an app is slow to make are pydantic's forms of what its routes take and give: made once for all apps."""
     made: dict[Any, TypeAdapter[Any]] = {}

@@ -5,7 +5,6 @@ import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Any
 
 import anyio.to_thread
 from starlette.requests import Request
@@ -17,7 +16,6 @@ from neaptide.server.context import ServingContext
 from neaptide.server.engine_client.backlog import SlowReaderError
 from neaptide.server.engine_client.client import EngineUnavailableError
 from neaptide.server.http.auth import Principal, principal_of
-from neaptide.server.http.body_threads import LONG_BYTES
 from neaptide.server.http.errors import (
     ApiError,
     OverloadedError,
@@ -63,15 +61,13 @@ async def answer(request: Request, endpoint: str) -> Response:
         limiter.check(principal)
         raw = await read_json(request)
         arrival_s = request.scope.get("state", {}).get(ARRIVAL_S, context.clock())
-        with context.lag.waiting():
-            _check_lag(context, tier, arrival_s)
-            body = await parse_aside(raw, context.bodies, principal.share, cost)
-            context.check_open()
-            tier = asked_tier(body, principal.tier)
-            # A request without room is refused before any work is done; ``Generation`` enters later.
-            context.admission.check(request_class(tier), principal.share)
-            work = partial(_prepare_in_time, endpoint, body, context, principal.tier, tier, arrival_s, len(raw))
-            prepared = await context.bodies.run(cost.of(work), len(raw), principal.share)
+        body = await parse_aside(raw, context.bodies, principal.share, cost)
+        context.check_open()
+        tier = asked_tier(body, principal.tier)
+        # A request without room is refused before any work is done; ``Generation`` enters later.
+        context.admission.check(request_class(tier), principal.share)
+        work = partial(prepare, endpoint, body, context, principal.tier)
+        prepared = await context.bodies.run(cost.of(work), len(raw), principal.share)
         if prepared.constraint is not None and not is_known_to_hold(prepared.constraint, context):
             async with context.grammar_turns.turn(principal.share, GRAMMAR_WAIT_S):
                 await anyio.to_thread.run_sync(cost.of(partial(ensure_held, prepared.constraint, context)))
@@ -106,25 +102,6 @@ async def answer(request: Request, endpoint: str) -> Response:
     finally:
         charge.end()
     return Response(reply, headers=charge.headers, media_type="application/json")
-
-
-def _check_lag(context: ServingContext, tier: Tier, arrival_s: float) -> None:
-    context.lag.check(tier, context.clock() - arrival_s, context.ttft_slo_s)
-
-
-def _prepare_in_time(
-    endpoint: str,
-    body: dict[str, Any],
-    context: ServingContext,
-    ceiling: Tier,
-    tier: Tier,
-    arrival_s: float,
-    num_bytes: int,
-) -> Prepared:
-    """``prepare``, unless the request has waited for too long before it."""
-    if num_bytes <= LONG_BYTES:  # Long ones wait for each other, which is no overload.
-        _check_lag(context, tier, arrival_s)
-    return prepare(endpoint, body, context, ceiling)
 
 
 def _is_callers(error: ApiError) -> bool:
