@@ -80,21 +80,25 @@ class Upload:
         self._max_bytes = max_bytes
         self._buffer = bytearray()
         self._file: BinaryIO | None = None
+        self._is_left = False
         self._hash = hashlib.sha256()
         self.num_bytes = 0
 
     async def __aenter__(self) -> "Upload":
-        self._file = await asyncio.to_thread(open, self._path, "xb", 0, opener=private_opener)
+        try:
+            await asyncio.to_thread(self._open)
+        except asyncio.CancelledError:
+            # The thread removes a file that it opens after this.
+            self._is_left = True
+            self._remove()
+            raise
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         # Not awaited in a thread, because a cancelled request must also clean up.
-        with suppress(OSError):  # The next start removes a file that a failing storage does not delete.
-            if self._file is not None:
-                self._file.close()
-            self._path.unlink(missing_ok=True)
+        self._remove()
 
     async def write(self, data: bytes | memoryview) -> None:
         self.num_bytes += len(data)
@@ -118,6 +122,17 @@ class Upload:
     def rename(self, target: Path) -> None:
         self._path.rename(target)
         sync_directory(target.parent)
+
+    def _open(self) -> None:
+        self._file = open(self._path, "xb", 0, opener=private_opener)
+        if self._is_left:
+            self._remove()
+
+    def _remove(self) -> None:
+        with suppress(OSError):  # The next start removes a file that a failing storage does not delete.
+            if self._file is not None:
+                self._file.close()
+            self._path.unlink(missing_ok=True)
 
     async def _flush(self) -> None:
         data, self._buffer = self._buffer, bytearray()

@@ -1,13 +1,16 @@
 """Files on disk: nothing torn, nothing orphaned, no other owner's."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 
+from neaptide.engine.private_files import private_opener
 from neaptide.server.batches.storing.files import DAY_S, UploadForm
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.http.errors import ConflictError, InvalidRequestError, NotFoundError, PayloadTooLargeError
+from tests.patience import PATIENCE_S, until
 from tests.server.batches.fakes import FakeClock, Server, numbered
 
 FORM = UploadForm("input.jsonl", "batch")
@@ -52,6 +55,27 @@ async def test_a_torn_upload_leaves_nothing(tmp_path: Path) -> None:
             [],
             False,
         )
+
+
+async def test_an_upload_that_is_cancelled_while_its_file_is_made_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow_opener(path: str, flags: int) -> int:
+        fd = private_opener(path, flags)
+        begun.set()
+        go_on.wait(PATIENCE_S)
+        return fd
+
+    async with Server(tmp_path) as server:
+        monkeypatch.setattr("neaptide.server.batches.storing.files.private_opener", slow_opener)
+        task = asyncio.create_task(server.upload(numbered(1)))
+        await until(begun.is_set)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        go_on.set()
+        await until(lambda: on_disk(tmp_path) == [])
 
 
 async def test_a_crash_in_the_middle_is_tidied_at_the_next_start(tmp_path: Path) -> None:
