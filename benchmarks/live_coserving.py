@@ -3,7 +3,8 @@
 It uses the 111M model, or another one (``--model``). Correctness is checked first. Each run has its own server:
 
 1. The ceiling: offline work alone, lines of 256 tokens in / 64 out, submitted at once.
-2. A probe of online work alone, without targets, which sets them: TPOT 2.4 times its TPOT p50, TTFT 5 times that.
+2. A probe of online work alone, without targets, which sets them: TPOT 2.4 times its TPOT p50, TTFT 5 times that, and
+   at least 2 times its TTFT p50: where prompts are slow, 5 steps are less than a prompt takes alone.
    Online work is Poisson, 128 in / 32 out, streamed; its rate is ``load`` times the ceiling in logical tokens.
 3. Online work alone, offline work alone with steps limited by the TPOT target, and both together.
 
@@ -51,7 +52,7 @@ from benchmarks.live import late
 from benchmarks.live.engines import Engine, ours, over_vllm
 from benchmarks.live.findings import Findings, from_json, jsonable
 from benchmarks.live.measure import Experiment, measure
-from benchmarks.live.plan import CEILING_LINES, PATIENCE_S, TPOT_OVER_ALONE, Case, Plan
+from benchmarks.live.plan import CEILING_LINES, PATIENCE_S, TPOT_OVER_ALONE, TTFT_OVER_ALONE, Case, Plan
 from benchmarks.live.predict import print_prediction
 from benchmarks.live.tables import print_curve, print_load
 from neaptide.commands.outputs import check_plot
@@ -93,8 +94,8 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     rivals_help = "other policies on our engine: POLICY[@STEP_TOKENS][/SLOTS][+SETTING=VALUE]"
     parser.add_argument("--rivals", type=words, metavar="P,P", help=rivals_help)
-    alone_help = "least TTFT target, in TTFT p50s of online work alone (0: always five TPOT targets)"
-    parser.add_argument("--ttft-over-alone", type=float, default=0.0, metavar="X", help=alone_help)
+    alone_help = "least TTFT target, in TTFT p50s of online work alone (2; 0: always five TPOT targets)"
+    parser.add_argument("--ttft-over-alone", type=float, default=TTFT_OVER_ALONE, metavar="X", help=alone_help)
     predict_help = "also simulate the headline's run from its own step log (on, except with --quick)"
     parser.add_argument("--predict", action=argparse.BooleanOptionalAction, help=predict_help)
     parser.add_argument(

@@ -13,6 +13,8 @@ from neaptide.loadgen.workloads.made_load import Arrivals
 TPOT_OVER_ALONE = 2.4
 """The headline's target, in TPOT p50s of online work alone."""
 TTFT_OVER_TPOT = 5.0
+TTFT_OVER_ALONE = 2.0
+"""Least TTFT target, in TTFT p50s of online work alone."""
 ONLINE_IN, ONLINE_OUT = 128, 32
 OFFLINE_IN, OFFLINE_OUT = 256, 64
 CEILING_LINES = 3000
