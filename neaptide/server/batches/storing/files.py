@@ -365,7 +365,8 @@ class FileStore:
             self.health.away[record.id] = self.health.away.pop(record.id)
             with suppress(NotFoundError, FileAwayError, StoreUnavailableError):
                 await self.verify(record)
-        if self.health.refuses_writes:
+        # What covers a missing directory is not ours to write to.
+        if self.health.refuses_writes and self.health.missing is None:
             with suppress(OSError):
                 await self._try_to_write()
                 self.health.refuses_writes = False

@@ -337,6 +337,11 @@ async def test_an_upload_does_not_go_to_what_covers_the_files(tmp_path: Path) ->
             upload = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", numbered(1))}}
             assert (await client.post("/v1/files", **upload)).status_code == 503
             await until(lambda: server.service.health.missing)
-            # The server's own trial write may be there for a moment.
+            # A trial write of the server may have begun before that.
             await until(lambda: list(files.iterdir()) == [])
+            before = files.stat().st_mtime_ns
+            server.service.health.refuses_writes = True
+            await server.service.files.look_again()
+            assert server.service.health.refuses_writes
+            assert files.stat().st_mtime_ns == before
         assert (await client.post("/v1/files", **upload)).status_code == 200
