@@ -146,6 +146,7 @@ class Server:
         store_url: str | None = None,
         blobs_url: str | None = None,
         lease_s: float = LEASE_S,
+        tick_s: float = 0.02,
     ) -> None:
         self.clock = clock or FakeClock()
         self.client = EngineClient()
@@ -155,7 +156,7 @@ class Server:
             data_dir=data_dir,
             sharing=sharing_of(store_url, blobs_url, lease_s),
             completion_windows=("24h", "1h"),
-            tick_s=0.02,
+            tick_s=tick_s,
         )
         checker = checker or ThreadChecker(self.compiler)
         self.service = BatchService(
