@@ -267,6 +267,7 @@ COMMANDS: dict[str, Callable[[Subparsers], None]] = {
     "gateway": _add_gateway_parser,
     "demo": _from_commands("demo.command"),
     "batch": _from_commands("batch", client_base_url),
+    "why": _from_commands("why", client_base_url),
     "data": _from_commands("data"),
     "loadgen": _from_commands("loadgen.command", client_base_url),
     "calibrate": _from_commands("calibrate"),

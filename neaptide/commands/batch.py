@@ -13,19 +13,13 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from neaptide.commands.outputs import add_server
+from neaptide.commands.client import CommandError, add_client, call, error_text, run_client
 from neaptide.loadgen.client.batches import TERMINAL, errors_of
-from neaptide.loadgen.client.proxies import blocking_mounts_for
-from neaptide.server.client_variables import client_api_key, sendable
 
 POLL_S = 1.0
 SHOWN_ERRORS = 10
 PAGE = 100
 """The API's largest page size."""
-
-
-class CommandError(Exception):
-    """An error as one line for the user."""
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", base_url: str) -> None:
@@ -35,11 +29,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
     def action(name: str, help_text: str, run: Callable[[httpx.Client, argparse.Namespace], int]) -> Any:
         sub = actions.add_parser(name, help=help_text)
-        add_server(sub, base_url)
-        keys = sub.add_mutually_exclusive_group()
-        keys.add_argument("--api-key-file", metavar="FILE", type=Path, help="file with the key to send")
-        keys.add_argument("--api-key", metavar="KEY", help="the key itself; other users of the machine can see it")
-        sub.set_defaults(func=lambda args: _run(run, args))
+        add_client(sub, base_url)
+        sub.set_defaults(func=lambda args: run_client("batch", run, args))
         return sub
 
     submit = action("submit", "upload a JSONL file and start a batch on it", _submit)
@@ -71,79 +62,13 @@ def _limit(text: str) -> int:
     return int(text)
 
 
-def open_client(args: argparse.Namespace) -> httpx.Client:
-    key = _key(args)
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    # OpenAI clients need /v1 in the URL; ours accepts it.
-    base_url = args.server.rstrip("/").removesuffix("/v1")
-    return httpx.Client(
-        base_url=base_url,
-        headers=headers,
-        timeout=httpx.Timeout(30.0, read=600.0),
-        mounts=blocking_mounts_for(base_url),
-    )
-
-
-def _key(args: argparse.Namespace) -> str | None:
-    """The key from the flag, its file, or the environment."""
-    key: str | None = args.api_key
-    if args.api_key_file is not None:
-        key = args.api_key_file.read_text(encoding="utf-8", errors="replace").strip()
-    elif key is None:
-        key = client_api_key()
-    source = args.api_key_file or ("--api-key" if args.api_key is not None else "NEAPTIDE_API_KEY")
-    try:
-        return None if key is None else sendable(key, str(source))
-    except ValueError as error:
-        raise CommandError(str(error)) from None
-
-
-def _run(run: Callable[[httpx.Client, argparse.Namespace], int], args: argparse.Namespace) -> int:
-    try:
-        with open_client(args) as client:
-            return run(client, args)
-    except CommandError as error:
-        message = str(error)
-    except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-        message = f"cannot reach a server at {args.server}: {error}"
-    except httpx.HTTPError as error:
-        message = f"the exchange with {args.server} failed: {error or type(error).__name__}"
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        message = f"{error.filename or 'the output'}: {error.strerror}"
-    print(f"neaptide batch: {message}", file=sys.stderr)
-    return 1
-
-
-def _call(client: httpx.Client, method: str, url: str, **arguments: Any) -> dict[str, Any]:
-    response = client.request(method, url, **arguments)
-    if not response.is_success:
-        raise CommandError(_error_text(response))
-    try:
-        answer: dict[str, Any] = response.json()
-    except ValueError:
-        message = f"{response.url} does not answer like an OpenAI server: the answer is not JSON"
-        raise CommandError(message) from None
-    return answer
-
-
-def _error_text(response: httpx.Response) -> str:
-    is_batch = response.status_code == 404 and "/batches/" in response.request.url.path
-    advice = "; list batches with: neaptide batch list" if is_batch else ""
-    try:
-        return f"{response.json()['error']['message']} (HTTP {response.status_code}){advice}"
-    except (ValueError, KeyError, TypeError):
-        return f"the server answered HTTP {response.status_code}"
-
-
 # ---- actions --------------------------------------------------------------------------------------------
 
 
 def _submit(client: httpx.Client, args: argparse.Namespace) -> int:
     key = uuid.uuid4().hex
     with args.file.open("rb") as f:
-        file = _call(
+        file = call(
             client,
             "POST",
             "/v1/files",
@@ -152,7 +77,7 @@ def _submit(client: httpx.Client, args: argparse.Namespace) -> int:
             headers={"Idempotency-Key": key},
         )
     body = {"input_file_id": file["id"], "endpoint": args.endpoint, "completion_window": args.window}
-    batch = _call(client, "POST", "/v1/batches", json=body, headers={"Idempotency-Key": key})
+    batch = call(client, "POST", "/v1/batches", json=body, headers={"Idempotency-Key": key})
     print(batch["id"], flush=True)
     return _follow(client, batch) if args.wait else 0
 
@@ -163,7 +88,7 @@ def _list(client: httpx.Client, args: argparse.Namespace) -> int:
     is_empty = True
     while left:
         params: dict[str, str | int] = {"limit": min(left, PAGE)} | ({} if after is None else {"after": after})
-        page = _call(client, "GET", "/v1/batches", params=params)
+        page = call(client, "GET", "/v1/batches", params=params)
         for batch in page["data"]:
             print(json.dumps(batch) if args.json else _row(batch))
             is_empty = False
@@ -186,18 +111,18 @@ def _row(batch: dict[str, Any]) -> str:
 
 
 def _watch(client: httpx.Client, args: argparse.Namespace) -> int:
-    return _follow(client, _call(client, "GET", f"/v1/batches/{args.id}"))
+    return _follow(client, call(client, "GET", f"/v1/batches/{args.id}"))
 
 
 def _cancel(client: httpx.Client, args: argparse.Namespace) -> int:
-    batch = _call(client, "POST", f"/v1/batches/{args.id}/cancel")
+    batch = call(client, "POST", f"/v1/batches/{args.id}/cancel")
     print(f"{batch['id']}: {batch['status']}")
     return 0
 
 
 def _results(client: httpx.Client, args: argparse.Namespace) -> int:
     """Returns 1 where there is no output file to write."""
-    batch = _call(client, "GET", f"/v1/batches/{args.id}")
+    batch = call(client, "GET", f"/v1/batches/{args.id}")
     if batch["status"] not in TERMINAL:
         raise CommandError(f"the batch is {batch['status']}; its files are available once it has ended")
     file_id = batch["error_file_id" if args.errors else "output_file_id"]
@@ -216,7 +141,7 @@ def _download(client: httpx.Client, file_id: str, target: Path | None) -> None:
     with client.stream("GET", f"/v1/files/{file_id}/content") as response:
         if not response.is_success:
             response.read()
-            raise CommandError(_error_text(response))
+            raise CommandError(error_text(response))
         if target is None:
             _copy(response, sys.stdout.buffer)
             return
@@ -267,7 +192,7 @@ def _unsuccessful(batch: dict[str, Any]) -> str:
 
 def _next(client: httpx.Client, batch: dict[str, Any]) -> dict[str, Any]:
     time.sleep(POLL_S)
-    return _call(client, "GET", f"/v1/batches/{batch['id']}")
+    return call(client, "GET", f"/v1/batches/{batch['id']}")
 
 
 def _follow_lines(client: httpx.Client, batch: dict[str, Any], console: Console) -> dict[str, Any]:

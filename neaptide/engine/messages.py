@@ -286,6 +286,67 @@ class Room(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Fraction of the engine's time that its online targets need."""
 
 
+class HeldStep(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """One step and the work that it held. Times are on the engine's clock; predictions are seconds."""
+
+    step: int
+    start_s: float
+    """When its planning began."""
+    end_s: float
+    """When the device had done it."""
+    busy_s: float
+    """Time on the device."""
+    mask_s: float
+    """Part of it spent waiting for masks of grammars."""
+    predicted_s: float
+    margin_s: float
+    online_s: float
+    """Predicted time of the step without its offline work."""
+    streams_s: float
+    """Predicted time of its online decodes alone."""
+    streams: bytes
+    """Admission numbers of its online decodes, int32."""
+    chunks: list[tuple[int, int, int]]
+    """Its online prefill chunks: admission number, tokens, context before them."""
+    offline_prefill_tokens: int = 0
+    offline_decode_tokens: int = 0
+    waiting_online: int = 0
+    """Online requests that the step left waiting."""
+    free_slots: int = 0
+    available_blocks: int = 0
+    """KV blocks that could be allocated without preemption."""
+    online_blocks: int = 0
+    offline_blocks: int = 0
+    reserved_blocks: int = 0
+    """Forecast: blocks for online work, those it holds included."""
+    is_aborted: bool = False
+    admitted: list[tuple[int, str]] = []
+    """Online requests that the step admitted: admission number, request id."""
+    preempted: list[str] = []
+    """Requests preempted since the step before."""
+    offline_limit: str = ""
+    """What ended offline work in the step (``scheduler.draft.Limit``); empty if not reported."""
+    lengths: list[tuple[str, float, float]] = []
+    """Step lengths that the policy chose: for whose work (``prompts`` or ``offline``), seconds, expected late
+    requests."""
+
+
+class RecentSteps(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """Steps since the report before, with what each held."""
+
+    now_s: float
+    block_size: int
+    steps: list[HeldStep]
+    taken: list[tuple[str, float, int]]
+    """Online requests that the engine took in: id, when, prompt tokens."""
+    online_s: float = 0.0
+    """Device time of online work."""
+    offline_s: dict[str, float] = {}
+    """Device time of offline work, by share."""
+    is_paused: bool = False
+    """Whether the operator has paused offline work."""
+
+
 class EngineReady(_Message):
     """Sent once, when weights are loaded and warm-up is done."""
 
@@ -336,6 +397,8 @@ class StepOutputs(_Message):
     """Traffic record, sent now and then; None if there is no piece."""
     room: Room | None = None
     """Answer to ``TellRoom``; None without a question."""
+    recent: RecentSteps | None = None
+    """Steps since the last report that had them; None if there are none."""
     occupancy: Occupancy | None = None
     """Occupancy when no step has just ended, as a request may end between steps. None with ``stats``."""
 

@@ -43,7 +43,9 @@ from neaptide.server.routes import (
     models,
     responses,
     tokenize,
+    why,
 )
+from neaptide.server.why.desk import WhyDesk
 
 __all__ = ["ServerState", "ServingContext", "create_app"]
 
@@ -114,6 +116,8 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     counts = state.counts or OwnCounts(lambda: state.context.clock(), lambda: state.context.wall_clock())
     app.state.limiter = RateLimiter(counts, KeyMetrics(state.registry))
     app.state.shadow = state.shadow
+    app.state.why = why_desk = WhyDesk(state.context.client, lambda: state.context.clock())
+    metrics.add_sink(why_desk.requests)
     app.state.capacity_queries = CapacityQueries(state.context.client, lambda: state.context.clock())
     install_handlers(app, RequestValidationError)
     install_openapi(app)
@@ -137,7 +141,7 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
         hosts=state.hosts,
         cors_origins=state.cors_origins,
     )
-    own = (chat, completions, responses, models, tokenize, health, figures, admin, docs, dashboard)
+    own = (chat, completions, responses, models, tokenize, health, figures, admin, why, docs, dashboard)
     for router in (*(module.router for module in own), *extra_routers):
         app.include_router(router)
     return app

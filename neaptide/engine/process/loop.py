@@ -22,6 +22,7 @@ from neaptide.engine.messages import (
 )
 from neaptide.engine.process.arrivals import OnlineArrivals
 from neaptide.engine.process.room import RoomTeller
+from neaptide.engine.record.step_reporter import StepReporter
 from neaptide.engine.record.traffic_recorder import TrafficRecorder
 from neaptide.engine.steps.stats import occupancy
 
@@ -104,8 +105,9 @@ def run_engine(
         traffic: records what is served.
         arrivals: counters of sent online requests, for which the executor may abort steps.
     """
-    room = RoomTeller(core.scheduler)
+    room, recent = RoomTeller(core.scheduler), StepReporter(core.scheduler)
     core.subscribe(room)
+    core.subscribe(recent)
     publisher = _Publisher(sink)
     sink.send(ready)
     # Objects made at start-up never become garbage: keep the collector from walking them in the loop.
@@ -144,5 +146,6 @@ def run_engine(
         if has_news or now_s - last_sent_s >= HEARTBEAT_S:
             if not step.stats:
                 outputs.occupancy = occupancy(core.scheduler, now_s)
+            outputs.recent = recent.take(now_s)
             sink.send(outputs)
             last_sent_s = now_s

@@ -283,6 +283,8 @@ class EngineClient:
             self._tell(message.occupancy)
         if message.outlooks is not None:
             self._tell(BatchOutlooks(message.outlooks))
+        if message.recent is not None:
+            self._tell(message.recent)
         for traffic in message.traffic or ():
             self._tell(traffic)
         if message.room is not None:

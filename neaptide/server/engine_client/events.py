@@ -7,6 +7,7 @@ from neaptide.engine.messages import (
     BatchDeadlineStatus,
     EngineReady,
     Occupancy,
+    RecentSteps,
     RequestOutput,
     Room,
     StepStats,
@@ -63,6 +64,17 @@ class EngineLost(NamedTuple):
     """What the engine's end says against these rows."""
 
 
-Event = StepStats | Occupancy | Traffic | Room | EngineReady | EngineLost | BatchOutputs | BatchOutlooks | RequestFailed
+Event = (
+    StepStats
+    | Occupancy
+    | RecentSteps
+    | Traffic
+    | Room
+    | EngineReady
+    | EngineLost
+    | BatchOutputs
+    | BatchOutlooks
+    | RequestFailed
+)
 """All events that can be subscribed to. ``EngineReady`` announces a new engine, which has no requests."""
 EventT = TypeVar("EventT", bound=Event)

@@ -14,6 +14,15 @@ class ChoiceTiming:
     first_s: float | None = None
     last_s: float | None = None
     num_tokens: int = 0
+    sent_s: float | None = None
+    """When it was sent to the engine."""
+    engine_first_s: float = 0.0
+    """When the engine had its first token; 0 before that."""
+    num_new_prompt_tokens: int = 0
+    """Prompt tokens that were not in the prefix cache."""
+    longest_gap_s: float = 0.0
+    gap_end_s: float = 0.0
+    """End of the longest gap between two outputs."""
 
     def on_output(self, output: RequestOutput, now_s: float) -> float | None:
         """Notes an output; returns the gap since the one before, if both had tokens."""
@@ -23,7 +32,10 @@ class ChoiceTiming:
             return None
         gap_s = None if self.last_s is None else now_s - self.last_s
         if self.first_s is None:
-            self.first_s = now_s
+            self.first_s, self.engine_first_s = now_s, output.first_token_s
+            self.num_new_prompt_tokens = output.num_prompt_tokens - output.num_cached_tokens
+        elif gap_s is not None and gap_s > self.longest_gap_s:
+            self.longest_gap_s, self.gap_end_s = gap_s, now_s
         self.last_s = now_s
         self.num_tokens += len(output.new_token_ids)
         return gap_s

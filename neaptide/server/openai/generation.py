@@ -335,6 +335,7 @@ class Generation:
             salt=self._principal.salt_for(prepared.cache_salt),
             share=self._principal.share,
         )
+        self.timing.choices[index].sent_s = self._context.clock()
         # It returns an async generator; its declared type says only that it can be iterated.
         return self._context.client.generate(request, self._take_now)
 

@@ -343,5 +343,55 @@ class WhatIfReply(TypedDict):
 
 
 @exact
+class WhyStep(TypedDict):
+    """A step during a wait. Times are in ms, ``at_ms`` since the wait's start; a negative one began before it."""
+
+    step: int
+    at_ms: float
+    busy_ms: float
+    predicted_ms: float
+    prompt_tokens: int
+    prompts: int
+    streams: int
+    batch_tokens: int
+    waiting: int
+    online_blocks: int
+    batch_blocks: int
+    available_blocks: int
+    forecast_blocks: int
+    judgement: str
+
+
+@exact
+class WhyWait(TypedDict):
+    """A wait for the first token or over the longest gap between tokens.
+
+    ``parts_ms`` adds up to ``took_ms``, ``late_parts_ms`` to ``late_ms``. ``steps`` has the longest steps meanwhile.
+    """
+
+    what: Literal["first_token", "longest_gap"]
+    sentence: str
+    took_ms: float
+    target_ms: float
+    late_ms: float
+    without_batch_work_ms: float
+    parts_ms: dict[str, float]
+    late_parts_ms: dict[str, float]
+    num_steps: int
+    steps: list[WhyStep]
+
+
+@exact
+class WhyReply(TypedDict):
+    """Why a request was late."""
+
+    id: str
+    tier: str
+    outcome: str
+    sentence: str
+    waits: list[WhyWait]
+
+
+@exact
 class OfflineSwitch(TypedDict):
     state: Literal["running", "paused"]

@@ -169,7 +169,7 @@ def test_who_stops_watching_is_told_that_the_batch_goes_on_and_nobody_else(
         run("submit", path, "--wait", *url)
     out, err = capfd.readouterr()
     assert err.endswith(f"neaptide batch: the batch continues; watch it with: neaptide batch watch {out.strip()}\n")
-    monkeypatch.setattr(batch, "_call", interrupt)
+    monkeypatch.setattr(batch, "call", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run("submit", path, "--wait", *url)
     assert capfd.readouterr().err == ""
@@ -178,7 +178,7 @@ def test_who_stops_watching_is_told_that_the_batch_goes_on_and_nobody_else(
 def test_a_server_that_is_none_of_openais_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     page = httpx.MockTransport(lambda request: httpx.Response(200, html="<title>Log in</title>"))
     with httpx.Client(base_url="http://proxy", transport=page) as client, pytest.raises(batch.CommandError) as said:
-        batch._call(client, "GET", "/v1/batches")
+        batch.call(client, "GET", "/v1/batches")
     assert str(said.value) == "http://proxy/v1/batches does not answer like an OpenAI server: the answer is not JSON"
 
 

@@ -1,0 +1,102 @@
+"""Route ``GET /admin/why/{id}``: why a request was late."""
+
+from fastapi import APIRouter, Request
+
+from neaptide.engine.messages import HeldStep
+from neaptide.server.http.auth import KeyRing, principal_of
+from neaptide.server.http.errors import NotFoundError, local_callers_only
+from neaptide.server.http.hosts import is_loopback
+from neaptide.server.openai.openapi import replies
+from neaptide.server.openai.replies import WhyReply, WhyStep, WhyWait
+from neaptide.server.why.desk import Explained, WhyDesk
+from neaptide.server.why.parts import TokenWait
+from neaptide.server.why.requests import EndedRequest
+
+SHOWN_STEPS = 20
+NO_TOKEN = {
+    "ok": "it has no output, so nothing of it was late",
+    "aborted": "its client left before the first token",
+    "server_error": "it failed before the first token; the server's log has the error",
+}
+
+router = APIRouter()
+
+
+@router.get("/admin/why/{id}", responses=replies(WhyReply, 403, 404), response_model=None)
+async def why(id: str, request: Request) -> WhyReply:
+    """Says why a chat of the last 15 minutes was late. The id is the reply's, or its `X-Request-Id`. A key gets
+    answers about its own requests, one with the mark `admin` about all. Without keys only callers on this machine
+    may ask."""
+    keys: KeyRing = request.app.state.keys
+    principal = principal_of(request)
+    if not keys.required and not (request.client is not None and is_loopback(request.client.host)):
+        raise local_callers_only()
+    desk: WhyDesk = request.app.state.why
+    found = [one for one in desk.requests.find(id) if principal.is_admin or one.key == principal.key_id]
+    if not found:
+        raise NotFoundError(
+            "No chat with this id has ended in the last 15 minutes, as far as this key may know.",
+            param="id",
+            code="request_not_found",
+        )
+    explained = await desk.explain(found[0])
+    return _reply(found[0], explained)
+
+
+def _reply(request: EndedRequest, explained: list[Explained]) -> WhyReply:
+    reason = NO_TOKEN.get(request.outcome, "it was refused or ended without a token")
+    return {
+        "id": request.name,
+        "tier": request.tier,
+        "outcome": request.outcome,
+        "sentence": explained[0].sentence if explained else reason,
+        "waits": [_wait(one) for one in explained],
+    }
+
+
+def _wait(one: Explained) -> WhyWait:
+    wait, parts = one.wait, one.parts
+    longest = sorted(parts.steps, key=lambda step: -step.busy_s)[:SHOWN_STEPS]
+    return {
+        "what": "longest_gap" if wait.first_token_s is None else "first_token",
+        "sentence": one.sentence,
+        "took_ms": _ms(wait.end_s - wait.start_s),
+        "target_ms": _ms(wait.target_s),
+        "late_ms": _ms(wait.late_s),
+        "without_batch_work_ms": _ms(parts.without_batch_s),
+        "parts_ms": {cause.value: _ms(seconds) for cause, seconds in parts.seconds.items()},
+        "late_parts_ms": {cause.value: _ms(seconds) for cause, seconds in parts.lateness(wait.late_s).items()},
+        "num_steps": len(parts.steps),
+        "steps": [_step(step, wait) for step in sorted(longest, key=lambda step: step.step)],
+    }
+
+
+def _step(step: HeldStep, wait: TokenWait) -> WhyStep:
+    return {
+        "step": step.step,
+        "at_ms": _ms(step.end_s - step.busy_s - wait.start_s),
+        "busy_ms": _ms(step.busy_s),
+        "predicted_ms": _ms(step.predicted_s),
+        "prompt_tokens": sum(num_tokens for _, num_tokens, _ in step.chunks),
+        "prompts": len(step.chunks),
+        "streams": len(step.streams) // 4,
+        "batch_tokens": step.offline_prefill_tokens + step.offline_decode_tokens,
+        "waiting": step.waiting_online,
+        "online_blocks": step.online_blocks,
+        "batch_blocks": step.offline_blocks,
+        "available_blocks": step.available_blocks,
+        "forecast_blocks": step.reserved_blocks,
+        "judgement": _judgement(step),
+    }
+
+
+def _judgement(step: HeldStep) -> str:
+    """The step lengths that the policy chose, and what ended batch work."""
+    told = [f"{_ms(length_s):.1f} ms for {kind}, {num_late:.2f} late" for kind, length_s, num_late in step.lengths]
+    if step.offline_limit:
+        told.append(f"batch work ended by {step.offline_limit}")
+    return "; ".join(told)
+
+
+def _ms(seconds: float) -> float:
+    return round(1e3 * seconds, 3)

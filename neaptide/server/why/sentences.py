@@ -1,0 +1,66 @@
+"""One sentence that says why a chat was late."""
+
+from collections.abc import Mapping
+
+from neaptide.server.why.parts import Cause, TokenWait, WaitParts
+
+LEAST_SHARE = 0.01
+"""Share of the lateness below which a part is not told."""
+_WORDS = {
+    Cause.OTHER: "not recorded",
+    Cause.ENGINE_GONE: "without an engine, which had ended",
+    Cause.AGAIN: "preempted, and computing again what that dropped",
+    Cause.MEMORY: "waiting for KV memory that other chats held",
+    Cause.SLOTS: "waiting for a slot, all of which other requests had",
+    Cause.MASKS: "waiting for masks of grammars",
+    Cause.SLOW: "steps that took longer than predicted",
+    Cause.BEFORE: "before the engine (reading, tokenization, checks)",
+    Cause.AFTER: "from the engine to the client's connection",
+    Cause.BETWEEN: "the engine between its steps",
+    Cause.OWN: "its own prompt",
+}
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+def sentence(wait: TokenWait, parts: WaitParts) -> str:
+    """The lateness, what of it is batch work's, and the other parts, the largest first."""
+    what = "its first token" if wait.first_token_s is not None else "its longest gap between tokens"
+    took = f"{what} took {duration(wait.end_s - wait.start_s)} for a target of {duration(wait.target_s)}"
+    if wait.late_s <= 0:
+        return f"on time: {took}"
+    late = parts.lateness(wait.late_s)
+    batch_s = late.pop(Cause.BATCH)
+    told = ", ".join(
+        f"{duration(seconds)} {_words(cause, parts)}"
+        for cause, seconds in sorted(late.items(), key=lambda item: -item[1])
+        if seconds >= LEAST_SHARE * wait.late_s
+    )
+    return f"late by {duration(wait.late_s)}; {duration(batch_s)} of it by batch work{told and ': '}{told} ({took})"
+
+
+def largest(late: Mapping[Cause, float]) -> Cause:
+    """The cause of most of a lateness."""
+    return max(late, key=lambda cause: late[cause])
+
+
+def _words(cause: Cause, parts: WaitParts) -> str:
+    if cause is Cause.PROMPTS:
+        return f"waiting for {_count(parts.num_prompts)} {'prompt' if parts.num_prompts == 1 else 'prompts'} before it"
+    if cause is Cause.STREAMS:
+        return f"the tokens of {_count(parts.num_streams)} running {'stream' if parts.num_streams == 1 else 'streams'}"
+    return _WORDS[cause]
+
+
+def _count(number: int) -> str:
+    return _NUMBERS[number] if number < len(_NUMBERS) else f"{number:,}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: 4 ms, 180 ms, 1.4 s, 16 s, 3 min, 2.1 h."""
+    if seconds < 0.9995:
+        return f"{1e3 * seconds:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s" if round(seconds, 1) % 1 else f"{seconds:.0f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
