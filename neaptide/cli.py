@@ -168,7 +168,7 @@ def _sizes(text: str) -> tuple[int, int]:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from neaptide.launch.serve import LaunchError, serve
+    from neaptide.launch.serve import LaunchError, WrongValueError, serve
     from neaptide.server.settings import SettingsError
     from neaptide.server.settings_sources import load_settings
 
@@ -177,13 +177,13 @@ def _serve(args: argparse.Namespace) -> int:
         return serve(load_settings(flags, config_file=args.config))
     except (SettingsError, LaunchError) as error:
         print(f"neaptide serve: {error}", file=sys.stderr)
-        return MISUSED if isinstance(error, SettingsError) else 1
+        return MISUSED if isinstance(error, SettingsError | WrongValueError) else 1
 
 
 def _cluster(args: argparse.Namespace) -> int:
     from neaptide.cluster.autoscaling import Scale
     from neaptide.cluster.launch.machine import serve_cluster
-    from neaptide.launch.serve import LaunchError
+    from neaptide.launch.serve import LaunchError, WrongValueError
     from neaptide.server.settings import SettingsError
     from neaptide.server.settings_sources import load_settings
 
@@ -192,12 +192,12 @@ def _cluster(args: argparse.Namespace) -> int:
         return serve_cluster(load_settings(flags, config_file=args.config), Scale(*args.replicas))
     except (SettingsError, LaunchError) as error:
         print(f"neaptide cluster: {error}", file=sys.stderr)
-        return MISUSED if isinstance(error, SettingsError) else 1
+        return MISUSED if isinstance(error, SettingsError | WrongValueError) else 1
 
 
 def _gateway(args: argparse.Namespace) -> int:
     from neaptide.cluster.launch.fronting import serve_gateway
-    from neaptide.launch.serve import LaunchError
+    from neaptide.launch.serve import LaunchError, WrongValueError
     from neaptide.server.settings import SettingsError
     from neaptide.server.settings_sources import load_settings
 
@@ -206,7 +206,7 @@ def _gateway(args: argparse.Namespace) -> int:
         return serve_gateway(load_settings(flags, config_file=args.config), args.servers or args.servers_dns)
     except (SettingsError, LaunchError) as error:
         print(f"neaptide gateway: {error}", file=sys.stderr)
-        return MISUSED if isinstance(error, SettingsError) else 1
+        return MISUSED if isinstance(error, SettingsError | WrongValueError) else 1
 
 
 def _from_commands(name: str, *values: Callable[[], str]) -> Callable[[Subparsers], None]:

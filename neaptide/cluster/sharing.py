@@ -33,18 +33,22 @@ class SharedStorage:
     """
 
     def __init__(self, store_url: str | None, blobs_url: str | None, lease_s: float) -> None:
-        self._store_url = store_url
+        self._url: sa.URL | None = None
+        if store_url is not None:
+            # Imported here: the driver takes as long to load as the rest of the store.
+            from neaptide.cluster.storage.postgres import postgres_url
+
+            self._url = postgres_url(store_url)
         self.blobs = None if blobs_url is None else Blobs(blobs_url)
         self._lease_s = lease_s
 
     def database(self, limit_s: float) -> Database | None:
-        """As in ``BatchSharing``. Raises StoreError for an invalid address."""
-        if self._store_url is None:
+        """As in ``BatchSharing``."""
+        if self._url is None:
             return None
-        # Imported here: the driver takes as long to load as the rest of the store.
-        from neaptide.cluster.storage.postgres import PostgresDatabase, postgres_url
+        from neaptide.cluster.storage.postgres import PostgresDatabase
 
-        return PostgresDatabase(postgres_url(self._store_url), self.blobs is not None, limit_s)
+        return PostgresDatabase(self._url, self.blobs is not None, limit_s)
 
     def settle(self, conn: sa.Connection) -> None:
         """As in ``BatchSharing``."""

@@ -56,5 +56,5 @@ def run_command(args: argparse.Namespace) -> int:
         calibrate_to_file(args)
     except (OSError, ValueError, RuntimeError) as error:
         print(f"neaptide calibrate: {error}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, RuntimeError) else 2
     return 0

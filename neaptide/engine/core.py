@@ -22,6 +22,7 @@ from neaptide.engine.messages import (
     PlanReady,
     RequestOutput,
     SetOffline,
+    SetShareWeights,
     StepOutputs,
     StepStats,
     ToEngine,
@@ -163,6 +164,8 @@ class EngineCore:
             self.scheduler.queues.pool.follow(PlannedOrder.of(message))
         elif isinstance(message, SetOffline):
             self.scheduler.offline_paused = message.paused
+        elif isinstance(message, SetShareWeights):
+            self.scheduler.queues.pool.turns.set_weights(message.weights)
 
     def read_again(self) -> None:
         """Takes in the rows whose token file has become readable. To be called now and then."""

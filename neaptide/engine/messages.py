@@ -124,6 +124,12 @@ class SetOffline(_Message):
     paused: bool
 
 
+class SetShareWeights(_Message):
+    """Weights of tenants for what is admitted from now on; 1 unless given."""
+
+    weights: dict[str, float]
+
+
 class TellTraffic(_Message):
     """Asks for a piece of the traffic record that includes the present requests (``engine.record.traffic``)."""
 
@@ -140,7 +146,16 @@ class Shutdown(_Message):
 
 
 ToEngine = (
-    AddRequest | AbortRequest | AddBatch | CancelBatch | PlanReady | SetOffline | TellTraffic | TellRoom | Shutdown
+    AddRequest
+    | AbortRequest
+    | AddBatch
+    | CancelBatch
+    | PlanReady
+    | SetOffline
+    | SetShareWeights
+    | TellTraffic
+    | TellRoom
+    | Shutdown
 )
 
 

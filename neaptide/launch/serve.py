@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,6 +67,10 @@ class LaunchError(Exception):
     """The server cannot start. The message is one line for the operator."""
 
 
+class WrongValueError(LaunchError):
+    """A setting names something that does not exist or cannot be used. Nothing was started."""
+
+
 def engine_config(
     settings: Settings,
     model_path: Path,
@@ -78,7 +82,7 @@ def engine_config(
     """The engine process's configuration. Unset targets get the device's defaults.
 
     Raises:
-        LaunchError: policy, executor or profile do not exist, the API keys are invalid, or the step log cannot be
+        WrongValueError: policy, executor or profile do not exist, the API keys are invalid, or the step log cannot be
             written.
     """
     from neaptide.engine.scheduler.policies import check_name
@@ -91,7 +95,7 @@ def engine_config(
         check_name(settings.policy)
         check_executor(settings.executor, arguments, host_cache_bytes, settings.batch_invariant, settings.quantization)
     except ValueError as error:
-        raise LaunchError(str(error)) from error
+        raise WrongValueError(str(error)) from error
     share_weights = key_ring(settings).share_weights
     on_cuda = settings.device == "cuda"
     tpot_slo_ms = settings.tpot_slo_ms or (DEFAULT_TPOT_CUDA_MS if on_cuda else DEFAULT_TPOT_CPU_MS)
@@ -129,7 +133,7 @@ def engine_config(
 
 
 def key_ring(settings: Settings) -> "KeyRing":
-    """The API keys of the settings. Raises LaunchError."""
+    """The API keys of the settings. Raises WrongValueError."""
     from neaptide.server.http.auth import KeyRing
     from neaptide.server.limits.key_file import accepted_keys
 
@@ -137,15 +141,23 @@ def key_ring(settings: Settings) -> "KeyRing":
     try:
         ring.accept(accepted_keys(settings.api_key, settings.api_key_file))
     except ValueError as error:
-        raise LaunchError(str(error)) from error
+        raise WrongValueError(str(error)) from error
     return ring
 
 
-def key_reloader(settings: Settings, ring: "KeyRing") -> "KeyReloader | None":
-    """What keeps the ring as the key file says; None without one."""
+def key_reloader(
+    settings: Settings, ring: "KeyRing", on_weights: "Callable[[dict[str, float]], None] | None" = None
+) -> "KeyReloader | None":
+    """What keeps the ring as the key file says; None without one.
+
+    Args:
+        on_weights: told of changed weights.
+    """
     from neaptide.server.limits.key_file import KeyReloader
 
-    return None if settings.api_key_file is None else KeyReloader(ring, settings.api_key, settings.api_key_file)
+    if settings.api_key_file is None:
+        return None
+    return KeyReloader(ring, settings.api_key, settings.api_key_file, on_weights)
 
 
 def _executor_config(settings: Settings, model_path: Path, arguments: dict[str, str]) -> ExecutorConfig:
@@ -168,7 +180,7 @@ def executor_arguments(given: Sequence[str]) -> dict[str, str]:
     """The values of ``--executor-arg NAME=VALUE`` by name; ``a-b`` becomes ``a_b``.
 
     Raises:
-        LaunchError: an argument has no value, or is given twice.
+        WrongValueError: an argument has no value, or is given twice.
     """
     arguments: dict[str, str] = {}
     for text in given:
@@ -176,9 +188,9 @@ def executor_arguments(given: Sequence[str]) -> dict[str, str]:
         head, dot, part = name.strip().removeprefix("--").partition(".")
         name = head.replace("-", "_") + dot + part
         if not sign or not name:
-            raise LaunchError(f"executor_arg = {text!r} is not of the form NAME=VALUE")
+            raise WrongValueError(f"executor_arg = {text!r} is not of the form NAME=VALUE")
         if name in arguments:
-            raise LaunchError(f"executor_arg = {text!r}: {name} is given twice")
+            raise WrongValueError(f"executor_arg = {text!r}: {name} is given twice")
         arguments[name] = value
     return arguments
 
@@ -284,12 +296,12 @@ def _http_server(
             completion_windows=settings.completion_windows,
             file_life_s=int(settings.file_retention_days * DAY_S),
         )
-    except ValueError as error:
-        raise LaunchError(str(error)) from error
+    except (ValueError, StoreError) as error:
+        raise WrongValueError(str(error)) from error
     for principal in keys.principals:
         logger.info("key %s is accepted, %s", principal.key_id, principal.shown)
     compiler = ContextCompiler(context)
-    checker = CheckerPool(partial(WorkerChecker, compiler.recipe()), keys.share_weights)
+    checker = CheckerPool(partial(WorkerChecker, compiler.recipe()), keys.share_weight)
     service = BatchService(batch_settings, context.client, compiler, checker, planner=Planner())
     own = OwnCounts(context.clock, context.wall_clock, None if settings.blobs else service.store)
     counts = LeasedCounts(service.store, context.clock, own) if settings.blobs else own
@@ -311,7 +323,8 @@ def _http_server(
     app.state.metrics.storage_failing.set_function(lambda: float(service.storage_failing))
     server = Server(uvicorn_config(settings, app, app.state.metrics.http))
     work_log = WorkLog(app.state.metrics.history, app.state.engine)
-    return server, service, state.shadow, work_log, app.state.limiter, key_reloader(settings, keys)
+    reloader = key_reloader(settings, keys, context.client.set_share_weights)
+    return server, service, state.shadow, work_log, app.state.limiter, reloader
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -348,14 +361,15 @@ def model_context(settings: Settings, data_dir: Path, has_engine: bool = True) -
         has_engine: an engine on this machine will run the model; else its weights are neither needed nor checked.
 
     Raises:
-        LaunchError: the model does not exist, or its engine cannot be configured this way.
+        LaunchError: the model cannot be downloaded or read.
+        WrongValueError: it does not exist or is not supported, or its engine cannot be configured this way.
     """
     import time
 
     from neaptide.executors.registry import EXECUTORS
     from neaptide.executors.simulated.scripted import is_scripted
     from neaptide.models.checkpoint import load_model_config, load_model_facts, resolve_model
-    from neaptide.models.config import ModelFacts, UnsupportedModelError
+    from neaptide.models.config import ModelFacts, ModelUnavailableError, UnsupportedModelError
     from neaptide.server.context import Admission, GenerationDefaults, ServingContext
     from neaptide.server.engine_client.client import EngineClient
     from neaptide.server.engine_client.fingerprint import model_fingerprint
@@ -368,7 +382,7 @@ def model_context(settings: Settings, data_dir: Path, has_engine: bool = True) -
     try:
         Interpreter(settings.engine_python).check()
     except InterpreterError as error:
-        raise LaunchError(str(error)) from error
+        raise WrongValueError(str(error)) from error
     try:
         is_embedded = settings.model == EMBEDDED_MODEL
         model_path = embedded_model_path() if is_embedded else resolve_model(settings.model, with_weights=has_engine)
@@ -379,8 +393,10 @@ def model_context(settings: Settings, data_dir: Path, has_engine: bool = True) -
         defaults = GenerationDefaults.load(model_path)
         fingerprint = model_fingerprint(model_path)
         check_names(settings.tool_call_parser, settings.reasoning_parser)
-    except (UnsupportedModelError, OSError, ValueError) as error:
+    except (ModelUnavailableError, OSError) as error:
         raise LaunchError(one_line(str(error))) from error
+    except (UnsupportedModelError, ValueError) as error:
+        raise WrongValueError(one_line(str(error))) from error
     max_model_len = _max_model_len(settings, model)
     ends = EndTokens.of(model, tokenizer)
     config = engine_config(settings, model_path, fingerprint, max_model_len, data_dir, ends.ids)

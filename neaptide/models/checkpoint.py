@@ -6,7 +6,7 @@ A model that cannot be served raises `UnsupportedModelError` with one line for t
 import re
 from pathlib import Path
 
-from neaptide.models.config import VLLM, ModelConfig, ModelFacts, UnsupportedModelError
+from neaptide.models.config import VLLM, ModelConfig, ModelFacts, ModelUnavailableError, UnsupportedModelError
 from neaptide.models.fields import RawConfig, entries, positive_int, read_json, token_ids
 from neaptide.models.registry import family_of
 from neaptide.models.rope import context
@@ -34,7 +34,8 @@ def resolve_model(path_or_hub_id: str, with_weights: bool = True) -> Path:
         with_weights: download the weights too; a gateway needs the tokenizer only.
 
     Raises:
-        UnsupportedModelError: it is neither a directory nor a repository that can be downloaded.
+        ModelUnavailableError: it is no directory, and cannot be downloaded now.
+        UnsupportedModelError: it is a path at which there is no model.
     """
     try:
         path = Path(path_or_hub_id).expanduser()
@@ -59,7 +60,7 @@ def resolve_model(path_or_hub_id: str, with_weights: bool = True) -> Path:
         )
     except Exception as error:  # hub, HTTP and file errors share no base class
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UnsupportedModelError(
+        raise ModelUnavailableError(
             f"{path_or_hub_id}: neither a local directory nor a model that can be downloaded ({reason}). "
             "Without network access, give a local path; HF_TOKEN opens gated models, HF_ENDPOINT sets a mirror"
         ) from error

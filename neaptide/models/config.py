@@ -8,6 +8,10 @@ class UnsupportedModelError(ValueError):
     """The model cannot be served; the message is one line that says why."""
 
 
+class ModelUnavailableError(UnsupportedModelError):
+    """The model cannot be downloaded now; a later try may succeed."""
+
+
 VLLM = "--executor vllm serves more models"
 """End of the message if our own executor lacks something that vLLM has."""
 

@@ -13,6 +13,7 @@ from neaptide.engine.messages import (
     DualScanPlan,
     PlanReady,
     SetOffline,
+    SetShareWeights,
     ToEngine,
 )
 from neaptide.engine.offline.planned import raw
@@ -29,6 +30,7 @@ from neaptide.engine.record.step_log import (
     Message,
     OrderLine,
     StepLine,
+    WeightsLine,
 )
 from neaptide.engine.row_id import RowId
 from neaptide.simulation.logged_requests import LoggedRequests
@@ -81,6 +83,8 @@ class ReplayMessages:
             return CancelBatch(line.id)
         if isinstance(line, OrderLine):
             return self._order(line)
+        if isinstance(line, WeightsLine):
+            return SetShareWeights(line.weights)
         return SetOffline(line.paused)
 
     def _order(self, line: OrderLine) -> PlanReady:

@@ -7,12 +7,14 @@ from pathlib import Path
 import openai
 import pytest
 
+from neaptide.engine.record.step_log import WeightsLine, read_log
+from neaptide.server.http.auth import principal_for
 from tests.e2e.conftest import SIM
 from tests.e2e.server import RunningServer
 from tests.patience import PATIENCE_S
 
 FIRST = '[[keys]]\nkey = "first"\nname = "shop"\nadmin = true\ntokens_per_day = 40\n'
-SECOND = '[[keys]]\nkey = "second"\n'
+SECOND = '[[keys]]\nkey = "second"\nweight = 3\n'
 
 
 def write(file: Path, text: str) -> None:
@@ -40,7 +42,9 @@ def use_up(server: RunningServer) -> None:
 def test_keys_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     write(file, FIRST)
-    with RunningServer(tmp_path, "--api-key-file", str(file), env=SIM | {"NEAPTIDE_SIM_STEP_MS": "1"}) as server:
+    log = tmp_path / "steps.log"
+    flags = ("--api-key-file", str(file), "--step-log", str(log))
+    with RunningServer(tmp_path, *flags, env=SIM | {"NEAPTIDE_SIM_STEP_MS": "1"}) as server:
         assert "is accepted, name shop, tier default, tokens_per_day 40, admin" in server.log
         use_up(server)
 
@@ -62,6 +66,9 @@ def test_keys_of_a_file(tmp_path: Path) -> None:
 
         server.process.terminate()
         assert server.process.wait(PATIENCE_S) == 0
+        # The engine was told of the weight, and once: it has not changed since.
+        weights = [line.weights for line in read_log(log) if isinstance(line, WeightsLine)]
+        assert weights == [{principal_for("second").share: 3.0}]
         server.start()
         with pytest.raises(openai.RateLimitError, match="tokens per day"):
             chat(server, "first")

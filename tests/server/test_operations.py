@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Route
 
-from neaptide.engine.messages import SetOffline
+from neaptide.engine.messages import SetOffline, SetShareWeights
 from neaptide.engine.params import Tier
 from neaptide.server.http.auth import OPEN_PATHS, KeyRing
 from neaptide.server.text.tokenizer import Tokenizer
@@ -367,6 +367,17 @@ async def test_offline_switch(server: Server) -> None:
         assert server.context.client.offline_paused is paused
     reply = await server.http.post("/admin/offline", json={"state": "off"})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "state")
+
+
+async def test_the_weights_of_keys_reach_this_engine_and_later_ones(server: Server) -> None:
+    client, told = server.context.client, SetShareWeights({"0123abcd": 3.0})
+    client.set_share_weights(told.weights)
+    assert server.engine.received[-1] == told
+    info = client.info
+    client.detach()
+    client.attach(server.engine, info)
+    assert server.engine.received[-1] == told
+    assert server.engine.received.count(told) == 2
 
 
 async def test_openapi_document_has_bodies_and_one_error_shape(server: Server) -> None:

@@ -4,16 +4,26 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from neaptide.engine.clock import VirtualClock
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.core import EngineCore
-from neaptide.engine.messages import AbortRequest, AddBatch, AddRequest, CancelBatch, SetOffline, ToEngine
+from neaptide.engine.messages import (
+    AbortRequest,
+    AddBatch,
+    AddRequest,
+    CancelBatch,
+    SetOffline,
+    SetShareWeights,
+    ToEngine,
+)
+from neaptide.engine.offline.sharing import tenant_account
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.record.block_numbers import BlockNumbers
-from neaptide.engine.record.step_log import IdleLine, StepLine, create_log, read_log
+from neaptide.engine.record.step_log import IdleLine, StepLine, WeightsLine, create_log, read_log
 from neaptide.engine.record.step_recorder import StepRecorder
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.engine.steps.plan import BatchShape, StepPlan
@@ -273,6 +283,19 @@ def test_a_row_that_was_looked_at_and_cancelled_replays(tmp_path: Path) -> None:
     engine.run()
     engine.recorder.close()
     assert engine.recorder.num_open == 0
+    assert replay(tmp_path / "log").difference is None
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_weights_that_change_replay(depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenant_account, "QUANTUM_TOKENS", 8)
+    engine = Recorded(tmp_path / "log", overlap_depth=depth, max_num_seqs=2)
+    jobs = [batch(tmp_path, share, [[number] * 8] * 12, max_tokens=2) for number, share in enumerate("ab", 7)]
+    engine.step(*(msgspec.structs.replace(job, share=job.batch_id) for job in jobs))
+    engine.step(SetShareWeights({"b": 5.0}))
+    engine.run()
+    engine.recorder.close()
+    assert [line.weights for line in read_log(tmp_path / "log") if isinstance(line, WeightsLine)] == [{"b": 5.0}]
     assert replay(tmp_path / "log").difference is None
 
 

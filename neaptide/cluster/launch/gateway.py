@@ -15,7 +15,7 @@ from neaptide.cluster.gateway.prompts import PromptReader
 from neaptide.cluster.gateway.replicas import Replicas
 from neaptide.cluster.routing import SlackRouter
 from neaptide.engine.kv.prefix_index import extend_block_hashes
-from neaptide.launch.serve import LaunchError, key_reloader, key_ring, model_context
+from neaptide.launch.serve import WrongValueError, key_reloader, key_ring, model_context
 from neaptide.server.context import ServingContext
 from neaptide.server.http.hosts import HostFilter
 from neaptide.server.limits.key_file import KeyReloader
@@ -54,9 +54,9 @@ class RunningGateway:
 
 
 def check_shared(settings: Settings) -> None:
-    """Raises LaunchError if replicas would not share their batches."""
+    """Raises WrongValueError if replicas would not share their batches."""
     if settings.store is None:
-        raise LaunchError("replicas share their batches in a database: set --store postgresql://USER@HOST/DATABASE")
+        raise WrongValueError("replicas share their batches in a database: set --store postgresql://USER@HOST/DATABASE")
 
 
 def build_gateway(settings: Settings, has_engines: bool = True) -> RunningGateway:

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from neaptide.engine.offline.lanes import Lane
@@ -70,6 +70,9 @@ class Turns(ABC):
 
     def ended(self, request: Request) -> None:  # noqa: B027
         """A request that was handed out has ended, or one that never was."""
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:  # noqa: B027 (an order may have none)
+        """Weights of the tenants from now on; 1 unless given."""
 
     def begin_step(self, now_s: float, is_paused: bool = False) -> None:  # noqa: B027
         """A step is to be planned; while the operator has paused offline work, what is done of it says nothing of what

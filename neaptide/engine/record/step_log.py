@@ -103,6 +103,12 @@ class OfflineLine(_LogLine, tag="offline"):
     paused: bool
 
 
+class WeightsLine(_LogLine, tag="weights"):
+    """A ``SetShareWeights``."""
+
+    weights: dict[str, float]
+
+
 class OrderLine(_LogLine, tag="order"):
     """A ``PlanReady``: an order of waiting lines."""
 
@@ -194,7 +200,7 @@ class StepLine(_LogLine, tag="step"):
     gave a step. All messages above this line were known then."""
 
 
-Message = AddLine | BatchLine | AbortLine | CancelLine | OfflineLine | OrderLine
+Message = AddLine | BatchLine | AbortLine | CancelLine | OfflineLine | WeightsLine | OrderLine
 Line = HeaderLine | ObserveLine | Message | RowLine | IdleLine | PlanLine | StepLine
 
 

@@ -9,7 +9,16 @@ import numpy as np
 
 from neaptide.engine.config import EngineConfig
 from neaptide.engine.kv.prefix_index import extend_block_hashes
-from neaptide.engine.messages import AbortRequest, AddBatch, AddRequest, CancelBatch, PlanReady, SetOffline, ToEngine
+from neaptide.engine.messages import (
+    AbortRequest,
+    AddBatch,
+    AddRequest,
+    CancelBatch,
+    PlanReady,
+    SetOffline,
+    SetShareWeights,
+    ToEngine,
+)
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.offline.planned import PlannedOrder
 from neaptide.engine.offline.prefix_tree import PrefixTree
@@ -33,6 +42,7 @@ from neaptide.engine.record.step_log import (
     PlanLine,
     RowLine,
     StepLine,
+    WeightsLine,
 )
 from neaptide.engine.request import Request
 from neaptide.engine.row_id import RowId, is_row_of
@@ -138,6 +148,8 @@ class StepRecorder(EngineObserver):
             self._order(PlannedOrder.of(message))
         elif isinstance(message, SetOffline):
             self._write(OfflineLine(message.paused))
+        elif isinstance(message, SetShareWeights):
+            self._write(WeightsLine(message.weights))
 
     @harmless
     def row(self, request: Request) -> None:

@@ -44,7 +44,10 @@ class BatchSettings:
 
     def __post_init__(self) -> None:
         for window in self.completion_windows:
-            window_seconds(window)
+            try:
+                window_seconds(window)
+            except ValueError as error:
+                raise ValueError(f"completion_windows: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

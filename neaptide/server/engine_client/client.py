@@ -21,6 +21,7 @@ from neaptide.engine.messages import (
     PlanReady,
     RequestOutput,
     SetOffline,
+    SetShareWeights,
     StepOutputs,
     TellRoom,
     TellTraffic,
@@ -91,6 +92,8 @@ class EngineClient:
         """Requests that have had no output yet."""
         self._listeners: defaultdict[type[Any], list[Callable[[Any], None]]] = defaultdict(list)
         self._offline_paused = False
+        self._share_weights: dict[str, float] | None = None
+        """Weights that differ from those of the engine's configuration."""
         self.has_given_up = False
         """Whether the supervisor expects no engine any more, though it may keep trying."""
         self.last_end = ""
@@ -200,6 +203,12 @@ class EngineClient:
         if self._link is not None:
             self._link.send(SetOffline(paused))
 
+    def set_share_weights(self, weights: dict[str, float]) -> None:
+        """Weights of API keys for offline work, for this engine and later ones."""
+        self._share_weights = weights
+        if self._link is not None:
+            self._link.send(SetShareWeights(weights))
+
     def subscribe(self, event_type: type[EventT], listener: Callable[[EventT], None]) -> None:
         """Calls ``listener`` with every event of this type, in the order of subscriptions. It must not block.
 
@@ -225,6 +234,8 @@ class EngineClient:
         self.has_given_up = False
         if self._offline_paused:
             link.send(SetOffline(True))
+        if self._share_weights is not None:
+            link.send(SetShareWeights(self._share_weights))
         self._ready.set()
         self._tell(info)
 

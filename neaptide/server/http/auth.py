@@ -162,22 +162,24 @@ class KeyRing:
     def __init__(self, keys: Sequence[str] = ()) -> None:
         self._entries: list[tuple[bytes, Principal]] = []
         self._keys: list[str] = []
+        self.share_weights: dict[str, float] = {}
+        """Weights other than 1, by share."""
         self.accept(parse_keys(keys))
 
     def accept(self, accepted: Sequence[AcceptedKey]) -> None:
         """Accepts these keys and no others from now on."""
         self._entries = [(_digest(b"key", one.key), one.principal) for one in accepted]
         self._keys = [one.key for one in accepted]
+        self.share_weights = {one.share: one.weight for one in self.principals if one.weight != 1.0}
 
     @property
     def keys(self) -> list[str]:
         """The keys themselves, for this process's own requests to servers that accept the same ones."""
         return self._keys
 
-    @property
-    def share_weights(self) -> dict[str, float]:
-        """Weights other than 1, by share."""
-        return {one.share: one.weight for one in self.principals if one.weight != 1.0}
+    def share_weight(self, share: str) -> float:
+        """Weight of a share; 1 for the share of a key that is accepted no more."""
+        return self.share_weights.get(share, 1.0)
 
     @property
     def required(self) -> bool:

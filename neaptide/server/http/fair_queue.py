@@ -7,9 +7,8 @@ starts at the least value of those present, so unused time is not saved.
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from types import MappingProxyType
 
 from neaptide.server.http.errors import OverloadedError
 
@@ -18,11 +17,12 @@ class FairQueue:
     """Fair queue of turns. Event loop only.
 
     Args:
-        weights: by tenant; 1 unless given. While both wait, a tenant of weight 2 is served for twice the time.
+        weight: of a tenant, as it is at the end of its turn. While both wait, a tenant of weight 2 is served for twice
+            the time.
     """
 
-    def __init__(self, weights: Mapping[str, float] = MappingProxyType({})) -> None:
-        self._weights = weights
+    def __init__(self, weight: Callable[[str], float] = lambda _: 1.0) -> None:
+        self._weight = weight
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._at_work: str | None = None
         self._served_s: dict[str, float] = {}
@@ -48,7 +48,7 @@ class FairQueue:
         try:
             yield
         finally:
-            self._served_s[tenant] += (loop.time() - begun_s) / self._weights.get(tenant, 1.0)
+            self._served_s[tenant] += (loop.time() - begun_s) / self._weight(tenant)
             self._pass_on()
 
     async def _wait(self, tenant: str) -> None:

@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -121,10 +121,18 @@ class KeyReloader:
 
     Args:
         entries: keys of ``--api-key``, which stay.
+        on_weights: told of the weights of shares when they have changed. Called on the event loop.
     """
 
-    def __init__(self, ring: KeyRing, entries: Sequence[str], path: str) -> None:
+    def __init__(
+        self,
+        ring: KeyRing,
+        entries: Sequence[str],
+        path: str,
+        on_weights: Callable[[dict[str, float]], None] | None = None,
+    ) -> None:
         self._ring = ring
+        self._on_weights = on_weights
         self._entries = entries
         self._path = path
         self._seen = self._taken = self._stamp()
@@ -158,16 +166,15 @@ class KeyReloader:
             len(before.keys() - after.keys()),
             sum(after[tenant] != before[tenant] for tenant in after.keys() & before.keys()),
         )
-        if self._ring.share_weights != weights:
-            logger.warning("the weights of keys change at the next start of the server")
+        if self._on_weights is not None and self._ring.share_weights != weights:
+            self._on_weights(self._ring.share_weights)
         return True
 
-    def look(self) -> None:
-        """Reads the file if it has changed, once two looks find it the same: before, it may be half written."""
+    def has_changed(self) -> bool:
+        """Looks at the file. A change counts once two looks find it the same: before, it may be half written."""
         stamp, seen = self._stamp(), self._seen
         self._seen = stamp
-        if stamp == seen and stamp != self._taken:
-            self.reload()
+        return stamp == seen and stamp != self._taken
 
     def _stamp(self) -> _Stamp:
         try:
@@ -179,4 +186,5 @@ class KeyReloader:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            await asyncio.to_thread(self.look)
+            if await asyncio.to_thread(self.has_changed):
+                self.reload()

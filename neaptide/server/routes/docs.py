@@ -14,7 +14,7 @@ router = APIRouter()
 _HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
 _STYLE = "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em;overflow-wrap:anywhere}"
 _STYLE += "table{border-collapse:collapse}td{padding:0 1em 0 0;vertical-align:top}td:first-child{min-width:7em}"
-_STYLE += "code{font-size:14px}h2 code{font-size:17px}:root{color-scheme:light dark}"
+_STYLE += "code{font-size:14px}h2 code{font-size:17px}:root{color-scheme:light dark;background:Canvas;color:CanvasText}"
 _HEAD = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
 
 

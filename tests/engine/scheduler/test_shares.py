@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from neaptide.engine.config import CacheConfig
+from neaptide.engine.messages import SetShareWeights
 from neaptide.engine.offline.sharing import tenant_account
 from tests.engine.harness import Harness, batch
 
@@ -82,3 +83,22 @@ def test_long_answers_do_not_take_every_seat_before_they_are_charged_for(tmp_pat
         for name, num_tokens in harness.step().items():
             tokens[name.partition(":")[0]] += num_tokens
     assert tokens["prompts"] == pytest.approx(tokens["answers"], rel=0.25)
+
+
+def ends_of(harness: Harness) -> Counter[str]:
+    return Counter(request_id.partition("job")[0] for event, request_id in harness.log if event == "end")
+
+
+def test_new_weights_count_from_then_on_and_change_no_debt(tmp_path: Path) -> None:
+    harness = harness_for(share_weights={"a": 3.0})
+    for share in ("a", "b"):
+        submit(harness, tmp_path, f"{share}job", 700, share)
+    for _ in range(40):
+        harness.step()
+    before = ends_of(harness)
+    assert before["a"] / before["b"] == pytest.approx(3.0, rel=0.1)
+    harness.core.handle(SetShareWeights({"b": 3.0}))
+    for _ in range(40):
+        harness.step()
+    after = ends_of(harness) - before
+    assert after["b"] / after["a"] == pytest.approx(3.0, rel=0.1)

@@ -45,7 +45,7 @@ async def test_tenants_are_served_for_equal_times_and_not_equally_often(loop_clo
 
 
 async def test_weights_count(loop_clock: LoopClock) -> None:
-    work = Work(FairQueue({"heavy": 3.0}), loop_clock)
+    work = Work(FairQueue({"heavy": 3.0, "light": 1.0}.__getitem__), loop_clock)
     await asyncio.gather(*work.add("light", 40, seconds=30.0), *work.add("heavy", 40, seconds=30.0))
     assert 29 <= Counter(work.done[:40])["heavy"] <= 31
 

@@ -1,8 +1,8 @@
 """The file of keys: what it may say, and how a changed one is taken."""
 
-import asyncio
 import logging
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from neaptide.server.http.auth import KeyRing
 from neaptide.server.http.errors import AuthenticationError
 from neaptide.server.limits.key_file import KeyReloader, accepted_keys, read_key_file
 from neaptide.server.limits.usage import KeyLimits
+from tests.patience import until
 
 FULL = """
 [[keys]]
@@ -107,7 +108,12 @@ class Watched:
     def __init__(self, file: Path, *entries: str) -> None:
         self.ring = KeyRing()
         self.ring.accept(accepted_keys(entries, str(file)))
-        self.reloader = KeyReloader(self.ring, entries, str(file))
+        self.weights: list[dict[str, float]] = []
+        self.reloader = KeyReloader(self.ring, entries, str(file), self.weights.append)
+
+    def look(self) -> None:
+        if self.reloader.has_changed():
+            self.reloader.reload()
 
     def accepts(self, key: str) -> bool:
         try:
@@ -124,12 +130,12 @@ class Watched:
 def test_a_changed_file_is_taken_once_it_is_still(file: Path) -> None:
     write(file, ONE)
     watched = Watched(file, "flag")
-    watched.reloader.look()
+    watched.look()
     assert watched.accepted == ["secret-one", "flag"]
     write(file, TWO)
-    watched.reloader.look()
+    watched.look()
     assert watched.accepted == ["secret-one", "flag"]  # it may be half written
-    watched.reloader.look()
+    watched.look()
     assert watched.accepted == ["secret-two", "flag"]
 
 
@@ -144,8 +150,8 @@ def test_a_file_behind_links_is_followed_as_a_kubelet_swaps_them(tmp_path: Path)
     assert watched.accepted == ["secret-one"]
     (tmp_path / "..new").symlink_to("second")
     os.replace(tmp_path / "..new", tmp_path / "..data")
-    watched.reloader.look()
-    watched.reloader.look()
+    watched.look()
+    watched.look()
     assert watched.accepted == ["secret-two"]
 
 
@@ -160,41 +166,54 @@ def test_a_broken_file_leaves_the_keys_and_says_so_once(
     else:
         write(file, broken)
     for _ in range(4):
-        watched.reloader.look()
+        watched.look()
     assert watched.accepted == ["secret-one"]
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert [error.endswith("; the keys of before stay") for error in errors] == [True]
     write(file, TWO)
     for _ in range(2):
-        watched.reloader.look()
+        watched.look()
     assert watched.accepted == ["secret-two"]
 
 
-def test_the_log_says_what_has_changed_and_that_weights_wait(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_what_has_changed(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(file, ONE)
     watched = Watched(file)
     write(file, f"{ONE}weight = 3\n{TWO}")
     with caplog.at_level(logging.INFO):
         assert watched.reloader.reload()
     assert [record.getMessage() for record in caplog.records] == [
-        "the key file was read again: 2 keys, 1 new, 0 gone, 1 changed",
-        "the weights of keys change at the next start of the server",
+        "the key file was read again: 2 keys, 1 new, 0 gone, 1 changed"
     ]
 
 
-async def test_a_watched_file_is_looked_at_again_and_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_a_file_says_of_a_key_changes_with_it(file: Path) -> None:
     write(file, ONE)
-    watched, looks, seen = Watched(file), 0, asyncio.Event()
-    loop = asyncio.get_running_loop()
+    watched = Watched(file)
+    share = watched.ring.identify("Bearer secret-one").share
+    write(file, FULL)
+    assert watched.reloader.reload()
+    assert watched.ring.identify("Bearer secret-one") == read_key_file(file)[0].principal
+    assert watched.weights == [{share: 2.0}]
+    assert (watched.ring.share_weight(share), watched.ring.share_weight("another")) == (2.0, 1.0)
+    write(file, FULL.replace("600", "601"))
+    assert watched.reloader.reload()
+    assert len(watched.weights) == 1  # they are the same
+    write(file, TWO)
+    assert watched.reloader.reload()
+    assert watched.weights[1:] == [{}]
+    assert watched.ring.share_weight(share) == 1.0
 
-    def look() -> None:
-        nonlocal looks
-        looks += 1
-        if looks == 3:
-            loop.call_soon_threadsafe(seen.set)
 
+async def test_a_watched_file_is_read_again_on_the_event_loop(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's socket belongs to the loop's thread."""
+    write(file, ONE)
+    watched = Watched(file)
+    threads: list[int] = []
+    watched.reloader._on_weights = lambda _: threads.append(threading.get_ident())
     monkeypatch.setattr("neaptide.server.limits.key_file.LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(watched.reloader, "look", look)
+    write(file, ONE + "weight = 3")
     watched.reloader.start()
-    await seen.wait()
+    await until(lambda: bool(threads))
     await watched.reloader.stop()
+    assert threads == [threading.get_ident()]

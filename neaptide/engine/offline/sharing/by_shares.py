@@ -26,6 +26,8 @@ class HandedOut:
     lane: Lane
     answer_tokens: int
     """Answer tokens charged to its tenant: the expected ones, or its output if that is longer."""
+    weight: float
+    """Weight of its tenant when it was admitted, which divides all that it is charged for."""
     done_tokens: int = 0
     """Output tokens at the last update."""
 
@@ -44,7 +46,7 @@ class ByShares(Turns):
     """
 
     def __init__(self, weights: Mapping[str, float], knows_urgency: bool = True) -> None:
-        self.weights = weights
+        self._weights = dict(weights)
         self.shares = Party[str]()
         self.lanes: dict[str, Party[Lane]] = {}
         """Lanes of each tenant."""
@@ -55,7 +57,7 @@ class ByShares(Turns):
         self._num_joined = 0
         self._numbers: dict[Lane, int] = {}
         """Arrival order of the lanes with requests."""
-        self.urgency = Urgency(weights, self._numbers, knows_urgency)
+        self.urgency = Urgency(self._weights, self._numbers, knows_urgency)
         self._now_s = 0.0
         """When the last step was planned."""
         self._looked_up_s = -math.inf
@@ -100,6 +102,10 @@ class ByShares(Turns):
         self._now_s = now_s
         self.urgency.begin_step(now_s, is_paused)
 
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        self._weights.clear()
+        self._weights.update(weights)
+
     def _place(self, share: str) -> None:
         """Places a tenant by the first of its lanes, among tenants with as many quanta. The lane's own tokens do not
         count."""
@@ -111,9 +117,9 @@ class ByShares(Turns):
 
     def took(self, lane: Lane, request: Request) -> None:
         answer_tokens = self.expected_answer(lane, request)
-        self._out[request.request_id] = HandedOut(request, lane, answer_tokens)
-        self.urgency.served(request.num_prompt_tokens)
         weight = self.weight(lane.share)
+        self._out[request.request_id] = HandedOut(request, lane, answer_tokens, weight)
+        self.urgency.served(request.num_prompt_tokens)
         self.lanes[lane.share].hand_out(lane, request.num_prompt_tokens, answer_tokens)
         self.shares.hand_out(lane.share, request.num_prompt_tokens / weight, answer_tokens / weight)
         self._place(lane.share)
@@ -122,9 +128,8 @@ class ByShares(Turns):
         out = self._out.pop(request.request_id, None)
         if out is None:
             return
-        share, num_tokens = out.lane.share, request.num_output_tokens
+        share, weight, num_tokens = out.lane.share, out.weight, request.num_output_tokens
         self.urgency.served(num_tokens)
-        weight = self.weight(share)
         self.lanes[share].end(out.lane, num_tokens, out.answer_tokens, out.done_tokens)
         self.shares.end(share, num_tokens / weight, out.answer_tokens / weight, out.done_tokens / weight)
         self._place(share)
@@ -132,7 +137,7 @@ class ByShares(Turns):
         self._answers[share] = count + 1, tokens + num_tokens
 
     def weight(self, share: str) -> float:
-        return self.weights.get(share, 1.0)
+        return self._weights.get(share, 1.0)
 
     def expected_answer(self, lane: Lane, request: Request) -> int:
         """Expected tokens of an answer: the lane's mean, else its tenant's."""
@@ -146,7 +151,7 @@ class ByShares(Turns):
             done = out.request.num_output_tokens
             if done == out.done_tokens:
                 continue
-            share, weight = out.lane.share, self.weight(out.lane.share)
+            share, weight = out.lane.share, out.weight
             done_more, more = done - out.done_tokens, max(done - out.answer_tokens, 0)
             out.done_tokens, out.answer_tokens = done, out.answer_tokens + more
             self.lanes[share].go_on(out.lane, done_more, more)

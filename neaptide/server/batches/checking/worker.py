@@ -9,10 +9,9 @@ bounded memory.
 import asyncio
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
-from types import MappingProxyType
 from typing import BinaryIO, TypeVar
 
 import msgspec
@@ -176,12 +175,12 @@ class CheckerPool:
 
     Args:
         make: makes a worker's side.
-        weights: of shares, where they are not 1.
+        weight: of a share, as for ``FairQueue``.
     """
 
-    def __init__(self, make: Callable[[], WorkerChecker], weights: Mapping[str, float] = MappingProxyType({})) -> None:
+    def __init__(self, make: Callable[[], WorkerChecker], weight: Callable[[str], float] = lambda _: 1.0) -> None:
         self._make = make
-        self._turns = FairQueue(weights)
+        self._turns = FairQueue(weight)
         self._slots = asyncio.Semaphore(MAX_WORKERS)
         self._idle: list[WorkerChecker] = []
         self._all: list[WorkerChecker] = []

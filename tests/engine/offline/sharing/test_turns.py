@@ -79,6 +79,19 @@ def test_prompts_and_answers_count_by_the_weight(tmp_path: Path) -> None:
     assert pool.turns.shares.had["a"] == (ROW_TOKENS + 3 * QUANTUM_TOKENS) / 2  # type: ignore[attr-defined]
 
 
+def test_an_answer_is_taken_back_by_the_weight_that_it_was_charged_with(tmp_path: Path) -> None:
+    """16 quanta were expected, which is 4 at the weight of then; taken back by the new weight they would be 32."""
+    one = batch(tmp_path, "changed", [[9] * ROW_TOKENS] * 9, max_tokens=16 * QUANTUM_TOKENS)
+    pool = OfflinePool(turns=ByShares({"changed": 4.0}))
+    pool.add_batch(msgspec.structs.replace(one, share="changed"), 0.0, 99 * QUANTUM_TOKENS)
+    end(pool, pool.pop(), 16 * QUANTUM_TOKENS)  # the first tells
+    running = pool.pop()
+    pool.add_batch(job(tmp_path, "other", 9, "other"), 0.0, MAX_NUM_TOKENS)
+    pool.turns.set_weights({"changed": 0.5})
+    end(pool, running, 0)
+    assert drawn(pool, 6) == ["changed", *["other"] * 5]
+
+
 def test_a_share_that_comes_later_gets_no_arrears(tmp_path: Path) -> None:
     pool = pool_of(job(tmp_path, "early", 40, "early"))
     drawn(pool, 20)
