@@ -469,7 +469,6 @@ def _variables() -> list[dict[str, Any]]:
             "type": "query",
             "datasource": SOURCE,
             "query": {"query": query, "refId": name},
-            "definition": query,
             "refresh": 2,
             "includeAll": True,
             "allValue": ".*",
