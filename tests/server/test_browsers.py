@@ -33,6 +33,29 @@ async def test_the_page_of_routes_shows_every_operation_and_loads_nothing(server
     assert targets <= set(re.findall(r'id="([^"]+)"', reply.text))
 
 
+async def test_the_page_of_routes_has_an_index_and_names_errors_once(server: Server) -> None:
+    page = (await server.http.get("/docs")).text
+    for name in ("POST /v1/chat/completions", "GET /v1/models"):
+        assert page.index(f'<a href="#{name}">') < page.index(f'<h2 id="{name}">')
+    assert "`" not in page
+    tokenize = page.partition('<h2 id="POST /tokenize">')[2].split("<h2")[0]
+    (errors,) = re.findall(r"<tr><td>errors<td>([\d, ]+):", tokenize)
+    assert (found := errors.split(", ")) == sorted(set(found))
+    assert "400" in found
+
+
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json"])
+async def test_what_describes_the_api_is_open_beside_keys_for_a_browser_has_none(
+    tokenizer: Tokenizer, path: str
+) -> None:
+    state = ServerState(context=make_context(tokenizer), keys=KeyRing(("k",)))
+    transport = httpx2.ASGITransport(app=create_app(state))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://test") as http:
+        replies = [await http.get(path), await http.get(path, headers={"authorization": "Bearer k"})]
+    assert [reply.status_code for reply in replies] == [200, 200]
+    assert replies[0].text == replies[1].text
+
+
 async def test_the_pages_that_load_scripts_from_elsewhere_are_gone(server: Server) -> None:
     assert (await server.http.get("/redoc")).status_code == 404
 

@@ -17,11 +17,12 @@ from neaptide.server.http.errors import ApiError, AuthenticationError, Permissio
 from neaptide.server.limits.usage import NO_LIMITS, KeyLimits
 
 OPEN_PATHS = frozenset(
-    {"/health", "/ready", "/livez", "/readyz", "/metrics", "/version", "/", "/dashboard", "/dashboard/data"}
+    {"/health", "/ready", "/livez", "/readyz", "/metrics", "/version"}
+    | {"/", "/dashboard", "/dashboard/data", "/docs", "/openapi.json"}
 )
 """Paths that need no key: probes and scrapers have none, and a browser cannot send one for a page. The dashboard is the
-same for all, has no text of callers, and requests batches with a key. Every other path needs a key, even unknown
-ones."""
+same for all, has no text of callers, and requests batches with a key. The description of the API is the same for all,
+too. Every other path needs a key, even unknown ones."""
 
 KEY_ID_CHARS = 8
 """Length of a key's fingerprint: enough to tell an operator's keys apart."""

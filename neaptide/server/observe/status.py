@@ -243,7 +243,9 @@ def _slow(f: Figures) -> Status | None:
     speed = f.lately.speed
     if speed is None or speed >= SLOW_SPEED:
         return None
-    sentence = f"The machine does {speed:.0%} of its measured speed. Chats still meet their targets."
+    sentence = f"The machine does {speed:.0%} of its measured speed."
+    if f.lately.judged:
+        sentence += f" {_met(f.lately)}."
     return Status(Severity.WARN, sentence, "Another process uses it, or the profile is another machine's.")
 
 
@@ -266,15 +268,17 @@ def _fine(f: Figures) -> Status:
     window = f.now if f.now.judged >= LEAST_JUDGED else f.lately
     if window.judged and window.ttft_p99_s is not None:
         tpot = f", TPOT p99 {short(window.tpot_p99_s)} for {short(f.tpot_slo_s)}" if window.tpot_p99_s else ""
-        late = max(window.ttft_missed, window.tpot_missed)
-        chats = f"{window.judged - late} of {window.judged} chats met their targets"
-        if not late:
-            chats = "Chats meet their targets"
-        sentence = f"{chats}: TTFT p99 {short(window.ttft_p99_s)} for {short(f.ttft_slo_s)}{tpot}."
+        sentence = f"{_met(window)}: TTFT p99 {short(window.ttft_p99_s)} for {short(f.ttft_slo_s)}{tpot}."
         return Status(Severity.OK, sentence)
     if f.lately.offline_tokens:
         return Status(Severity.OK, "Batch work runs. There were no chats in the last five minutes.")
     return Status(Severity.INFO, "Ready. There was no work in the last five minutes.")
+
+
+def _met(window: Recent) -> str:
+    """How many chats met their targets, as the start of a sentence."""
+    late = max(window.ttft_missed, window.tpot_missed)
+    return f"{window.judged - late} of {window.judged} chats met their targets" if late else "Chats meet their targets"
 
 
 def _code(window: Recent) -> str:
@@ -301,12 +305,12 @@ def percent(part: float, whole: float) -> str:
 
 
 def short(seconds: float) -> str:
-    """A latency with two or three digits: 151 ms, 1.2 s, 16 s."""
+    """A latency with two or three digits: 151 ms, 2.05 s, 16 s."""
     if seconds < 0.01:
         return f"{1000 * seconds:.1f} ms"
     if seconds < 0.9995:
         return f"{1000 * seconds:.0f} ms"
-    return f"{seconds:.2g} s" if seconds < 10 else duration(seconds)
+    return f"{seconds:.3g} s" if seconds < 10 else duration(seconds)
 
 
 def duration(seconds: float) -> str:

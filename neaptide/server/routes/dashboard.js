@@ -47,8 +47,9 @@ function plot(points, title, unit, series, { stacked = false, most = 0, target =
   });
   const caption = made("figcaption", title + " "), figure = made("figure");
   caption.append(made("span", unit));
-  if (series.every(({ ys }) => ys.every((y) => !y))) {
-    figure.append(caption, made("p", "Nothing in the last 15 minutes.", "empty"));
+  const isEmpty = series.every(({ ys }) => ys.every((y) => !y));
+  if (isEmpty || count < 2) {  // one point is no line
+    figure.append(caption, made("p", isEmpty ? "Nothing in the last 15 minutes." : "Drawn from the second point on.", "empty"));
     return figure;
   }
   highest = most || roundUp(highest || 1);
@@ -63,12 +64,12 @@ function plot(points, title, unit, series, { stacked = false, most = 0, target =
   svg.append(drawn("text", { x: LEFT, y: HEIGHT - 4 }, `−${duration(span)}`));
   svg.append(drawn("text", { x: width - RIGHT, y: HEIGHT - 4, "text-anchor": "end" }, "now"));
   let floor = new Array(count).fill(0);
-  series.forEach(({ mark }, k) => {
+  series.forEach(({ ys, mark }, k) => {
     const point = (i, value) => `${x(times[i]).toFixed(1)} ${y(value).toFixed(1)}`;
     if (stacked && !mark) {
-      const there = tops[k].map((value, i) => point(i, value)).join("L");
-      const back = floor.map((value, i) => point(i, value)).reverse().join("L");
-      svg.append(drawn("path", { class: `area s${k}`, d: `M${there}L${back}Z` }));
+      const edge = (values, [from, to]) => values.slice(from, to).map((value, i) => point(from + i, value));
+      const areas = stretches(ys).map((one) => `M${[...edge(tops[k], one), ...edge(floor, one).reverse()].join("L")}Z`);
+      svg.append(drawn("path", { class: `area s${k}`, d: areas.join("") || "M0 0" }));
       floor = tops[k];
       return;
     }
@@ -119,7 +120,7 @@ function showFigures({ now, latencies, pending_lines }) {
     [`${now.waiting_online} + ${short(Math.max(now.waiting_offline, pending_lines - now.running_offline, 0))}`, "waiting, online + offline"],
     [now.oldest_silent_s ? latency(now.oldest_silent_s) : "–", "oldest chat without a token", now.oldest_silent_s > ttft_s],
     [`${now.errors} / ${now.refused}`, "errors / refused, 5 min", now.errors + now.refused > 0],
-    [now.speed === null ? "–" : percent(now.speed), "speed, of the calibrated", slow],
+    [now.speed === null ? "–" : percent(now.speed), "of the calibrated speed", slow],
     [short(now.preemptions), "preempted, 5 min"],
   ];
   at("figures").replaceChildren(...figures.map(([value, name, isBad]) => {
@@ -165,7 +166,7 @@ function showLate(late) {
   at("latetable").hidden = late.length === 0;
   at("late").replaceChildren(...late.slice(0, SHOWN_LATE).map((one) => row([
     new Date(1000 * one.at_s).toLocaleTimeString(), one.tier,
-    [latency(one.ttft_s), one.ttft_s === null || one.ttft_s > one.ttft_slo_s ? "late" : ""], latency(one.ttft_slo_s),
+    [one.ttft_s === null ? "no token" : latency(one.ttft_s), one.ttft_s === null || one.ttft_s > one.ttft_slo_s ? "late" : ""], latency(one.ttft_slo_s),
     [latency(one.tpot_s), one.tpot_s !== null && one.tpot_s > one.tpot_slo_s ? "late" : ""], latency(one.tpot_slo_s),
     one.request.slice(0, 12),
   ], LATE_NAMES)));

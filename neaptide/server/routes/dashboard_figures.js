@@ -5,7 +5,7 @@ const percent = (share) => share === null ? "–" : (100 * share).toFixed(share 
 function latency(seconds) {
   if (seconds === null) return "–";
   if (seconds < 0.9995) return Number((1000 * seconds).toPrecision(seconds < 0.01 ? 2 : 3)) + " ms";
-  return seconds < 120 ? Number(seconds.toPrecision(seconds < 10 ? 2 : 3)) + " s" : duration(seconds);
+  return seconds < 120 ? Number(seconds.toPrecision(3)) + " s" : duration(seconds);
 }
 
 function short(value) {
@@ -20,6 +20,17 @@ function duration(seconds) {
   for (const [length, unit] of [[86400, "d"], [3600, "h"], [60, "min"]])
     if (size >= 2 * length) return sign + (size / length).toFixed(1) + " " + unit;
   return sign + size.toFixed(0) + " s";
+}
+
+// Stretches of values that are known: the index of the first, and that after the last.
+function stretches(values) {
+  const found = [];
+  values.forEach((value, i) => {
+    if (value === null) return;
+    if (i > 0 && values[i - 1] !== null) found[found.length - 1][1] = i + 1;
+    else found.push([i, i + 1]);
+  });
+  return found;
 }
 
 // The top of an axis: a round number at or above the value.

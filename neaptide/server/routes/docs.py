@@ -3,6 +3,7 @@
 It needs no script and nothing from another server, so it works on a machine without internet access.
 """
 
+import re
 from html import escape
 from typing import Any
 
@@ -26,31 +27,42 @@ async def docs(request: Request) -> HTMLResponse:
 
 def _page(document: dict[str, Any]) -> str:
     title = escape(f"{document['info']['title']} {document['info']['version']}")
-    operations = [
-        _operation(method, path, operation)
+    found = [
+        (f"{method.upper()} {path}", operation)
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
     ]
+    index = "".join(f'<li><a href="#{escape(name)}"><code>{escape(name)}</code></a>' for name, _ in found)
+    operations = [_operation(name, operation) for name, operation in found]
     schemas = [_schema(name, schema) for name, schema in sorted(document["components"]["schemas"].items())]
     return (
         f'<!doctype html><html lang="en">{_HEAD}<title>{title}</title><style>{_STYLE}</style>'
         f'<h1>{title}</h1><p>The whole document, for tools: <a href="openapi.json">openapi.json</a></p>'
-        f"{''.join(operations)}<h2>Schemas</h2>{''.join(schemas)}</html>"
+        f"<ul>{index}</ul>{''.join(operations)}<h2>Schemas</h2>{''.join(schemas)}</html>"
     )
 
 
-def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
+def _operation(name: str, operation: dict[str, Any]) -> str:
     rows = [
         ("parameter", f"<code>{escape(parameter['name'])}</code> in {escape(parameter['in'])}")
         for parameter in operation.get("parameters", [])
     ]
     rows += [("body", _content(operation["requestBody"]))] if "requestBody" in operation else []
-    rows += [
-        (status, f"{escape(reply['description'])} {_content(reply)}")
-        for status, reply in operation["responses"].items()
-    ]
-    heading = f"<h2><code>{escape(method.upper())} {escape(path)}</code></h2>"
-    return f"{heading}<p>{escape(operation.get('description', ''))}</p>{_table(rows)}"
+    errors: dict[str, list[str]] = {}
+    """Statuses of errors by the kind of their reply: nearly all have one kind."""
+    for status, reply in sorted(operation["responses"].items()):
+        if status.startswith(("4", "5")):
+            errors.setdefault(_content(reply), []).append(status)
+        else:
+            rows.append((status, f"{_text(reply['description'])} {_content(reply)}"))
+    rows += [("errors", f"{', '.join(statuses)}: {content}") for content, statuses in errors.items()]
+    heading = f'<h2 id="{escape(name)}"><code>{escape(name)}</code></h2>'
+    return f"{heading}<p>{_text(operation.get('description', ''))}</p>{_table(rows)}"
+
+
+def _text(marked: str) -> str:
+    """A description, with names in backquotes as code."""
+    return re.sub("`+([^`]+)`+", r"<code>\1</code>", escape(marked))
 
 
 def _content(holder: dict[str, Any]) -> str:
@@ -63,7 +75,7 @@ def _content(holder: dict[str, Any]) -> str:
 
 def _schema(name: str, schema: dict[str, Any]) -> str:
     rows = [(f"<code>{escape(field)}</code>", _type(kind)) for field, kind in schema.get("properties", {}).items()]
-    return f'<h3 id="{escape(name)}">{escape(name)}</h3><p>{escape(schema.get("description", ""))}</p>{_table(rows)}'
+    return f'<h3 id="{escape(name)}">{escape(name)}</h3><p>{_text(schema.get("description", ""))}</p>{_table(rows)}'
 
 
 def _type(schema: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ const context = {
   },
 };
 vm.createContext(context);
-const own = ["percent", "latency", "short", "duration", "roundUp", "factsOf", "reasonOf", "batchRows", "refresh"];
+const own = ["percent", "latency", "short", "duration", "roundUp", "stretches", "factsOf", "reasonOf", "batchRows", "refresh"];
 vm.runInContext(`${fs.readFileSync(0, "utf8")}\nglobalThis.own = { ${own.join(", ")} };`, context);
 const f = context.own;
 
@@ -37,7 +37,7 @@ const cases = {
     assert.deepEqual([null, 0, 0.5, 0.9995, 1].map(f.percent), ["–", "0.0%", "50.0%", "99.95%", "100.0%"]);
   },
   "a latency has its unit"() {
-    assert.deepEqual([null, 0.0042, 0.151, 1.24, 16, 180].map(f.latency), ["–", "4.2 ms", "151 ms", "1.2 s", "16 s", "3.0 min"]);
+    assert.deepEqual([null, 0.0042, 0.151, 2.048, 16, 180].map(f.latency), ["–", "4.2 ms", "151 ms", "2.05 s", "16 s", "3.0 min"]);
   },
   "a time says its unit and its sign"() {
     assert.deepEqual([59, 119, 7200, -180].map(f.duration), ["59 s", "119 s", "2.0 h", "−3.0 min"]);
@@ -59,6 +59,9 @@ const cases = {
     assert.equal(f.reasonOf(BATCH, ""), "");
     assert.equal(f.reasonOf({ ...BATCH, status: "completed", request_counts: { total: 9, failed: 2 } }, "x"),
       "2 of 9 lines failed; the error file says why.");
+  },
+  "time without an engine is a gap"() {
+    assert.deepEqual([[null, 5, 0, null, null, 3], [null, null]].map((ys) => JSON.stringify(f.stretches(ys))), ["[[1,3],[5,6]]", "[]"]);
   },
   "a reason is a row of its own"() {
     assert.equal(f.batchRows({ ...BATCH, neaptide: { outlook: null, waits_for: "No server." } }).length, 2);

@@ -205,9 +205,12 @@ def test_refusals_are_told() -> None:
 def test_a_slow_machine_is_told_before_chats_are_late() -> None:
     assert told(of(replace(MET, predicted_s=30.0))) == (
         WARN,
-        "The machine does 60% of its measured speed. Chats still meet their targets.",
+        "The machine does 60% of its measured speed. Chats meet their targets.",
         "Another process uses it, or the profile is another machine's.",
     )
+    few_late = replace(MET, predicted_s=30.0, ttft_missed=4)
+    assert told(of(few_late))[1] == "The machine does 60% of its measured speed. 96 of 100 chats met their targets."
+    assert told(of(replace(few_late, judged=0)))[1] == "The machine does 60% of its measured speed."
     assert status(of(replace(MET, predicted_s=30.0, steps=19))).severity is OK
 
 
@@ -237,11 +240,12 @@ def test_a_standstill_is_told_where_nothing_is_worse() -> None:
 
 
 def test_texts_of_numbers() -> None:
-    assert [short(s) for s in (0.0042, 0.151, 0.9994, 1.2, 16.0, 180.0)] == [
+    assert [short(s) for s in (0.0042, 0.151, 0.9994, 1.2, 2.048, 16.0, 180.0)] == [
         "4.2 ms",
         "151 ms",
         "999 ms",
         "1.2 s",
+        "2.05 s",
         "16 s",
         "3 min",
     ]
