@@ -249,6 +249,8 @@ class StepStats(msgspec.Struct, array_like=True, gc=False):
     is_aborted: bool = False
     """Whether an online arrival aborted the step. None of its tokens count. Its admissions and preemptions are reported
     with the next step."""
+    dropped_tokens: int = 0
+    """Tokens whose KV preemptions dropped. Those that the cache has lost are computed again: ``recomputed_tokens``."""
 
 
 class DeadlineStatus(StrEnum):

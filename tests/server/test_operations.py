@@ -242,6 +242,7 @@ NAMES = {
     "neaptide_slo_violated",
     "neaptide_admission_rejected",
     "neaptide_preemptions",
+    "neaptide_dropped_tokens",
     "neaptide_recomputed_tokens",
     "neaptide_memory_ran_out",
     "neaptide_grammar_bytes",

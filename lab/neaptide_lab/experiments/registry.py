@@ -36,6 +36,7 @@ _MODULES = {
     "fair-shares": "jobs.shares",
     "batch-deadlines": "jobs.deadlines",
     "ablation": "ablation",
+    "why-late": "why_late",
     "batchllm-saving": "batchllm.saving",
     "batchllm-micro": "batchllm.micro",
     "batchllm-industry": "batchllm.industry",

@@ -68,6 +68,8 @@ Action = Preempt | Grow | Admit | Schedule | ScheduleRows | DrawPool | SwapOut
 class PreemptionCount:
     online: int = 0
     offline: int = 0
+    dropped_tokens: int = 0
+    """Tokens whose KV the preemptions dropped; the cache may keep some of it."""
     request_ids: list[str] = field(default_factory=list)
 
     @property
@@ -76,6 +78,7 @@ class PreemptionCount:
 
     def add(self, request: Request) -> None:
         self.request_ids.append(request.request_id)
+        self.dropped_tokens += request.num_committed_tokens
         if request.is_online:
             self.online += 1
         else:
@@ -84,4 +87,5 @@ class PreemptionCount:
     def add_all(self, other: "PreemptionCount") -> None:
         self.online += other.online
         self.offline += other.offline
+        self.dropped_tokens += other.dropped_tokens
         self.request_ids += other.request_ids

@@ -78,4 +78,5 @@ def _counts(step: Step) -> dict[str, int]:
         "preempted_online": step.preempted.online,
         "preempted_offline": step.preempted.offline,
         "recomputed_tokens": step.recomputed_tokens,
+        "dropped_tokens": step.preempted.dropped_tokens,
     }

@@ -100,6 +100,8 @@ class LateChat(msgspec.Struct, kw_only=True, frozen=True):
     ttft_slo_s: float
     tpot_s: float | None
     tpot_slo_s: float
+    why: str = ""
+    """A sentence that says why; empty while it is not known."""
 
 
 def bucket_of(seconds: float) -> int:

@@ -31,6 +31,7 @@ STEP_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.0
 ERROR_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
 
 _COUNTED = (
+    ("dropped_tokens", "neaptide_dropped_tokens_total", "Number of tokens whose KV preemptions dropped."),
     ("recomputed_tokens", "neaptide_recomputed_tokens_total", "Number of tokens computed again after a preemption."),
     (
         "cached_tokens",

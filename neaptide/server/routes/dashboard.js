@@ -160,7 +160,7 @@ function showPlots(points, latencies) {
   );
 }
 
-const LATE_NAMES = ["", "tier", "TTFT", "target", "TPOT", "target", "request"];
+const LATE_NAMES = ["", "tier", "TTFT", "target", "TPOT", "target", "request", "why"];
 
 function showLate(late) {
   at("latetable").hidden = late.length === 0;
@@ -168,9 +168,9 @@ function showLate(late) {
     new Date(1000 * one.at_s).toLocaleTimeString(), one.tier,
     [one.ttft_s === null ? "no token" : latency(one.ttft_s), one.ttft_s === null || one.ttft_s > one.ttft_slo_s ? "late" : ""], latency(one.ttft_slo_s),
     [latency(one.tpot_s), one.tpot_s !== null && one.tpot_s > one.tpot_slo_s ? "late" : ""], latency(one.tpot_slo_s),
-    one.request.slice(0, 12),
+    one.request.slice(0, 12), one.why || "–",
   ], LATE_NAMES)));
-  at("latenote").textContent = late.length === 0 ? "None since the server started." : "The log has each request in full under its name, engine_id.";
+  at("latenote").textContent = late.length === 0 ? "None since the server started." : "neaptide why REQUEST says more; the log has each request in full under its name, engine_id.";
 }
 
 function showReplicas(replicas) {

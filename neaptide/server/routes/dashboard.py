@@ -10,6 +10,7 @@ from functools import cache
 from html import escape
 from importlib import resources
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.datastructures import State
 from starlette.responses import HTMLResponse, Response
@@ -22,8 +23,10 @@ from neaptide.server.counterfactual.service import Shadow
 from neaptide.server.engine_client.engine_state import EngineState
 from neaptide.server.http.auth import KeyRing
 from neaptide.server.observe.facts import facts_of
+from neaptide.server.observe.history import LateChat
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.observe.overview import OncePerSecond, Report, ShownComparison, encoder, view
+from neaptide.server.why.desk import WhyDesk
 
 SCRIPTS = ("dashboard_figures.js", "dashboard.js")
 
@@ -89,7 +92,7 @@ async def report_of(state: State) -> Report:
         occupancy=tuple(getattr(engine.occupancy, name) for name in Occupancy.__struct_fields__),
         in_flight=dict(metrics.num_in_flight),
         intervals=metrics.history.intervals,
-        late=list(metrics.late),
+        late=[await _explained(one, state.why) for one in list(metrics.late)],
     )
     if batches is not None and totals is not None:
         report.storage_failing = batches.storage_failing
@@ -101,6 +104,10 @@ async def report_of(state: State) -> Report:
     if shadow is not None and shadow.gauge.shown is not None:
         report.comparison = ShownComparison(answer=shadow.gauge.shown, age_s=shadow.gauge.age_s)
     return report
+
+
+async def _explained(late: LateChat, desk: WhyDesk) -> LateChat:
+    return msgspec.structs.replace(late, why=await desk.sentence_of(late.request))
 
 
 @cache

@@ -27,6 +27,7 @@ def test_what_the_cache_kept_is_not_computed_again() -> None:
     assert sum(recomputed) == 8
     at = next(index for index, each in enumerate(stats) if each.preempted_offline)
     assert recomputed[at] == 0, "dropped is not yet computed again"
+    assert {index: each.dropped_tokens for index, each in enumerate(stats) if each.dropped_tokens} == {at: 12}
 
 
 def test_a_run_without_preemptions_computes_nothing_again() -> None:

@@ -42,7 +42,10 @@ async def test_requests_leave_nothing_behind(server: Server) -> None:
         server.engine.received.clear()
 
     def found() -> dict[str, int]:
-        server.app.state.metrics.history._intervals.clear()  # kept for 15 minutes; test_history has its bounds
+        # Kept for 15 minutes; test_history and why.test_endpoint have their bounds.
+        server.app.state.metrics.history._intervals.clear()
+        server.app.state.why.requests._by_name.clear()
+        server.app.state.why.requests._by_request_id.clear()
         return kept(server.context, server.app.state.metrics)
 
     await visit(0)

@@ -7,6 +7,7 @@ import pytest
 
 from neaptide.engine.messages import AddRequest, RecentSteps, StepOutputs
 from neaptide.server.text.tokenizer import Tokenizer
+from neaptide.server.why.desk import REPORTED_S
 from neaptide.server.why.requests import EndedRequests
 from neaptide.server.why.steps import KEPT_S
 from tests.server.conftest import MODEL_ID, USER, Server, make_server
@@ -126,3 +127,13 @@ async def test_requests_are_bounded(late: LateServer, monkeypatch: pytest.Monkey
     requests: EndedRequests = late.server.app.state.why.requests
     assert len(requests) == 2
     assert [bool(requests.find(one["id"])) for one in said] == [False, True, True]
+
+
+async def test_the_dashboard_says_why_once_the_engine_has_told_of_its_steps(late: LateServer) -> None:
+    await late.chat()
+    desk = late.server.app.state.why
+    (chat,) = late.server.app.state.metrics.late
+    assert await desk.sentence_of(chat.request) == ""
+    late.now_s += REPORTED_S
+    (shown,) = (await late.server.http.get("/dashboard/data")).json()["late"]
+    assert shown["why"].startswith("late by 110 ms; 0 ms of it by batch work: 100 ms waiting for one prompt before it")
