@@ -424,6 +424,8 @@ class EngineFatal(_Message):
     """Last message of an engine that cannot go on (bad model, out of memory at start)."""
 
     message: str
+    is_wrong_value: bool = False
+    """Whether its configuration has a value that cannot be used."""
 
 
 FromEngine = EngineReady | StepOutputs | EngineFatal

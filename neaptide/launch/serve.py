@@ -68,7 +68,7 @@ class LaunchError(Exception):
 
 
 class WrongValueError(LaunchError):
-    """A setting names something that does not exist or cannot be used. Nothing was started."""
+    """A setting names something that does not exist or cannot be used. Nothing was served."""
 
 
 def engine_config(
@@ -218,7 +218,7 @@ async def _serve(
     settings: Settings, context: "ServingContext", config: EngineConfig, data_dir: Path, listener: socket.socket
 ) -> int:
     from neaptide.server.engine_client.interpreter import Interpreter
-    from neaptide.server.engine_client.supervisor import EngineStartError, Supervisor
+    from neaptide.server.engine_client.supervisor import EngineRefusedError, EngineStartError, Supervisor
 
     try:
         server, service, shadow, work_log, limiter, reloader = _http_server(settings, context, data_dir)
@@ -249,7 +249,8 @@ async def _serve(
     except EngineStartError as error:
         server.should_exit = True
         await serving
-        raise LaunchError(str(error)) from error
+        kind = WrongValueError if isinstance(error, EngineRefusedError) else LaunchError
+        raise kind(str(error)) from error
     finally:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
@@ -463,7 +464,7 @@ def engine_main(address: str, config_json: str) -> int:
         try:
             core, ready = build_engine(config, clock)
         except (OSError, ValueError, RuntimeError) as error:
-            link.send(EngineFatal(str(error)))
+            link.send(EngineFatal(str(error), isinstance(error, ValueError)))
             return 1
         try:
             traffic = traffic_recorder(core, ready) if config.records_traffic else None

@@ -97,7 +97,7 @@ def test_what_is_wrong_with_it_is_one_line(home: Path, tmp_path: Path, policy: s
         str(tmp_path / "data"),
     ]
     done = subprocess.run(command, cwd=home, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    assert done.returncode == 2
     (line,) = (line for line in done.stderr.splitlines() if "polic" in line)
     assert line.startswith("neaptide serve: ")
     assert said in line

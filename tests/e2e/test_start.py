@@ -25,8 +25,8 @@ def failed_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     """The command in this process, which has loaded everything already; an engine has its own all the same."""
     monkeypatch.setattr("neaptide.launch.serve.configure_logging", lambda level, form: None)
 
-    def start(*flags: str) -> str:
-        assert cli.main(["serve", *flags]) in (1, 2)  # a fault, or a wrong setting
+    def start(*flags: str, status: int) -> str:
+        assert cli.main(["serve", *flags]) == status
         return the_line(capsys.readouterr().err)
 
     return start
@@ -35,20 +35,20 @@ def failed_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize("architecture", ["Gemma2ForCausalLM", "Qwen2_5_VLForConditionalGeneration"])
 def test_unknown_architecture(architecture: str, failed_start: FailedStart, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture], "text_config": {}}))
-    assert failed_start(str(tmp_path), "--data-dir", str(tmp_path / "data")) == (
+    assert failed_start(str(tmp_path), "--data-dir", str(tmp_path / "data"), status=2) == (
         f"neaptide serve: architecture {architecture} is not supported by our own executor (docs/models.md lists what "
         "is); --executor vllm serves more models"
     )
 
 
 def test_policy_that_does_not_exist(failed_start: FailedStart) -> None:
-    line = failed_start("--policy", "best")
+    line = failed_start("--policy", "best", status=2)
     assert "there is no policy 'best'; there are: " in line
     assert "neaptide" in line.partition("there are: ")[2]
 
 
 def test_executor_that_does_not_exist(failed_start: FailedStart) -> None:
-    line = failed_start("--executor", "best")
+    line = failed_start("--executor", "best", status=2)
     assert line.endswith("executor = 'best' is not supported; there are: sim, torch, vllm")
 
 
@@ -63,7 +63,7 @@ def test_profile_that_cannot_be_used(
     failed_start: FailedStart, executor: str, profile: str, reason: str, tmp_path: Path
 ) -> None:
     flags = ("--executor", executor, "--profile", profile)
-    assert reason in failed_start(*flags, "--port", "0", "--data-dir", str(tmp_path))
+    assert reason in failed_start(*flags, "--port", "0", "--data-dir", str(tmp_path), status=2)
 
 
 @pytest.mark.acceptance("A11", "port in use at start")
@@ -80,7 +80,7 @@ def test_port_in_use(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_kv_cache_smaller_than_one_request(failed_start: FailedStart, tmp_path: Path) -> None:
-    assert "KV cache" in failed_start("--kv-cache-gib", "0.001", "--port", "0", "--data-dir", str(tmp_path))
+    assert "KV cache" in failed_start("--kv-cache-gib", "0.001", "--port", "0", "--data-dir", str(tmp_path), status=2)
 
 
 @pytest.mark.acceptance("A11", "second server on one data directory")
@@ -88,7 +88,7 @@ def test_second_server_on_one_data_directory(
     failed_start: FailedStart, embedded: RunningServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data_dir = str(embedded.data_dir)
-    assert "uses the data directory" in failed_start("--port", "0", "--data-dir", data_dir)
+    assert "uses the data directory" in failed_start("--port", "0", "--data-dir", data_dir, status=1)
     assert cli.main(["data", "sizes", "--data-dir", data_dir]) == 2
     assert f"another neaptide process ({embedded.process.pid})" in capsys.readouterr().err
 

@@ -57,6 +57,10 @@ class EngineStartError(Exception):
     """The engine refused its configuration, so a restart would not help. Carries one clear line."""
 
 
+class EngineRefusedError(EngineStartError):
+    """A value of the configuration cannot be used."""
+
+
 class Listener(Protocol):
     """Gets the messages of an engine."""
 
@@ -372,7 +376,8 @@ class Supervisor:
         if isinstance(message, EngineReady):
             return message
         if isinstance(message, EngineFatal):
-            raise EngineStartError(one_line(message.message))
+            kind = EngineRefusedError if message.is_wrong_value else EngineStartError
+            raise kind(one_line(message.message))
         cause = cause_of_death(engine.process.returncode)
         raise EngineStartError(f"the engine process ended before it was ready ({cause})")
 
