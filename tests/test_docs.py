@@ -109,6 +109,16 @@ def test_the_release_is_the_first_in_the_changelog() -> None:
     assert newest == __version__
 
 
+@pytest.mark.parametrize("name", ["README.md", "docs/operations.md", "docs/quickstart.md", "docs/keys.md"])
+def test_no_paragraph_of_the_first_pages_is_a_wall(name: str) -> None:
+    text = re.sub(r"(?ms)^```.*?^```$", "", (REPOSITORY / name).read_text())
+    paragraphs = re.split(r"\n\n|\n- |\n\d\. ", text)
+    prose = [text for text in paragraphs if not text.lstrip().startswith(("|", "#"))]
+    assert [text[:60] for text in prose if len(text.split()) > 80] == []
+    sentences = re.split(r"[.:?]\s+", " ".join(prose))
+    assert [text[:60] for text in sentences if len(text.split()) > 45] == []
+
+
 def test_a_curl_that_sends_a_body_says_what_it_is() -> None:
     """Without it the server refuses: so a page of another site could not send it either."""
     found = []
