@@ -362,6 +362,8 @@ class RecentSteps(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Device time of offline work, by share."""
     is_paused: bool = False
     """Whether the operator has paused offline work."""
+    span_s: float = 0.0
+    """Time since the report before, or since the engine's start."""
 
 
 class EngineReady(_Message):

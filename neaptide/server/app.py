@@ -116,7 +116,9 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     counts = state.counts or OwnCounts(lambda: state.context.clock(), lambda: state.context.wall_clock())
     app.state.limiter = RateLimiter(counts, KeyMetrics(state.registry))
     app.state.shadow = state.shadow
-    app.state.why = why_desk = WhyDesk(state.context.client, lambda: state.context.clock())
+    app.state.why = why_desk = WhyDesk(
+        state.context.client, lambda: state.context.clock(), lambda: state.context.wall_clock()
+    )
     metrics.add_sink(why_desk.requests)
     app.state.capacity_queries = CapacityQueries(state.context.client, lambda: state.context.clock())
     install_handlers(app, RequestValidationError)

@@ -45,6 +45,8 @@ class StepReporter(EngineObserver):
         """Admissions of a step that was undone; its requests stay admitted."""
         self._steps: list[HeldStep] = []
         self._taken: list[tuple[str, float, int]] = []
+        self._told_s: float | None = None
+        """When the last report was made."""
         self._online_s = 0.0
         self._offline_s: defaultdict[str, float] = defaultdict(float)
         self._share_numbers: dict[str, int] = {}
@@ -101,9 +103,11 @@ class StepReporter(EngineObserver):
 
     def take(self, now_s: float) -> RecentSteps | None:
         """What has happened since the last report; None if nothing has."""
-        if self.failed or not (self._steps or self._taken):
-            return None
         scheduler = self._scheduler
+        # Paused time counts without a step too: batches wait for its end.
+        if self.failed or not (self._steps or self._taken or scheduler.offline_paused):
+            return None
+        last_s, self._told_s = self._told_s, now_s
         report = RecentSteps(
             now_s,
             scheduler.kv.block_size,
@@ -112,6 +116,7 @@ class StepReporter(EngineObserver):
             self._online_s,
             dict(self._offline_s),
             scheduler.offline_paused,
+            0.0 if last_s is None else now_s - last_s,
         )
         self._steps, self._taken, self._online_s = [], [], 0.0
         self._offline_s.clear()

@@ -383,13 +383,14 @@ class WhyWait(TypedDict):
 
 @exact
 class WhyReply(TypedDict):
-    """Why a request was late."""
+    """Why a request was late. ``parts_s`` is for batches and their lines: what their time went to."""
 
     id: str
     tier: str
     outcome: str
     sentence: str
     waits: list[WhyWait]
+    parts_s: dict[str, float]
 
 
 @exact

@@ -3,15 +3,21 @@
 from fastapi import APIRouter, Request
 
 from neaptide.engine.messages import HeldStep
+from neaptide.engine.params import Tier
+from neaptide.engine.row_id import RowId
+from neaptide.server.batches.service import BatchService
+from neaptide.server.batches.storing.faults import storage_faults
 from neaptide.server.http.auth import KeyRing, principal_of
 from neaptide.server.http.errors import NotFoundError, local_callers_only
 from neaptide.server.http.hosts import is_loopback
 from neaptide.server.openai.openapi import replies
 from neaptide.server.openai.replies import WhyReply, WhyStep, WhyWait
+from neaptide.server.why.batches import batch_wait
 from neaptide.server.why.desk import Explained, WhyDesk
 from neaptide.server.why.parts import TokenWait
 from neaptide.server.why.requests import EndedRequest
 
+BATCH = "batch_"
 SHOWN_STEPS = 20
 NO_TOKEN = {
     "ok": "it has no output, so nothing of it was late",
@@ -32,6 +38,8 @@ async def why(id: str, request: Request) -> WhyReply:
     if not keys.required and not (request.client is not None and is_loopback(request.client.host)):
         raise local_callers_only()
     desk: WhyDesk = request.app.state.why
+    if id.startswith(BATCH):
+        return await _why_batch(id, request)
     found = [one for one in desk.requests.find(id) if principal.is_admin or one.key == principal.key_id]
     if not found:
         raise NotFoundError(
@@ -51,6 +59,43 @@ def _reply(request: EndedRequest, explained: list[Explained]) -> WhyReply:
         "outcome": request.outcome,
         "sentence": explained[0].sentence if explained else reason,
         "waits": [_wait(one) for one in explained],
+        "parts_s": {},
+    }
+
+
+async def _why_batch(name: str, request: Request) -> WhyReply:
+    """What a batch of the caller, or one of its lines, waited for."""
+    service: BatchService | None = request.app.state.batches
+    keys: KeyRing = request.app.state.keys
+    desk: WhyDesk = request.app.state.why
+    principal, row = principal_of(request), RowId.parse(name)
+    if service is None:
+        raise NotFoundError("This server has no batches.", param="id", code="request_not_found")
+    with storage_faults(service.health):
+        record = await service.get_batch(name if row is None else row.batch_id, principal.tenant)
+    if row is not None and row.row >= record.num_total:
+        raise NotFoundError("The batch has no such line.", param="id", code="request_not_found")
+    now_s = request.app.state.context.wall_clock()
+    ends = (record.completed_at, record.failed_at, record.expired_at, record.cancelled_at)
+    ended_s = next((float(one) for one in ends if one is not None), None)
+    begun_s = record.in_progress_at or ended_s or now_s
+    until_s = ended_s if row is None else desk.lines.started_s(name)
+    names = {one.share: f"turn of key {one.label}" for one in keys.principals} if principal.is_admin else {}
+    wait = batch_wait(
+        desk.device.between(begun_s, max(now_s if until_s is None else until_s, begun_s)),
+        principal.share,
+        begun_s - record.created_at,
+        lambda share: names.get(share, "turns of other keys"),
+        is_line=row is not None,
+        is_over=until_s is not None,
+    )
+    return {
+        "id": name,
+        "tier": Tier.BATCH.value,
+        "outcome": record.status.value,
+        "sentence": wait.sentence,
+        "waits": [],
+        "parts_s": {what: round(seconds, 3) for what, seconds in wait.parts_s.items()},
     }
 
 

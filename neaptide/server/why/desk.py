@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from anyio import CapacityLimiter, to_thread
 
 from neaptide.server.engine_client.client import EngineClient
+from neaptide.server.why.device_time import DeviceTime, LineStarts
 from neaptide.server.why.parts import StepsAround, TokenWait, WaitParts, parts_of
 from neaptide.server.why.requests import EndedChoice, EndedRequest, EndedRequests
 from neaptide.server.why.sentences import sentence
@@ -32,9 +33,11 @@ class Explained:
 class WhyDesk:
     """Explains the waits of ended requests. Event loop only; the work is done in a thread, one at a time."""
 
-    def __init__(self, client: EngineClient, clock: Callable[[], float]) -> None:
+    def __init__(self, client: EngineClient, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self.steps = StepRing(client, clock)
         self.requests = EndedRequests(self.steps, clock)
+        self.device = DeviceTime(client, wall)
+        self.lines = LineStarts(client, clock, wall)
         self._clock = clock
         self._limiter = CapacityLimiter(1)
         self._sentences: dict[str, str] = {}

@@ -91,6 +91,9 @@ def test_a_paused_engine_says_so() -> None:
     harness.core.handle(online("a", [7], max_tokens=1))
     harness.run()
     assert taken(reporter).is_paused
+    without_a_step = reporter.take(9.5)
+    assert without_a_step is not None
+    assert (without_a_step.steps, without_a_step.span_s) == ([], 0.5)
 
 
 def test_a_fault_ends_the_record_alone(monkeypatch: pytest.MonkeyPatch) -> None:
