@@ -1,5 +1,6 @@
 """A file of keys at a real server: limits for a real client, changes without a restart, a day that a restart keeps."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -64,11 +65,24 @@ def test_keys_of_a_file(tmp_path: Path) -> None:
         write(file, FIRST + SECOND)
         server.wait_for(lambda: "the key file was read again: 2 keys, 1 new, 0 gone" in server.log)
 
+        with openai.OpenAI(base_url=server.base_url, api_key="second", timeout=PATIENCE_S) as client:
+            line = {
+                "custom_id": "a",
+                "method": "POST",
+                "url": "/v1/completions",
+                "body": {"model": "", "prompt": "2+2="},
+            }
+            lines = client.files.create(file=("lines.jsonl", json.dumps(line).encode()), purpose="batch")
+            client.batches.create(input_file_id=lines.id, endpoint="/v1/completions", completion_window="24h")
+
         server.process.terminate()
         assert server.process.wait(PATIENCE_S) == 0
         # The engine was told of the weight, and once: it has not changed since.
         weights = [line.weights for line in read_log(log) if isinstance(line, WeightsLine)]
         assert weights == [{principal_for("second").share: 3.0}]
+        assert "batches that no caller sees" not in server.log
+        write(file, FIRST)
         server.start()
+        assert "batches that no caller sees: 1, made with another API key or without one" in server.log
         with pytest.raises(openai.RateLimitError, match="tokens per day"):
             chat(server, "first")

@@ -5,7 +5,7 @@ has the new one. So a caller who repeats a change after a lost answer learns of 
 another decision. Races (cancel and last line, expiry and cancel, late result and end) are decided here and only here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -110,6 +110,12 @@ def list_batches(conn: sa.Connection, owner: str, limit: int, after: str | None)
             return None
         query = query.where(batches.c.seq < seq)
     return [_record(row) for row in conn.execute(query)]
+
+
+def count_of_others(conn: sa.Connection, owners: Collection[str]) -> int:
+    """Number of batches that belong to none of these owners."""
+    query = sa.select(sa.func.count()).select_from(batches).where(batches.c.owner.not_in(owners))
+    return int(conn.execute(query).scalar_one())
 
 
 def live_batches(conn: sa.Connection) -> list[BatchRecord]:
