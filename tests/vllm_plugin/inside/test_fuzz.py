@@ -5,9 +5,12 @@ import random
 from typing import Any
 
 import pytest
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import RequestStatus
 
 from lab.benchmarks.vllm_inside.virtual import Setup, Token, VirtualServer, token_at
+from neaptide.engine.steps.plan import BatchShape
+from neaptide_vllm.scheduling.step import Step
 
 STEPS = int(os.environ.get("NEAPTIDE_TEST_FUZZ_STEPS", "5000")) // 6
 """Steps of each of the six servers that schedule synchronously, and of each of six that do not."""
@@ -32,6 +35,16 @@ class Fuzz:
         self.ended: set[str] = set()
         self.num_preempted = 0
         self.num_idle = 0
+        self.num_planned_shapes = 0
+        shape_of = self.server.scheduler._shape_of
+
+        def compared(step: Step, output: SchedulerOutput) -> BatchShape:
+            if (planned := step.planned_shape(output)) is not None:
+                assert planned == self.server.scheduler._read_shape(output)
+                self.num_planned_shapes += 1
+            return shape_of(step, output)
+
+        self.server.scheduler._shape_of = compared
 
     def _step_s(self, parts: Any) -> float:
         return 0.004 + 2e-4 * sum(num_tokens for num_tokens, _ in parts) * self.draw.uniform(0.9, 1.3)
@@ -118,3 +131,4 @@ def test_no_request_is_lost_doubled_or_stuck(is_async: bool, has_prefix_cache: b
     assert not scheduler.running
     assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == num_blocks - 1
     assert capacity or fuzz.num_preempted, "few blocks preempt"
+    assert fuzz.num_planned_shapes > STEPS // 2, "most steps are as planned"

@@ -64,7 +64,12 @@ RELIANCES: Mapping[str, Reliance] = {
         methods=("add_request", "pop_request", "peek_request", "remove_requests")
     ),
     "v1/core/sched/output.py:SchedulerOutput": Reliance(
-        attributes=("num_scheduled_tokens", "scheduled_spec_decode_tokens", "preempted_req_ids")
+        attributes=(
+            "num_scheduled_tokens",
+            "preempted_req_ids",
+            "scheduled_spec_decode_tokens",
+            "total_num_scheduled_tokens",
+        )
     ),
     "v1/core/kv_cache_manager.py:KVCacheManager": Reliance(
         methods=("get_computed_blocks",), attributes=("block_pool", "watermark_blocks")
@@ -74,6 +79,7 @@ RELIANCES: Mapping[str, Reliance] = {
     "v1/request.py:Request": Reliance(
         methods=("num_tokens", "num_output_tokens", "__lt__"),
         attributes=(
+            "_all_token_ids",
             "arrival_time",
             "max_tokens",
             "next_decode_eligible_step",

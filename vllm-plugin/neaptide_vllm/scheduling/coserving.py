@@ -28,7 +28,7 @@ from neaptide.estimator.recipes import build_headroom
 from neaptide_vllm.scheduling.cost import LearnedCostModel
 from neaptide_vllm.scheduling.online import Online, is_offline, target_s
 from neaptide_vllm.scheduling.planner import Planner
-from neaptide_vllm.scheduling.step import COMPUTED, WHOLE, Roster, Step, column
+from neaptide_vllm.scheduling.step import COMPUTED, Roster, Step, column
 from neaptide_vllm.scheduling.targets import DefaultTargets
 from neaptide_vllm.scheduling.waiting import WaitingQueue
 from neaptide_vllm.series import PLUGIN, Given
@@ -89,7 +89,7 @@ class CoServing(Base):
         self._offline_watermark = 0
         self._slots_left = 0
         """Offline requests that may be admitted in this step."""
-        self._roster = Roster([], self.online)
+        self._roster = Roster(self.online, isinstance(self, AsyncScheduler), vllm_config.speculative_config is not None)
         self._pauses_decodes = vllm_config.parallel_config.pipeline_parallel_size > 1
         self._step: Step | None = None
         """The step that is planned; None once planning has failed."""
@@ -130,6 +130,7 @@ class CoServing(Base):
         self._slot_headroom.observe_arrival(online.arrival_s)
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
+        self._roster.forget(request)
         online = self.online.pop(request.request_id, None)
         if online is not None:
             self._note_first_token(online, self.clock())
@@ -162,7 +163,7 @@ class CoServing(Base):
         self.kv_cache_manager.watermark_blocks = self._own_watermark
         if self._step is not None and output.total_num_scheduled_tokens:
             self._step.mark("offline")
-            self._sent.append(Sent(output, self._shape_of(output), began_s))
+            self._sent.append(Sent(output, self._shape_of(self._step, output), began_s))
             self._count(self._step)
             self.given.add("planning_s", planned_s + time.perf_counter() - measured_s)
         self._log(began_s)
@@ -171,8 +172,7 @@ class CoServing(Base):
     def _plan(self, began_s: float) -> Step:
         """Plans a step, makes room for it and opens the queues."""
         self._update_targets()
-        if self._roster.running != self.running:
-            self._roster = Roster(self.running, self.online)
+        self._roster.follow(self.running)
         step = Step(
             self._start_s(began_s),
             self._roster,
@@ -194,8 +194,6 @@ class CoServing(Base):
         self._make_way(step, named, began_s)
         # vLLM looks whether those that were blocked are ready.
         self.waiting.begin(named + blocked, step.offline_limit_s > 0.0 and self._slots_left > 0)
-        if self._roster.is_mixed:
-            self.running.sort(key=is_offline)  # blocks of online requests are allocated first
         return step
 
     def _give_up(self) -> None:
@@ -211,7 +209,9 @@ class CoServing(Base):
         if step is None:
             granted = num_new_tokens
         elif is_running:
-            granted = min(step.grants.get(request.request_id, WHOLE), num_new_tokens)
+            granted = step.grants.get(request.request_id, num_new_tokens)
+            if granted > num_new_tokens:
+                granted = num_new_tokens
         else:
             granted = min(self._granted(step, request, num_computed_tokens, num_new_tokens), num_new_tokens)
         if self.num_prefill_lookahead:
@@ -235,6 +235,8 @@ class CoServing(Base):
                 granted = num_new_tokens
             if granted:
                 step.add(request, granted, num_computed_tokens)
+        elif num_computed_tokens != online.cached_tokens:
+            step.is_as_planned = False
         if granted:
             self.planner.traffic.observe_admission(online, request.num_tokens - num_computed_tokens)
             self._without_token[request_id] = online
@@ -288,8 +290,15 @@ class CoServing(Base):
                 now_s = max(now_s, max(sent_s, self._ended_s) + self.cost_model.predict(shape).seconds)
         return now_s
 
-    def _shape_of(self, output: SchedulerOutput) -> BatchShape:
-        """The step's shape, whose tokens are counted by class. A decode with drafts counts as a decode for each
+    def _shape_of(self, step: Step, output: SchedulerOutput) -> BatchShape:
+        """The step's shape, whose tokens are counted by class."""
+        shape, num_online = step.planned_shape(output) or self._read_shape(output)
+        self.given.add("online_tokens", num_online)
+        self.given.add("offline_tokens", output.total_num_scheduled_tokens - num_online)
+        return shape
+
+    def _read_shape(self, output: SchedulerOutput) -> tuple[BatchShape, int]:
+        """Shape and online tokens of a step, request by request. A decode with drafts counts as a decode for each
         token."""
         scheduled, drafts = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
         num_tokens = np.fromiter(scheduled.values(), np.int64, len(scheduled))
@@ -303,10 +312,7 @@ class CoServing(Base):
         if is_decode.any():
             shape.add_decodes(int(num_tokens[is_decode].sum()), *Reads.among(contexts[is_decode] + 1))
         is_online = np.fromiter(map(self.online.__contains__, scheduled), np.bool_, len(scheduled))
-        num_online = int(num_tokens[is_online].sum())
-        self.given.add("online_tokens", num_online)
-        self.given.add("offline_tokens", output.total_num_scheduled_tokens - num_online)
-        return shape
+        return shape, int(num_tokens[is_online].sum())
 
     def _update_targets(self) -> None:
         if self.targets.update(self.planner.traffic):
@@ -396,6 +402,7 @@ class CoServing(Base):
 
     def _preempt_for_chat(self, step: Step, victim: Request, now_s: float) -> None:
         self.running.remove(victim)
+        self._roster.forget(victim)
         self._preempt_request(victim, now_s, drop_stale_output=self.requires_kv_delivery)
         self.given.add("preempted")
         step.barred.add(victim.request_id)

@@ -3,46 +3,104 @@
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
+from typing import TypeVar
 
 import numpy as np
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from neaptide.engine.arrays import IntArray
+from neaptide.engine.arrays import BoolArray, IntArray
 from neaptide.engine.deadlines import later_token_due_s
 from neaptide.engine.interfaces import CostModel
 from neaptide.engine.scheduler.budget import Reads, StepBudget
 from neaptide.engine.scheduler.judged import Candidate
+from neaptide.engine.steps.plan import BatchShape
 from neaptide.engine.table import Streams
-from neaptide_vllm.scheduling.online import Online
+from neaptide_vllm.scheduling.online import Online, is_offline
 
 WHOLE = 1 << 30
 """Grant of a request that may compute all that vLLM would."""
 
 REQUEST_ID = attrgetter("request_id")
-COMPUTED, TOTAL, NUM_PROMPT = map(attrgetter, ("num_computed_tokens", "num_tokens", "num_prompt_tokens"))
-IN_FLIGHT, ELIGIBLE = attrgetter("num_output_placeholders"), attrgetter("next_decode_eligible_step")
-MAX_TOKENS = attrgetter("max_tokens")
+COMPUTED, IN_FLIGHT = attrgetter("num_computed_tokens"), attrgetter("num_output_placeholders")
+ELIGIBLE = attrgetter("next_decode_eligible_step")
+
+T = TypeVar("T")
+Rows = IntArray | slice
+"""Indices of some rows; a slice for all, which copies nothing."""
 
 
 class Roster:
-    """What does not change of running requests as long as they are the same ones, in columns.
+    """Running requests, online ones first, and what does not change of them.
+
+    It follows vLLM's list by what comes and goes: to read several hundred requests anew takes as long as the plan.
 
     Args:
-        running: vLLM's running requests.
         known: the online requests by id.
+        is_async: whether a step is planned while another runs.
+        has_drafts: whether vLLM speculates.
     """
 
-    def __init__(self, running: Sequence[Request], known: Mapping[str, Online]) -> None:
-        self.running = list(running)
-        self.onlines = list(map(known.get, map(REQUEST_ID, running)))
-        """[running] None for offline requests."""
-        self.is_online = np.array([online is not None for online in self.onlines], np.bool_)
-        self.tpot_slo_s = np.array([math.inf if online is None else online.tpot_slo_s for online in self.onlines])
-        self.num_prompt, self.max_tokens = column(NUM_PROMPT, running), column(MAX_TOKENS, running)
-        self.offline = [request for request, online in zip(running, self.onlines, strict=True) if online is None]
-        self.nothing_granted = dict.fromkeys(map(REQUEST_ID, self.offline), 0)
-        self.is_mixed = bool((self.is_online[1:] > self.is_online[:-1]).any())
-        """Whether an online request stands behind an offline one."""
+    def __init__(self, known: Mapping[str, Online], is_async: bool, has_drafts: bool) -> None:
+        self._known = known
+        self.is_async, self.has_drafts = is_async, has_drafts
+        self._clear()
+
+    def _clear(self) -> None:
+        self.running: list[Request] = []
+        self.onlines: list[Online] = []
+        self.token_ids: list[list[int]] = []
+        """[running] vLLM's own lists of prompt and output tokens, which grow."""
+        self.nothing_granted: dict[str, int] = {}
+        """0 for each offline request, in order."""
+        self._has_changed = True
+        self._read()
+
+    def follow(self, running: list[Request]) -> None:
+        """Takes over vLLM's list, and puts its online requests first: their blocks are allocated first."""
+        num_known = len(self.running)
+        if running[:num_known] != self.running:
+            self._clear()
+            num_known = 0
+        for request in running[num_known:]:
+            self._insert(request)
+        if self._has_changed:
+            self._read()
+            running[:] = self.running
+
+    def _insert(self, request: Request) -> None:
+        online = self._known.get(request.request_id)
+        if online is None:
+            self.nothing_granted[request.request_id] = 0
+            row = len(self.running)
+        else:
+            row = len(self.onlines)
+            self.onlines.append(online)
+        self.running.insert(row, request)
+        self.token_ids.insert(row, request._all_token_ids)
+        self._has_changed = True
+
+    def forget(self, request: Request) -> None:
+        """The request does not run any more."""
+        try:
+            row = self.running.index(request)
+        except ValueError:  # it waited
+            return
+        del self.running[row], self.token_ids[row]
+        if row < len(self.onlines):
+            del self.onlines[row]
+        else:
+            del self.nothing_granted[request.request_id]
+        self._has_changed = True
+
+    def _read(self) -> None:
+        self._has_changed = False
+        self.tpot_slo_s = np.array([online.tpot_slo_s for online in self.onlines], np.float64)
+        self.num_prompt = np.array([online.request.num_prompt_tokens for online in self.onlines], np.int64)
+        """[online]; so is ``tpot_slo_s``."""
+        limits = [request.num_prompt_tokens + request.max_tokens for request in self.running] if self.is_async else ()
+        self.limits = np.array(limits, np.int64)
+        """[running] most tokens of each; empty unless a step is planned while another runs."""
 
 
 class Step:
@@ -65,7 +123,7 @@ class Step:
         block_size: int,
         next_index: int | None,
     ) -> None:
-        self.now_s, self.block_size = now_s, block_size
+        self.now_s, self.block_size, self._max_tokens = now_s, block_size, max_tokens
         self.budget = StepBudget(cost_model, max_tokens)
         self.candidates: list[Candidate] = []
         self.chosen: list[Candidate] = []
@@ -77,50 +135,62 @@ class Step:
         """Requests that were preempted for this step: they do not come back in it."""
         self.seconds_for: dict[str, float] = {}
         """Predicted seconds of the step by kind of work."""
-        self._look_at(roster, next_index)
+        self.is_as_planned = True
+        """Whether prompts were admitted with the context that they were planned with."""
+        self.online_tokens = 0
+        """Tokens of online requests in the step."""
+        self._roster = roster
+        self._look_at(next_index)
 
-    def _look_at(self, roster: Roster, next_index: int | None) -> None:
+    def _look_at(self, next_index: int | None) -> None:
         """Sorts the running requests into kinds of work. Leaves out those that vLLM passes by.
 
         Requests are read in columns: a loop over several hundred of them would take longer than all the planning.
         """
-        running, is_online = roster.running, roster.is_online
-        computed, total, in_flight = (column(read, running) for read in (COMPUTED, TOTAL, IN_FLIGHT))
-        lacking = total + in_flight - computed
-        is_last = (in_flight > 0) & (computed + 2 - in_flight >= roster.num_prompt + roster.max_tokens)
-        is_open = (lacking > 0) & ~is_last
+        roster = self._roster
+        running, num_online = roster.running, len(roster.onlines)
+        computed = column(COMPUTED, running)
+        total = np.fromiter(map(len, roster.token_ids), np.int64, len(running))
+        lacking, num_output = total - computed, total[:num_online] - roster.num_prompt
+        is_open = lacking > 0
+        if roster.is_async:
+            in_flight = column(IN_FLIGHT, running)
+            lacking += in_flight
+            num_output += in_flight[:num_online] > 0
+            is_open = (lacking > 0) & ((in_flight == 0) | (computed + 2 - in_flight < roster.limits))
         if next_index is not None:
             is_open &= column(ELIGIBLE, running) <= next_index
         is_decode = is_open & (lacking == 1) & (computed > 0)
+        is_prompt = is_open & ~is_decode
 
-        self.offline = roster.offline
+        self.offline = running[num_online:]
         """Running offline requests."""
         self.grants = roster.nothing_granted.copy()
         """Tokens of every online prompt and every running offline request. Online decodes are not here."""
-        self.num_online = len(running) - len(self.offline)
+        self.num_online = num_online
         """Running online requests."""
-        self.online_blocks = int((-(-computed[is_online] // self.block_size)).sum())
+        self.online_blocks = int((-(-computed[:num_online] // self.block_size)).sum())
         """Blocks that they hold, of each kind of cache."""
-        rows = (is_decode & ~is_online).nonzero()[0]
-        self._offline_decodes = [running[row] for row in rows.tolist()]
-        self._offline_contexts: IntArray = computed[rows]
-        self.offline_prompts = [running[row] for row in (is_open & ~is_decode & ~is_online).nonzero()[0].tolist()]
-        rows = (is_decode & is_online).nonzero()[0]
-        self._decode_contexts: IntArray = computed[rows]
-        self._spare_tokens = sum(len(running[row].spec_token_ids) for row in rows.tolist())
+        rows = _rows(is_decode[num_online:])
+        self._offline_decodes = _of(self.offline, rows)
+        self._offline_contexts: IntArray = computed[num_online:][rows]
+        self.offline_prompts = _of(self.offline, is_prompt[num_online:].nonzero()[0])
+        rows = _rows(is_decode[:num_online])
+        self._decode_contexts: IntArray = computed[:num_online][rows]
+        self._spare_tokens = 0
         """Tokens that online decodes compute beyond one each: drafts of speculation."""
-        rows = (is_open & ~is_decode & is_online).nonzero()[0]
-        self.online_prompts = [online for row in rows.tolist() if (online := roster.onlines[row]) is not None]
-        num_output = total - roster.num_prompt + (in_flight > 0)
-        rows = (is_open & is_online & (num_output > 0)).nonzero()[0]
-        self._streams = self._streams_of(roster, rows, total[rows], num_output[rows])
+        if roster.has_drafts:
+            self._spare_tokens = sum(len(online.request.spec_token_ids) for online in _of(roster.onlines, rows))
+        self.online_prompts = _of(roster.onlines, is_prompt[:num_online].nonzero()[0])
+        rows = _rows(is_open[:num_online] & (num_output > 0))
+        self._streams = self._streams_of(rows, total[:num_online][rows], num_output[rows])
 
-    def _streams_of(self, roster: Roster, rows: IntArray, total: IntArray, num_output: IntArray) -> Streams:
-        first_s = [online.first_token_s for row in rows.tolist() if (online := roster.onlines[row]) is not None]
-        tpot_slo_s = roster.tpot_slo_s[rows]
+    def _streams_of(self, rows: Rows, total: IntArray, num_output: IntArray) -> Streams:
+        first_s = np.array([online.first_token_s for online in _of(self._roster.onlines, rows)], np.float64)
+        tpot_slo_s = self._roster.tpot_slo_s[rows]
         # A step in flight samples a first token that is not there yet.
-        due_s = later_token_due_s(np.minimum(first_s, self.now_s), num_output, tpot_slo_s, np.zeros(len(rows)))
-        return Streams(np.arange(len(rows)), total, num_output, tpot_slo_s, due_s)
+        due_s = later_token_due_s(np.minimum(first_s, self.now_s), num_output, tpot_slo_s, np.zeros(len(total)))
+        return Streams(np.arange(len(total)), total, num_output, tpot_slo_s, due_s)
 
     # ---- as a step that is judged ----
 
@@ -147,12 +217,15 @@ class Step:
             return
         self.budget.add_decodes(len(contexts) + self._spare_tokens, Reads.of(contexts))
         self.num_parts += len(contexts)
+        self.online_tokens += len(contexts)
 
     def add(self, request: Request, num_tokens: int, context_tokens: int) -> None:
         """Schedules a prompt's chunk."""
         self.budget.add(num_tokens, context_tokens)
         self.grants[request.request_id] = num_tokens
         self.num_parts += 1
+        if not is_offline(request):
+            self.online_tokens += num_tokens
 
     def add_offline_decodes(self, limit_s: float, last_granted: Mapping[str, int]) -> bool:
         """Schedules as many running offline decodes as fit, least recently scheduled first. Returns whether all did.
@@ -171,9 +244,10 @@ class Step:
                 count = 1
         if count:
             chosen = decodes[:count]
-            drafts = sum(len(request.spec_token_ids) for request in chosen)
+            drafts = sum(len(request.spec_token_ids) for request in chosen) if self._roster.has_drafts else 0
             self.budget.add_decodes(count + drafts, Reads.of(contexts[:count]))
-            self.grants.update(dict.fromkeys(map(REQUEST_ID, chosen), WHOLE))
+            chosen_ids = self._roster.nothing_granted if count == len(self.offline) else map(REQUEST_ID, chosen)
+            self.grants.update(dict.fromkeys(chosen_ids, WHOLE))
             self.num_parts += count
         return count == len(decodes)
 
@@ -185,7 +259,28 @@ class Step:
     def granted_offline(self) -> Collection[str]:
         """Running offline requests that are scheduled."""
         grants = self.grants
-        return [request_id for request_id in map(REQUEST_ID, self.offline) if grants[request_id]]
+        return [request_id for request_id in self._roster.nothing_granted if grants[request_id]]
+
+    def planned_shape(self, output: SchedulerOutput) -> tuple[BatchShape, int] | None:
+        """Shape and online tokens if vLLM's step is as planned: no request computes more, so equal sums say it."""
+        num_planned = self._max_tokens - self.budget.tokens_left
+        is_as_planned = (
+            self.is_as_planned
+            and not self._roster.has_drafts
+            and output.total_num_scheduled_tokens == num_planned
+            and len(output.num_scheduled_tokens) == self.num_parts
+        )
+        return (self.budget.shape, self.online_tokens) if is_as_planned else None
+
+
+def _rows(is_meant: BoolArray) -> Rows:
+    """The rows that are meant."""
+    return slice(None) if is_meant.all() else is_meant.nonzero()[0]
+
+
+def _of(values: list[T], rows: Rows) -> list[T]:
+    """The values in these rows."""
+    return values[rows] if isinstance(rows, slice) else [values[row] for row in rows.tolist()]
 
 
 def column(read: Callable[[Request], int], requests: Sequence[Request]) -> IntArray:
