@@ -1,5 +1,8 @@
 """Parts of a wait from constructed steps: exact numbers, and the cause in the first sentence."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -164,6 +167,80 @@ def test_a_request_in_time_is_told_so() -> None:
     time = Timeline()
     time.step(50, prompts={OWN: 100})
     assert told(time.first_token(0, 1000), time.around()) == "on time: its first token took 50 ms for a target of 1 s"
+
+
+def _batch_before(time: Timeline) -> None:
+    time.step(300, batch_ms=300)
+
+
+def _prompt_before(time: Timeline) -> None:
+    time.taken_s = {OTHER: 0.0}
+    time.step(300, prompts={OTHER: 100})
+
+
+def _streams(time: Timeline) -> None:
+    time.step(300, streams=(OTHER, THIRD))
+
+
+def _memory(time: Timeline) -> None:
+    time.step(300, streams=(OTHER,), available_blocks=3, waiting_online=1)
+
+
+def _slots(time: Timeline) -> None:
+    time.step(300, streams=(OTHER,), free_slots=0, waiting_online=1)
+
+
+def _masks(time: Timeline) -> None:
+    time.step(300, streams=(OTHER,), mask_s=0.28)
+
+
+def _slow(time: Timeline) -> None:
+    time.step(300, streams=(OTHER,), predicted_ms=20)
+
+
+def _stalled(time: Timeline) -> None:
+    time.step(10, streams=(OTHER,))
+    time.idle(290)
+
+
+def _preempted(time: Timeline) -> None:
+    time.step(20, prompts={OWN: 50}, admits=ADMISSIONS[OWN])
+    time.step(280, streams=(OTHER,), preempted=[OWN], waiting_online=1)
+
+
+def _nothing(time: Timeline) -> None:
+    time.idle(300)
+
+
+NONE_OF_IT = "0 ms of it by batch work: "
+CAUSES: list[tuple[Callable[[Timeline], None], dict[str, Any], str]] = [
+    (_batch_before, {}, "250 ms of it by batch work ("),
+    (_prompt_before, {}, NONE_OF_IT + "250 ms waiting for one prompt before it ("),
+    (_streams, {}, NONE_OF_IT + "250 ms the tokens of two running streams ("),
+    (_memory, {}, NONE_OF_IT + "250 ms waiting for KV memory that other chats held ("),
+    (_slots, {}, NONE_OF_IT + "250 ms waiting for a slot, all of which other requests had ("),
+    (_masks, {}, NONE_OF_IT + "250 ms waiting for masks of grammars ("),
+    (_slow, {}, NONE_OF_IT + "250 ms steps that took longer than predicted ("),
+    (_stalled, {}, NONE_OF_IT + "250 ms the engine between its steps ("),
+    (_preempted, {}, NONE_OF_IT + "250 ms preempted, and computing again what that dropped ("),
+    (_nothing, {"engine_gone": ((0.05, 0.3),)}, NONE_OF_IT + "250 ms without an engine, which had ended ("),
+    (_nothing, {"sent_ms": 300}, NONE_OF_IT + "250 ms before the engine (reading, tokenization, checks) ("),
+    (_nothing, {"way_back_ms": 600}, NONE_OF_IT + "600 ms from the engine to the client's connection, "),
+]
+
+
+@pytest.mark.parametrize(("happens", "values", "words"), CAUSES, ids=range(len(CAUSES)))
+def test_the_sentence_names_the_cause_first(
+    happens: Callable[[Timeline], None], values: dict[str, Any], words: str
+) -> None:
+    """300 ms are lost to one cause before a prompt of 50 ms, for a target of 100 ms."""
+    time = Timeline()
+    happens(time)
+    time.step(50, prompts={OWN: 100}, admits=READMITTED)
+    wait = time.first_token(0, 100, **values)
+    said = told(wait, time.around())
+    assert said.partition("; ")[2].startswith(words), said
+    assert sum(parts_of(wait, time.around()).lateness(wait.late_s).values()) == pytest.approx(wait.late_s)
 
 
 STEPS = st.lists(
