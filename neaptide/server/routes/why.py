@@ -18,6 +18,7 @@ from neaptide.server.why.parts import TokenWait
 from neaptide.server.why.requests import EndedRequest
 
 BATCH = "batch_"
+MAX_ID_CHARS = 128
 SHOWN_STEPS = 20
 NO_TOKEN = {
     "ok": "it has no output, so nothing of it was late",
@@ -28,7 +29,7 @@ NO_TOKEN = {
 router = APIRouter()
 
 
-@router.get("/admin/why/{id}", responses=replies(WhyReply, 403, 404), response_model=None)
+@router.get("/admin/why/{id}", responses=replies(WhyReply, 403, 404, 503), response_model=None)
 async def why(id: str, request: Request) -> WhyReply:
     """Says why a chat of the last 15 minutes was late. The id is the reply's, or its `X-Request-Id`. A key gets
     answers about its own requests, one with the mark `admin` about all. Without keys only callers on this machine
@@ -38,7 +39,7 @@ async def why(id: str, request: Request) -> WhyReply:
     if not keys.required and not (request.client is not None and is_loopback(request.client.host)):
         raise local_callers_only()
     desk: WhyDesk = request.app.state.why
-    if id.startswith(BATCH):
+    if id.startswith(BATCH) and len(id) <= MAX_ID_CHARS:
         return await _why_batch(id, request)
     found = [one for one in desk.requests.find(id) if principal.is_admin or one.key == principal.key_id]
     if not found:

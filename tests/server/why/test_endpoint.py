@@ -98,7 +98,7 @@ async def test_an_unknown_id_and_one_of_long_ago_are_not_found(late: LateServer)
     said = await late.chat()
     assert (await late.why(said["id"])).status_code == 200
     late.now_s += KEPT_S + 1.0
-    for request_id in (said["id"], "chatcmpl-0", "x%20y"):
+    for request_id in (said["id"], "chatcmpl-0", "x%20y", f"batch_x:{9:05000}"):
         response = await late.why(request_id)
         assert (response.status_code, response.json()["error"]["code"]) == (404, "request_not_found")
 
