@@ -5,6 +5,7 @@ process starts the engine from its own installation.
 """
 
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -389,6 +390,12 @@ class EngineReady(_Message):
     """Tile size of the device. The token count of a step should be a multiple of it."""
     pair_s: float = 0.0
     """Predicted seconds of prefill attention for a (query, key) pair, at the start."""
+    costs: dict[str, Any] = {}
+    """Recipe of the step times, at the start; empty if unknown."""
+    max_step_tokens: int = 0
+    max_num_seqs: int = 0
+    offline_kv_tokens: int = 0
+    """Most tokens of KV that offline work may hold."""
 
 
 class Occupancy(msgspec.Struct, array_like=True, gc=False, frozen=True):

@@ -80,6 +80,10 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
         kv_token_s=marginal.kv_token_s,
         pair_s=marginal.pair_s,
         tile_tokens=cost_model.base.tile_tokens,
+        costs=recipe_as_it_is(cost_model),
+        max_step_tokens=core.scheduler.max_step_tokens,
+        max_num_seqs=scheduler.max_num_seqs,
+        offline_kv_tokens=int(scheduler.offline_max_kv_ratio * executor.num_blocks) * config.cache.block_size,
     )
     return core, ready
 

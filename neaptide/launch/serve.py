@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from neaptide.server.limits.key_file import KeyReloader
     from neaptide.server.limits.limiter import RateLimiter
     from neaptide.server.observe.work_log import WorkLog
+    from neaptide.server.quotes.desk import QuoteDesk
 
 logger = logging.getLogger(__name__)
 
@@ -221,8 +222,9 @@ async def _serve(
     from neaptide.server.engine_client.supervisor import EngineRefusedError, EngineStartError, Supervisor
 
     try:
-        server, service, shadow, work_log, limiter, reloader = _http_server(settings, context, data_dir)
+        server, service, desk, shadow, work_log, limiter, reloader = _http_server(settings, context, data_dir)
         await service.start()
+        desk.start()
     except StoreError as error:
         raise LaunchError(str(error)) from error
     await limiter.start()
@@ -261,6 +263,7 @@ async def _serve(
         if reloader is not None:
             await reloader.stop()
         await limiter.stop()
+        await desk.stop()
         await service.stop()
         context.grammars.close()
         context.tokenizer.close()
@@ -286,9 +289,10 @@ async def _tell_hidden_batches(settings: Settings, service: "BatchService") -> N
 
 def _http_server(
     settings: Settings, context: "ServingContext", data_dir: Path
-) -> "tuple[uvicorn.Server, BatchService, Shadow | None, WorkLog, RateLimiter, KeyReloader | None]":
+) -> "tuple[uvicorn.Server, BatchService, QuoteDesk, Shadow | None, WorkLog, RateLimiter, KeyReloader | None]":
     from neaptide.estimator.device_profile import profile_names
     from neaptide.launch.connections import Server, uvicorn_config
+    from neaptide.launch.device_time import device_time
     from neaptide.server.app import ServerState, create_app
     from neaptide.server.batches.checking.worker import CheckerPool, WorkerChecker
     from neaptide.server.batches.lines import ContextCompiler
@@ -301,6 +305,7 @@ def _http_server(
     from neaptide.server.limits.counts import OwnCounts
     from neaptide.server.limits.leased_counts import LeasedCounts
     from neaptide.server.observe.work_log import WorkLog
+    from neaptide.server.quotes.desk import QuoteDesk
     from neaptide.server.routes.batches import batches_router
     from neaptide.server.routes.figures import backlog_router
     from neaptide.server.routes.files import files_router
@@ -336,12 +341,17 @@ def _http_server(
     if settings.shadow == "on":
         temporary = data_dir / TEMPORARY
         state.shadow = Shadow(context.client, state.registry, context.clock, temporary=temporary)
-    app = create_app(state, extra_routers=(files_router(service), batches_router(service), backlog_router(service)))
+    desk = QuoteDesk(
+        service, context.client, context.bodies, device_time, context.wall_clock, lambda: keys.share_weights
+    )
+    routers = (files_router(service), batches_router(service, desk), backlog_router(service))
+    app = create_app(state, extra_routers=routers)
+    app.state.metrics.add_sink(desk)
     app.state.metrics.storage_failing.set_function(lambda: float(service.storage_failing))
     server = Server(uvicorn_config(settings, app, app.state.metrics.http))
     work_log = WorkLog(app.state.metrics.history, app.state.engine)
     reloader = key_reloader(settings, keys, context.client.set_share_weights)
-    return server, service, state.shadow, work_log, app.state.limiter, reloader
+    return server, service, desk, state.shadow, work_log, app.state.limiter, reloader
 
 
 def listen(host: str, port: int) -> socket.socket:

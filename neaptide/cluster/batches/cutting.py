@@ -68,7 +68,7 @@ def cut(
         work = work_of(part_lines, plan, tokens, device)
         known = work if device is not SOME_DEVICE else ChunkWork(0.0, 0.0)
         key, longest = ChunkKey(record.id, len(chunks)), int(needed[part].max())
-        chunk = LeaseChunk(key, record.expires_at, work.density, len(part), *known, needs_tokens=longest)
+        chunk = LeaseChunk(key, record.deadline_at, work.density, len(part), *known, needs_tokens=longest)
         chunks[chunk] = [line.line_no for line in part_lines]
     return chunks
 

@@ -296,7 +296,7 @@ class LeasedChunks:
         return Job(record, plan, lines, files, self._context.compiler, LeasedLines(lease)), work
 
     def _describe(self, job: Job) -> tuple[Path, float]:
-        return self._context.describe(job.batch_id, job.expires_at)
+        return self._context.describe(job.batch_id, job.deadline_at)
 
     # ---- ending ----
 

@@ -68,7 +68,7 @@ def batch_object(record: BatchRecord, outlooks: BatchStatuses, waits_for: str | 
 
 def _extension(record: BatchRecord, outlooks: BatchStatuses, waits_for: str | None) -> BatchExtension | None:
     found = outlooks.of(record.id) if record.status is BatchStatus.IN_PROGRESS else None
-    if found is None and waits_for is None:
+    if found is None and waits_for is None and record.due_at is None:
         return None
     expected_s = None if found is None else found.expected_s
     shown: BatchExtension = {
@@ -77,6 +77,7 @@ def _extension(record: BatchRecord, outlooks: BatchStatuses, waits_for: str | No
         "expected_seconds": None if expected_s is None else round(expected_s, 1),
         "left_seconds": None if found is None else round(found.left_s, 1),
         "waits_for": waits_for,
+        "due_at": record.due_at,
     }
     return shown
 

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,7 +18,7 @@ from neaptide.server.batches.planning.planning import MakesPlans
 from neaptide.server.batches.running.deadline_status import BatchStatuses
 from neaptide.server.batches.running.state_machine import StateMachine
 from neaptide.server.batches.sharing import BatchStateMachine, JobLeft
-from neaptide.server.batches.storing import batch_rows, server_rows
+from neaptide.server.batches.storing import batch_rows, file_rows, server_rows
 from neaptide.server.batches.storing.batch_rows import WrongPurposeError
 from neaptide.server.batches.storing.data_dir import StoreError
 from neaptide.server.batches.storing.faults import StorageHealth
@@ -37,10 +37,19 @@ from neaptide.server.batches.storing.store import Store, StoreUnavailableError
 from neaptide.server.batches.wiring import BatchContext, BatchSettings, Clocks
 from neaptide.server.engine_client.client import EngineClient
 from neaptide.server.engine_client.events import BatchOutlooks
-from neaptide.server.http.errors import ConflictError, InvalidRequestError, NotFoundError, server_stops
+from neaptide.server.http.errors import (
+    ConflictError,
+    InvalidRequestError,
+    NotFoundError,
+    UnsupportedParameterError,
+    server_stops,
+)
 from neaptide.server.openai.stored_replies import Batch
 
 logger = logging.getLogger(__name__)
+
+Promise = Callable[[str, int], Awaitable[int]]
+"""Unix time by which a batch on this file is promised, which is no later than the given one. Raises ApiError."""
 
 
 class BatchService:
@@ -66,7 +75,7 @@ class BatchService:
         self.outlooks = BatchStatuses()
         engine.subscribe(BatchOutlooks, lambda heard: self.outlooks.hear(heard.outlooks))
         self._clocks = clocks
-        self._compiler = compiler
+        self.compiler = compiler
         self._is_suspended = False
         self._watching: asyncio.Task[None] | None = None
         context = BatchContext(self.store, self.files, engine, compiler, checker, settings, clocks, planner)
@@ -141,9 +150,17 @@ class BatchService:
     # ---- batches ----
 
     async def create_batch(
-        self, owner: str, body: Mapping[str, Any], *, salt: bytes = b"", idempotency_key: str | None = None
+        self,
+        owner: str,
+        body: Mapping[str, Any],
+        *,
+        salt: bytes = b"",
+        idempotency_key: str | None = None,
+        promise: Promise | None = None,
     ) -> BatchRecord:
         """A durable new batch, or the one that the same key created before. ``salt`` is the owner's cache salt.
+
+        ``promise`` quotes a batch that is to be done by a given time.
 
         Raises:
             InvalidRequestError: the body is invalid, or the file is not a batch file.
@@ -152,6 +169,16 @@ class BatchService:
         """
         self.check_open()
         asked = parse_create(body, self.settings.completion_windows)
+        key = None
+        if idempotency_key is not None:
+            text = json.dumps(body, sort_keys=True, default=str)
+            key = IdempotencyKey(owner, "batches", idempotency_key, hashlib.sha256(text.encode()).hexdigest())
+        due_at = None
+        is_repeat = key is not None and await self.store.read(file_rows.is_claimed, key)
+        if asked.accept_by is not None and not is_repeat:
+            if promise is None:
+                raise UnsupportedParameterError("'accept_by' is not offered here.", param="accept_by")
+            due_at = await promise(asked.input_file_id, asked.accept_by)
         now = int(self._clocks.wall())
         new = NewBatch(
             id=new_batch_id(),
@@ -164,11 +191,8 @@ class BatchService:
             metadata=asked.metadata,
             created_at=now,
             expires_at=now + window_seconds(asked.completion_window),
+            due_at=due_at,
         )
-        key = None
-        if idempotency_key is not None:
-            text = json.dumps(body, sort_keys=True, default=str)
-            key = IdempotencyKey(owner, "batches", idempotency_key, hashlib.sha256(text.encode()).hexdigest())
         planned = (new_file_id(), new_file_id())
         try:
             # Shielded: once the record may be durable, the batch must also begin, even if the client has disconnected.
@@ -183,7 +207,7 @@ class BatchService:
             ) from None
 
     async def _create(self, new: NewBatch, planned: tuple[str, str], key: IdempotencyKey | None) -> BatchRecord:
-        record = await self.store.write(batch_rows.create_batch, new, planned, key, self._compiler.served)
+        record = await self.store.write(batch_rows.create_batch, new, planned, key, self.compiler.served)
         if record.id == new.id:
             self._machine.begin(record)
         return record

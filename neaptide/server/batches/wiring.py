@@ -72,9 +72,9 @@ class BatchContext:
     def stem(self, batch_id: str) -> Path:
         return self.jobs_dir / batch_id
 
-    def describe(self, batch_id: str, expires_at: int) -> tuple[Path, float]:
+    def describe(self, batch_id: str, deadline_at: int) -> tuple[Path, float]:
         """Stem of the token file and deadline in monotonic seconds, for the engine."""
-        remaining_s = max(0.0, expires_at - self.clocks.wall())
+        remaining_s = max(0.0, deadline_at - self.clocks.wall())
         return self.stem(batch_id), self.clocks.monotonic() + remaining_s
 
     def now(self, record: BatchRecord) -> int:

@@ -20,6 +20,7 @@ from neaptide.server.openai.schemas import (
     CompletionBody,
     DetokenizeBody,
     OfflineSwitchBody,
+    QuoteBody,
     TokenizeChatBody,
     TokenizeTextBody,
     WhatIfBody,
@@ -34,6 +35,7 @@ BODIES: tuple[type[BaseModel], ...] = (
     DetokenizeBody,
     OfflineSwitchBody,
     WhatIfBody,
+    QuoteBody,
 )
 JSON_BODY_ERRORS = (400, 408, 413, 415)
 """Errors of any route that reads a JSON body."""

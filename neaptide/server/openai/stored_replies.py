@@ -95,6 +95,7 @@ class BatchExtension(TypedDict):
     expected_seconds: float | None
     left_seconds: float | None
     waits_for: str | None
+    due_at: int | None
 
 
 @exact
@@ -127,3 +128,58 @@ class Batch(TypedDict):
 @exact
 class BatchList(Page):
     data: list[Batch]
+
+
+@exact
+class QuotedWindow(TypedDict):
+    """When the batch would end if it had this completion window."""
+
+    completion_window: str
+    outlook: OutlookName
+    p50_seconds: float | None
+    p50_at: int | None
+    p90_seconds: float | None
+    p90_at: int | None
+    other_batches_seconds: float
+    left_by_chats_seconds: float
+    reason: str | None
+
+
+@exact
+class QuoteTokens(TypedDict):
+    p50: int
+    p90: int
+
+
+@exact
+class QuoteSeconds(TypedDict):
+    p50: float
+    p90: float
+
+
+@exact
+class QuoteBasis(TypedDict):
+    """What the quote was made from."""
+
+    recorded_seconds: float
+    times_of_day: bool
+    saturated_seconds: float
+    efficiency: float
+    known_batches: int
+    pool_seconds: float
+    unchecked_batches: int
+
+
+@exact
+class BatchQuote(TypedDict):
+    object: Literal["batch.quote"]
+    created_at: int
+    lines: int
+    input_tokens: int
+    shared_tokens: int
+    output_tokens: QuoteTokens
+    device_seconds: QuoteSeconds
+    shared_device_seconds: float
+    windows: list[QuotedWindow]
+    sentence: str
+    basis: QuoteBasis

@@ -1,20 +1,32 @@
 """Routes of ``/v1/batches``."""
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.responses import JSONResponse
 
-from neaptide.server.batches.checking.create import MAX_METADATA_KEY_CHARS, MAX_METADATA_PAIRS, MAX_METADATA_VALUE_CHARS
+from neaptide.server.batches.checking.create import (
+    LAST_UNIX_S,
+    MAX_METADATA_KEY_CHARS,
+    MAX_METADATA_PAIRS,
+    MAX_METADATA_VALUE_CHARS,
+)
 from neaptide.server.batches.checking.validate import ENDPOINTS
 from neaptide.server.batches.objects import batch_list, batch_object
 from neaptide.server.batches.service import BatchService
 from neaptide.server.batches.storing.faults import storage_faults
 from neaptide.server.http.audit import note_object
 from neaptide.server.http.auth import principal_of
+from neaptide.server.http.errors import InvalidRequestError
 from neaptide.server.http.jsonbody import read_object
-from neaptide.server.openai.openapi import IDEMPOTENCY_KEY, JSON_BODY_ERRORS, body_schema, replies
-from neaptide.server.openai.stored_replies import Batch, BatchList
+from neaptide.server.openai.openapi import IDEMPOTENCY_KEY, JSON_BODY_ERRORS, body_schema, replies, request_body
+from neaptide.server.openai.prepare import parse_body
+from neaptide.server.openai.schemas import QuoteBody
+from neaptide.server.openai.stored_replies import Batch, BatchList, BatchQuote
+from neaptide.server.quotes.desk import QuoteDesk
+from neaptide.server.quotes.shown import quote_object
+from neaptide.server.quotes.work import BatchSize
 from neaptide.server.routes.files import idempotency_key, lifetime_schema
 
 
@@ -34,6 +46,7 @@ def _create_schema(windows: tuple[str, ...]) -> dict[str, Any]:
             "required": ["anchor", "seconds"],
             "properties": {"anchor": {"type": "string", "enum": ["created_at"]}, "seconds": lifetime_schema()},
         },
+        "accept_by": {"type": "integer", "minimum": 1, "maximum": LAST_UNIX_S},
     }
     required = ["input_file_id", "endpoint", "completion_window"]
     schema = {"type": "object", "required": required, "properties": properties}
@@ -43,8 +56,8 @@ def _create_schema(windows: tuple[str, ...]) -> dict[str, Any]:
 BatchId = Annotated[str, Path()]
 
 
-def batches_router(service: BatchService) -> APIRouter:
-    """Routes of the batches API for one service."""
+def batches_router(service: BatchService, desk: QuoteDesk | None = None) -> APIRouter:
+    """Routes of the batches API for one service; quotes and ``accept_by`` need a desk."""
     router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
     @router.post(
@@ -56,9 +69,26 @@ def batches_router(service: BatchService) -> APIRouter:
         principal, key = principal_of(request), idempotency_key(request)
         body = await read_object(request, principal.share)
         with storage_faults(service.health):
-            record = await service.create_batch(principal.tenant, body, salt=principal.salt, idempotency_key=key)
+            record = await service.create_batch(
+                principal.tenant,
+                body,
+                salt=principal.salt,
+                idempotency_key=key,
+                promise=None if desk is None else desk.promise(principal),
+            )
         note_object(request.scope, record.id)
         return JSONResponse(batch_object(record, service.outlooks))
+
+    if desk is not None:
+        router.add_api_route(
+            "/quote",
+            _quote_endpoint(service, desk),
+            methods=["POST"],
+            openapi_extra=request_body(QuoteBody),
+            responses=replies(BatchQuote, *JSON_BODY_ERRORS, 404, 409, 503),
+            response_model=None,
+            name="quote_batch",
+        )
 
     @router.get("", responses=replies(BatchList, 400, 503))
     async def list_batches(
@@ -84,3 +114,28 @@ def batches_router(service: BatchService) -> APIRouter:
         return JSONResponse(batch_object(record, service.outlooks))
 
     return router
+
+
+def _quote_endpoint(service: BatchService, desk: QuoteDesk) -> Callable[[Request], Awaitable[BatchQuote]]:
+    async def quote_batch(request: Request) -> BatchQuote:
+        """When a batch would end that is created now, for several completion windows. Changes nothing."""
+        principal = principal_of(request)
+        body = parse_body(QuoteBody, await read_object(request, principal.share))
+        if (body.input_file_id is None) == (body.lines is None):
+            raise InvalidRequestError("Give either 'input_file_id' or 'lines'.", param="input_file_id")
+        with storage_faults(service.health):
+            if body.input_file_id is not None:
+                size = await desk.size_of_file(body.input_file_id, principal)
+            else:
+                size = _told_size(body)
+            return quote_object(await desk.quote(size, principal, answer_tokens=body.output_tokens))
+
+    return quote_batch
+
+
+def _told_size(body: QuoteBody) -> BatchSize:
+    lines = body.lines or 0
+    if body.shared_tokens >= body.input_tokens:
+        raise InvalidRequestError("'shared_tokens' must be less than 'input_tokens'.", param="shared_tokens")
+    new_tokens = lines * (body.input_tokens - body.shared_tokens) + body.shared_tokens
+    return BatchSize(lines, lines, lines * body.input_tokens, new_tokens, (body.max_tokens,))

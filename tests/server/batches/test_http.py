@@ -17,18 +17,19 @@ from fastapi.exceptions import RequestValidationError
 from neaptide.server.http.auth import AuthMiddleware, KeyRing
 from neaptide.server.http.body_threads import BodyThreads
 from neaptide.server.http.error_replies import install_handlers
+from neaptide.server.quotes.desk import QuoteDesk
 from neaptide.server.routes.batches import batches_router
 from neaptide.server.routes.files import files_router
 from tests.server.batches.fakes import CHAT, Server, jsonl, line, numbered
 
 
-def app_of(server: Server, keys: list[str] | None = None) -> FastAPI:
+def app_of(server: Server, keys: list[str] | None = None, desk: QuoteDesk | None = None) -> FastAPI:
     app = FastAPI(redirect_slashes=False)
     app.state.context = SimpleNamespace(bodies=BodyThreads())  # all that these routes want of it
     install_handlers(app, RequestValidationError)
     app.add_middleware(AuthMiddleware, keys=KeyRing(keys or []))
     app.include_router(files_router(server.service))
-    app.include_router(batches_router(server.service))
+    app.include_router(batches_router(server.service, desk))
     return app
 
 

@@ -12,6 +12,8 @@ from neaptide.server.http.errors import InvalidRequestError
 MAX_METADATA_PAIRS = 16
 MAX_METADATA_KEY_CHARS = 64
 MAX_METADATA_VALUE_CHARS = 512
+LAST_UNIX_S = 1 << 40
+"""Latest time that a batch may name."""
 _UNIT_S = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
 
@@ -22,6 +24,8 @@ class CreateBatch:
     completion_window: str
     metadata: dict[str, str] | None = None
     output_expires_after_s: int | None = None
+    accept_by: int | None = None
+    """Unix time by which the batch must be promised."""
 
 
 def window_seconds(window: str) -> int:
@@ -53,7 +57,16 @@ def parse_create(body: Mapping[str, Any], windows: Sequence[str]) -> CreateBatch
         completion_window=body["completion_window"],
         metadata=_metadata(body.get("metadata")),
         output_expires_after_s=_expiry(body.get("output_expires_after")),
+        accept_by=_accept_by(body.get("accept_by")),
     )
+
+
+def _accept_by(value: object) -> int | None:
+    if value is None:
+        return None
+    if type(value) is not int or not 0 < value <= LAST_UNIX_S:
+        raise InvalidRequestError("'accept_by' must be a unix time in seconds.", param="accept_by", code="invalid_type")
+    return value
 
 
 def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:

@@ -47,5 +47,9 @@ class BatchStatuses:
     def of(self, batch_id: str) -> BatchDeadlineStatus | None:
         return self._latest.get(batch_id)
 
+    def all(self) -> list[BatchDeadlineStatus]:
+        """The latest status of every batch that the engine has, the earliest deadline first."""
+        return sorted(self._latest.values(), key=lambda one: one.left_s)
+
     def count(self, outlook: DeadlineStatus) -> int:
         return sum(one.outlook is outlook for one in self._latest.values())

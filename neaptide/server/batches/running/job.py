@@ -103,7 +103,7 @@ class Job:
         self.salt = bytes.fromhex(record.salt)
         self.owner = record.owner
         self.share = share_of(record.owner)
-        self.expires_at = record.expires_at
+        self.deadline_at = record.deadline_at
         self.num_undurable = len(lines)
         """Number of lines whose results have not been committed."""
         self.submitted_epoch = NO_ENGINE

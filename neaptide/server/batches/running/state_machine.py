@@ -219,7 +219,7 @@ class StateMachine:
             return None
 
     def _describe(self, job: Job) -> tuple[Path, float]:
-        return self._context.describe(job.batch_id, job.expires_at)
+        return self._context.describe(job.batch_id, job.deadline_at)
 
     def _on_lines_done(self, batch_id: str) -> None:
         self._attend(batch_id, self._complete, batch_id)

@@ -167,6 +167,13 @@ def claim_key(conn: sa.Connection, key: IdempotencyKey, object_id: str, now: int
     return str(row.object_id)
 
 
+def is_claimed(conn: sa.Connection, key: IdempotencyKey) -> bool:
+    """Whether the key has an object, whatever its body."""
+    t = idempotency_keys
+    where = (t.c.owner == key.owner, t.c.kind == key.kind, t.c.key == key.key)
+    return conn.execute(sa.select(t.c.object_id).where(*where)).one_or_none() is not None
+
+
 def move_key(conn: sa.Connection, key: IdempotencyKey, object_id: str) -> None:
     """Points a key to a new object after its old one has been deleted."""
     t = idempotency_keys

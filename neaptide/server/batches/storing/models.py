@@ -91,6 +91,13 @@ class BatchRecord:
     output_tokens: int
     reasoning_tokens: int
     plan_blob: str | None = None
+    due_at: int | None = None
+    """Unix time by which a quote promises the end; None without one."""
+
+    @property
+    def deadline_at(self) -> int:
+        """Unix time that the scheduler aims at."""
+        return self.expires_at if self.due_at is None else min(self.due_at, self.expires_at)
 
     @property
     def is_terminal(self) -> bool:
@@ -112,6 +119,7 @@ class NewBatch:
     metadata: dict[str, str] | None
     created_at: int
     expires_at: int
+    due_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

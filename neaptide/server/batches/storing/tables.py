@@ -72,6 +72,8 @@ batches = sa.Table(
     sa.Column("created_at", sa.BigInteger, nullable=False),
     sa.Column("in_progress_at", sa.BigInteger),
     sa.Column("expires_at", sa.BigInteger, nullable=False),
+    # When a quote that the client accepted promises the end; the scheduler's deadline. Null without a promise.
+    sa.Column("due_at", sa.BigInteger),
     sa.Column("finalizing_at", sa.BigInteger),
     sa.Column("completed_at", sa.BigInteger),
     sa.Column("failed_at", sa.BigInteger),
@@ -213,4 +215,14 @@ key_usage = sa.Table(
     # JSON of ``limits/usage.py``.
     sa.Column("counts", sa.Text, nullable=False),
     sa.Column("changed_at_ms", sa.BigInteger, nullable=False),
+)
+
+# Ten-minute aggregates of the traffic of each server; see ``period_rows.py``.
+traffic_periods = sa.Table(
+    "traffic_periods",
+    metadata,
+    sa.Column("server", sa.String(64), primary_key=True),
+    sa.Column("start_s", sa.BigInteger, primary_key=True, autoincrement=False),
+    # JSON of ``quotes/periods.py``.
+    sa.Column("counts", sa.Text, nullable=False),
 )

@@ -89,6 +89,7 @@ async def test_a_batch_shows_its_outlook_while_it_runs(tmp_path: Path) -> None:
             "expected_seconds": 400.0,
             "left_seconds": 60.0,
             "waits_for": None,
+            "due_at": None,
         }
         say(server, outlook(DeadlineStatus.ON_TIME, batch.id, None))
         found = shown(server, await server.get(batch.id))

@@ -1,0 +1,152 @@
+"""Work of a batch in device time, and what is known of its size and of its answers."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from neaptide.engine.arrays import FloatArray
+from neaptide.engine.messages import EngineReady
+from neaptide.server.quotes.periods import Period
+
+PRIOR_ANSWER_TOKENS = 256
+"""Expected answer length before any batch has ended; the scheduler uses the same value."""
+PRIOR_SIGMA = 0.7
+"""Standard deviation of the logarithm of that length: nine of ten answers are expected below 2.5 times of it."""
+FEWEST_BATCHES = 3
+"""With fewer ended batches of a key, those of other keys count too."""
+PRIOR_EFFICIENCY = 0.92
+"""Device time that batch work gets done per second that chats leave, before anything is learnt."""
+PRIOR_S = 600.0
+"""Time for which the prior counts."""
+EFFICIENCY_SIGMA = 0.04
+"""Standard deviation of its logarithm between batches, however long the record is ..."""
+PRIOR_EFFICIENCY_SIGMA = 0.1
+"""... and what is added to it before anything is learnt."""
+
+
+FIRST_CHECK_S = 2.0
+"""Expected time to check a file and to write its results, before any batch has ended ..."""
+LINE_CHECK_S = 1e-3
+"""... and for each line."""
+
+
+class KnownBatch(NamedTuple):
+    """A batch that was completed."""
+
+    answer_tokens: float
+    """Mean length of its answers."""
+    num_lines: int
+    other_s: float
+    """Time in which its file was checked and its results were written."""
+
+
+class BatchWork(NamedTuple):
+    """Size of a batch, or of a part of it."""
+
+    num_rows: int
+    prompt_tokens: int
+    new_tokens: int
+    """Prompt tokens without those of prefixes that an earlier row has."""
+    answer_tokens: int
+
+
+DeviceTime = Callable[[BatchWork], float]
+"""Least seconds of the work on the whole device."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSize:
+    """Size of a batch whose answers are not known."""
+
+    num_lines: int
+    num_rows: int
+    """Choices of all lines."""
+    prompt_tokens: int
+    new_tokens: int
+    limits: tuple[int, ...]
+    """``max_tokens`` of some rows, which stand for all."""
+
+    def work(self, answer_tokens: float) -> BatchWork:
+        """The work if every row's answer has this length, or its limit."""
+        mean = sum(min(limit, answer_tokens) for limit in self.limits) / max(len(self.limits), 1)
+        return BatchWork(self.num_rows, self.prompt_tokens, self.new_tokens, round(mean * self.num_rows))
+
+
+def drawn_answers(known: Sequence[KnownBatch], rng: np.random.Generator, num_paths: int) -> FloatArray:
+    """[paths] mean answer length of the batch: of one of the known batches, or of the prior; less certain with few."""
+    sigma = PRIOR_SIGMA / math.sqrt(1 + len(known))
+    center = np.full(num_paths, float(PRIOR_ANSWER_TOKENS))
+    if known:
+        center = rng.choice(np.array([one.answer_tokens for one in known], np.float64), size=num_paths)
+    return np.asarray(center * np.exp(sigma * rng.standard_normal(num_paths)))
+
+
+def drawn_other_s(known: Sequence[KnownBatch], num_lines: int, rng: np.random.Generator, num_paths: int) -> FloatArray:
+    """[paths] time to check the file and to write the results, as it was for one of the known batches.
+
+    It is taken to grow with the number of lines.
+    """
+    if not known:
+        return np.full(num_paths, FIRST_CHECK_S + LINE_CHECK_S * num_lines)
+    each = np.array([one.other_s * max(num_lines / max(one.num_lines, 1), 1.0) for one in known])
+    return np.asarray(rng.choice(each, size=num_paths))
+
+
+def chat_loads(periods: Sequence[Period], info: EngineReady, least_s: float = 60.0) -> tuple[FloatArray, int]:
+    """Share of the device that chats took in every period from the first recorded one on, and the first one's start.
+
+    NaN where less than ``least_s`` were observed.
+    """
+    if not periods:
+        return np.zeros(0), 0
+    first_s, period_s = periods[0].start_s, 600
+    loads = np.full((periods[-1].start_s - first_s) // period_s + 1, np.nan)
+    for one in periods:
+        if one.seconds >= least_s:
+            taken_s = info.token_s * one.online_tokens + info.kv_token_s * one.online_kv_tokens
+            loads[(one.start_s - first_s) // period_s] = taken_s / one.seconds
+    return loads, first_s
+
+
+class Efficiency(NamedTuple):
+    """Device time that batch work gets done per second that chats leave, as learnt."""
+
+    mean: float
+    seconds: float
+    """Recorded time in which batch lines waited."""
+
+    def drawn(self, rng: np.random.Generator, num_paths: int) -> FloatArray:
+        """[paths] possible values."""
+        sigma = EFFICIENCY_SIGMA + PRIOR_EFFICIENCY_SIGMA * PRIOR_S / (PRIOR_S + self.seconds)
+        drawn = self.mean * np.exp(sigma * rng.standard_normal(num_paths))
+        # The device's least time is a bound, unless it was seen to be wrong.
+        return np.asarray(np.minimum(drawn, max(self.mean, 1.0)))
+
+
+def learnt_efficiency(periods: Sequence[Period], info: EngineReady, device: DeviceTime) -> Efficiency:
+    """Efficiency over the periods in which batch lines waited for the device."""
+    done_s, left_s, seconds = 0.0, 0.0, 0.0
+    for one in periods:
+        part = one.saturated
+        taken_s = info.token_s * part.online_tokens + info.kv_token_s * part.online_kv_tokens
+        if part.seconds > taken_s and part.prefill_tokens + part.decode_tokens and part.row_steps:
+            done_s += device(_done(part.prefill_tokens, part.decode_tokens, part.kv_tokens / part.row_steps))
+            left_s += part.seconds - taken_s
+            seconds += part.seconds
+    mean = (done_s + PRIOR_S * PRIOR_EFFICIENCY) / (left_s + PRIOR_S)
+    return Efficiency(mean, seconds)
+
+
+def _done(prefill_tokens: int, decode_tokens: int, held_tokens: float) -> BatchWork:
+    """Work that was done, as rows of equal length.
+
+    Args:
+        held_tokens: mean tokens of a running row: its prompt and half of its answer.
+    """
+    num_tokens = prefill_tokens + decode_tokens
+    row_tokens = held_tokens * num_tokens / max(prefill_tokens + decode_tokens / 2, 1.0)
+    num_rows = max(round(num_tokens / max(row_tokens, 1.0)), 1)
+    return BatchWork(num_rows, prefill_tokens, prefill_tokens, decode_tokens + num_rows)

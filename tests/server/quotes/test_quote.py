@@ -1,0 +1,160 @@
+"""Quotes from a record: what is learnt, what is answered, and why something is refused."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neaptide.engine.messages import EngineReady
+from neaptide.server.quotes.fluid import DAY_PERIODS, PoolBatch
+from neaptide.server.quotes.periods import PERIOD_S, Period, Saturated
+from neaptide.server.quotes.quote import Question, Quote, arithmetic, outlook, quote
+from neaptide.server.quotes.work import (
+    PRIOR_EFFICIENCY,
+    BatchSize,
+    BatchWork,
+    KnownBatch,
+    chat_loads,
+    drawn_answers,
+    learnt_efficiency,
+)
+
+DAY_S = 86_400
+INFO = EngineReady("m", "cpu", "float32", 256, 1024, 16, 64, [0], token_s=1e-3, kv_token_s=0.0)
+SIZE = BatchSize(num_lines=100, num_rows=100, prompt_tokens=500_000, new_tokens=500_000, limits=(100,))
+KNOWN = [KnownBatch(50.0, 100, 0.0)] * 20
+"""Enough for answers of 50 tokens."""
+
+
+def device(work: BatchWork) -> float:
+    """A device that takes a millisecond per token that it computes."""
+    return 1e-3 * (work.new_tokens + work.answer_tokens)
+
+
+def period(start_s: int, load: float, **fields: object) -> Period:
+    tokens = round(load * PERIOD_S / INFO.token_s)
+    return Period(start_s=start_s, seconds=float(PERIOD_S), online_tokens=tokens, **fields)  # type: ignore[arg-type]
+
+
+def days(load: float, count: int = 3) -> list[Period]:
+    """Whole days with a constant load."""
+    return [period(k * PERIOD_S, load) for k in range(count * DAY_PERIODS)]
+
+
+def question(
+    periods: Sequence[Period], pool: Sequence[PoolBatch] = (), known: Sequence[KnownBatch] = KNOWN
+) -> Question:
+    now_s = float(periods[-1].start_s + PERIOD_S) if periods else 0.0
+    return Question(now_s, periods, INFO, device, pool, "a", known, {})
+
+
+def windows_of(found: Quote) -> list[tuple[float, str]]:
+    return [(one.window_s, outlook(one)) for one in found.windows]
+
+
+def test_a_steady_load_gives_a_steady_quote() -> None:
+    found = quote(SIZE, question(days(0.5)), (3600.0,))
+    (window,) = found.windows
+    wanted_s = 505.0 / (0.5 * PRIOR_EFFICIENCY)
+    assert found.work_s[0] == pytest.approx(505.0, rel=0.01)
+    assert window.p50_s == pytest.approx(wanted_s, rel=0.03)
+    assert wanted_s < window.p90_s < 1.4 * wanted_s
+    assert windows_of(found) == [(3600.0, "on_time")]
+    assert found.has_days
+
+
+def test_what_cannot_be_done_is_refused_with_its_arithmetic() -> None:
+    found = quote(SIZE, question(days(0.5), [PoolBatch("a", 300.0, 100.0)]), (120.0, 1800.0, DAY_S))
+    assert [name for _, name in windows_of(found)] == ["infeasible", "at_risk", "on_time"]
+    assert arithmetic(found, found.windows[0]).startswith("It needs 8 min of the device, and 5 min of other batches")
+    assert "chats leave at most" in arithmetic(found, found.windows[0])
+
+
+def test_times_of_day_are_learnt() -> None:
+    """Nights are idle, days are full: at noon, nothing is done before the evening."""
+    every = [period(k * PERIOD_S, 1.2 if k % DAY_PERIODS >= 72 else 0.0) for k in range(4 * DAY_PERIODS + 72)]
+    (window,) = quote(SIZE, question(every), (DAY_S,)).windows
+    assert window.p50_s == pytest.approx(12 * 3600 + 505.0 / PRIOR_EFFICIENCY, rel=0.02)
+
+
+def test_the_unfinished_period_counts_and_its_rest_is_still_ahead() -> None:
+    every = days(0.0)
+    found = quote(SIZE, replace(question(every), now_s=every[-1].start_s + 500.0), (3600.0,))
+    assert found.windows[0].p50_s == pytest.approx(505.0 / PRIOR_EFFICIENCY, rel=0.03)
+
+
+def test_a_gap_in_the_record_is_no_idle_time() -> None:
+    every = [one for one in days(0.5) if not 30 <= one.start_s // PERIOD_S < 50]
+    loads, first_s = chat_loads(every, INFO)
+    assert (len(loads), first_s) == (3 * DAY_PERIODS, 0)
+    assert np.isnan(loads[30:50]).all()
+    assert np.nanmean(loads) == pytest.approx(0.5)
+    assert quote(SIZE, question(every), (3600.0,)).windows[0].p50_s == pytest.approx(1098.0, rel=0.05)
+
+
+def test_efficiency_is_learnt_where_lines_waited() -> None:
+    part = Saturated(
+        seconds=3000.0,
+        steps=1000,
+        online_tokens=1_000_000,
+        prefill_tokens=1_000_000,
+        decode_tokens=0,
+        row_steps=1000,
+        kv_tokens=5_000_000,
+    )
+    found = learnt_efficiency([period(0, 0.5, saturated=part)], INFO, device)
+    assert found.seconds == 3000.0
+    # 1,000 s of work in the 2,000 s that chats left, beside the prior's 600 s.
+    assert found.mean == pytest.approx((1000.2 + 600 * PRIOR_EFFICIENCY) / 2600, rel=1e-3)
+
+
+def test_unknown_answers_widen_the_quote_and_limits_cut_them() -> None:
+    long = replace(SIZE, limits=(100_000,))
+    spreads = []
+    for known in ([], [KnownBatch(256.0, 100, 0.0)], [KnownBatch(256.0, 100, 0.0)] * 20):
+        drawn = drawn_answers(known, np.random.default_rng(1), 400)
+        spreads.append(float(np.log(drawn).std()))
+        (window,) = quote(long, question(days(0.0), known=known), (DAY_S,)).windows
+        assert window.p50_s < window.p90_s
+    assert spreads == sorted(spreads, reverse=True)
+    assert quote(SIZE, question(days(0.0), known=[]), (DAY_S,)).answer_tokens[1] == 100 * 100
+
+
+def test_equal_questions_get_equal_quotes() -> None:
+    assert quote(SIZE, question(days(0.3)), (3600.0,)) == quote(SIZE, question(days(0.3)), (3600.0,))
+
+
+WORK = st.integers(1, 20_000)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lines=WORK,
+    more=st.integers(0, 20_000),
+    load=st.floats(0.0, 1.2),
+    window_s=st.floats(60.0, 80_000.0),
+    longer_s=st.floats(0.0, 80_000.0),
+    pool_s=st.floats(0.0, 10_000.0),
+)
+def test_more_lines_are_never_sooner_and_a_longer_window_is_never_refused_later(
+    lines: int, more: int, load: float, window_s: float, longer_s: float, pool_s: float
+) -> None:
+    def asked(num_lines: int) -> Quote:
+        size = BatchSize(num_lines, num_lines, 100 * num_lines, 100 * num_lines, (100,))
+        pool = [PoolBatch("b", pool_s, 1.0)]
+        return quote(size, question(days(load, 2), pool), (window_s, window_s + longer_s))
+
+    fewer, bigger = asked(lines), asked(lines + more)
+    for one, other in zip(fewer.windows, bigger.windows, strict=True):
+        assert one.p50_s <= one.p90_s
+        assert one.p50_s <= other.p50_s
+        assert one.p90_s <= other.p90_s
+        assert one.can_end or not other.can_end
+        assert one.p90_s >= min(one.p50_s, math.inf)
+    short, long = fewer.windows
+    assert long.can_end or not short.can_end
+    assert long.left_s >= short.left_s
