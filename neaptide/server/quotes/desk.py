@@ -37,7 +37,7 @@ from neaptide.server.openai.prepare import Prepared
 from neaptide.server.quotes.fluid import PoolBatch
 from neaptide.server.quotes.measure import FileSize, MeasureTask, size_decoder, task_encoder
 from neaptide.server.quotes.periods import Period, PeriodRecorder, period_decoder
-from neaptide.server.quotes.quote import Question, Quote, arithmetic, quote
+from neaptide.server.quotes.quote import Quote, QuoteInputs, arithmetic, quote
 from neaptide.server.quotes.work import FEWEST_BATCHES, BatchSize, DeviceTime, KnownBatch
 from neaptide.server.subprocesses.on_call import Child, ChildDiedError
 
@@ -47,7 +47,7 @@ WINDOWS = ("1h", "6h", "24h")
 TICK_S = 1.0
 MEASURE_MODULE = "neaptide.server.quotes.measure"
 MEASURE_IDLE_S = 60.0
-MEASURE_TIMEOUT_S = 60.0
+MEASURE_TIMEOUT_S = 300.0
 TURN_WAIT_S = 30.0
 NUM_SAMPLES = 128
 """Lines of a file that are tokenized."""
@@ -242,7 +242,7 @@ class QuoteDesk:
         known = await self._known(principal.tenant)
         live = await store.read(batch_rows.live_batches)
         pool = self._pool({one.id: share_of(one.owner) for one in live})
-        question = Question(
+        question = QuoteInputs(
             now_s=now_s,
             periods=(),
             info=self._client.info,
@@ -302,7 +302,7 @@ class QuoteDesk:
 
 
 def _quoted(
-    size: BatchSize, question: Question, encoded: list[str], current: bytes | None, windows_s: tuple[float, ...]
+    size: BatchSize, question: QuoteInputs, encoded: list[str], current: bytes | None, windows_s: tuple[float, ...]
 ) -> Quote:
     """In a thread: decodes the record and makes the quote."""
     periods = [period_decoder.decode(one) for one in encoded]

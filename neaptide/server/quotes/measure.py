@@ -42,7 +42,7 @@ class FileSize(msgspec.Struct, frozen=True):
     fault: str = ""
 
 
-class Body(msgspec.Struct):
+class PromptParts(msgspec.Struct):
     """What a prompt is made of."""
 
     tools: msgspec.Raw = msgspec.Raw()
@@ -58,7 +58,7 @@ class MeasuredLine(msgspec.Struct):
 
 
 _line_decoder = msgspec.json.Decoder(MeasuredLine)
-_body_decoder = msgspec.json.Decoder(Body)
+_body_decoder = msgspec.json.Decoder(PromptParts)
 task_encoder, task_decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(MeasureTask)
 size_encoder, size_decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(FileSize)
 

@@ -37,7 +37,7 @@ NUM_SIZES = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class QuoteInputs:
     """What a quote depends on besides the batch."""
 
     now_s: float
@@ -95,7 +95,7 @@ class Quote:
     """Device time of all batches that are not done."""
 
 
-def quote(size: BatchSize, question: Question, windows_s: Sequence[float]) -> Quote:
+def quote(size: BatchSize, question: QuoteInputs, windows_s: Sequence[float]) -> Quote:
     """The quote of a batch that would begin now, for each window."""
     rng = np.random.default_rng(SEED)
     paths = _paths(question, rng)
@@ -125,7 +125,7 @@ def quote(size: BatchSize, question: Question, windows_s: Sequence[float]) -> Qu
     )
 
 
-def _paths(question: Question, rng: np.random.Generator) -> LoadPaths:
+def _paths(question: QuoteInputs, rng: np.random.Generator) -> LoadPaths:
     loads, first_s = chat_loads(question.periods, question.info)
     now = int(question.now_s) // PERIOD_S
     last = first_s // PERIOD_S + len(loads) - 1
@@ -153,7 +153,7 @@ def _window(
     own_s: FloatArray,
     other_s: FloatArray,
     efficiencies: FloatArray,
-    question: Question,
+    question: QuoteInputs,
 ) -> WindowQuote:
     weights = dict(question.weights)
     before_s = np.array([work_before(question.pool, question.key, one, window_s, weights) for one in own_s.tolist()])

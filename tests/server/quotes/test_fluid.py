@@ -83,7 +83,7 @@ def test_without_a_record_the_device_is_idle(loads: list[float]) -> None:
 RECORDS = st.lists(st.floats(0.0, 3.0) | st.just(math.nan), min_size=1, max_size=3 * DAY_PERIODS)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(loads=RECORDS, slot=st.integers(0, DAY_PERIODS - 1), work_s=st.floats(0.0, 1e6), more_s=st.floats(0.0, 1e6))
 def test_more_work_never_ends_sooner_and_p50_not_after_p90(
     loads: list[float], slot: int, work_s: float, more_s: float
@@ -110,12 +110,12 @@ def test_a_key_runs_its_batches_by_deadline_and_shares_with_others() -> None:
 POOLS = st.lists(st.builds(PoolBatch, st.sampled_from("abc"), st.floats(0.0, 1e5), st.floats(0.0, 1e5)), max_size=8)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(pool=POOLS, own_s=st.floats(0.0, 1e5), more_s=st.floats(0.0, 1e5), window_s=st.floats(0.0, 1e5))
 def test_what_goes_before_grows_with_the_batch_and_its_window_and_is_no_more_than_there_is(
     pool: list[PoolBatch], own_s: float, more_s: float, window_s: float
 ) -> None:
     before_s = work_before(pool, "a", own_s, window_s, {})
     assert 0.0 <= before_s <= sum(one.work_s for one in pool) * (1 + 1e-9)
-    assert work_before(pool, "a", own_s + more_s, window_s, {}) >= before_s * (1 - 1e-9)
-    assert work_before(pool, "a", own_s, window_s + more_s, {}) >= before_s * (1 - 1e-9)
+    assert work_before(pool, "a", own_s + more_s, window_s, {}) >= before_s - 1e-6
+    assert work_before(pool, "a", own_s, window_s + more_s, {}) >= before_s - 1e-6

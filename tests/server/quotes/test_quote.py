@@ -1,6 +1,5 @@
 """Quotes from a record: what is learnt, what is answered, and why something is refused."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from neaptide.engine.messages import EngineReady
 from neaptide.server.quotes.fluid import DAY_PERIODS, PoolBatch
 from neaptide.server.quotes.periods import PERIOD_S, Period, Saturated
-from neaptide.server.quotes.quote import Question, Quote, arithmetic, outlook, quote
+from neaptide.server.quotes.quote import Quote, QuoteInputs, arithmetic, outlook, quote
 from neaptide.server.quotes.work import (
     PRIOR_EFFICIENCY,
     BatchSize,
@@ -47,9 +46,9 @@ def days(load: float, count: int = 3) -> list[Period]:
 
 def question(
     periods: Sequence[Period], pool: Sequence[PoolBatch] = (), known: Sequence[KnownBatch] = KNOWN
-) -> Question:
+) -> QuoteInputs:
     now_s = float(periods[-1].start_s + PERIOD_S) if periods else 0.0
-    return Question(now_s, periods, INFO, device, pool, "a", known, {})
+    return QuoteInputs(now_s, periods, INFO, device, pool, "a", known, {})
 
 
 def windows_of(found: Quote) -> list[tuple[float, str]]:
@@ -131,7 +130,7 @@ def test_equal_questions_get_equal_quotes() -> None:
 WORK = st.integers(1, 20_000)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     lines=WORK,
     more=st.integers(0, 20_000),
@@ -151,10 +150,9 @@ def test_more_lines_are_never_sooner_and_a_longer_window_is_never_refused_later(
     fewer, bigger = asked(lines), asked(lines + more)
     for one, other in zip(fewer.windows, bigger.windows, strict=True):
         assert one.p50_s <= one.p90_s
-        assert one.p50_s <= other.p50_s
-        assert one.p90_s <= other.p90_s
+        assert one.p50_s <= other.p50_s + 1e-6
+        assert one.p90_s <= other.p90_s + 1e-6
         assert one.can_end or not other.can_end
-        assert one.p90_s >= min(one.p50_s, math.inf)
     short, long = fewer.windows
     assert long.can_end or not short.can_end
-    assert long.left_s >= short.left_s
+    assert long.left_s >= short.left_s - 1e-6
