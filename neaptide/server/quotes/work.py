@@ -1,6 +1,5 @@
 """Work of a batch in device time, and what is known of its size and of its answers."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,7 +20,7 @@ PRIOR_EFFICIENCY = 0.92
 """Device time that batch work gets done per second that chats leave, before anything is learnt."""
 PRIOR_S = 600.0
 """Time for which the prior counts."""
-EFFICIENCY_SIGMA = 0.04
+EFFICIENCY_SIGMA = 0.025
 """Standard deviation of its logarithm between batches, however long the record is ..."""
 PRIOR_EFFICIENCY_SIGMA = 0.1
 """... and what is added to it before anything is learnt."""
@@ -77,7 +76,7 @@ class BatchSize:
 
 def drawn_answers(known: Sequence[KnownBatch], rng: np.random.Generator, num_paths: int) -> FloatArray:
     """[paths] mean answer length of the batch: of one of the known batches, or of the prior; less certain with few."""
-    sigma = PRIOR_SIGMA / math.sqrt(1 + len(known))
+    sigma = PRIOR_SIGMA / (1 + len(known))
     center = np.full(num_paths, float(PRIOR_ANSWER_TOKENS))
     if known:
         center = rng.choice(np.array([one.answer_tokens for one in known], np.float64), size=num_paths)
