@@ -174,11 +174,13 @@ class BatchService:
             text = json.dumps(body, sort_keys=True, default=str)
             key = IdempotencyKey(owner, "batches", idempotency_key, hashlib.sha256(text.encode()).hexdigest())
         due_at = None
-        is_repeat = key is not None and await self.store.read(file_rows.is_claimed, key)
-        if asked.accept_by is not None and not is_repeat:
+        accept_by = asked.accept_by
+        if accept_by is not None and key is not None and await self.store.read(file_rows.is_claimed, key):
+            accept_by = None  # The repeat gets the batch that the first one made.
+        if accept_by is not None:
             if promise is None:
                 raise UnsupportedParameterError("'accept_by' is not offered here.", param="accept_by")
-            due_at = await promise(asked.input_file_id, asked.accept_by)
+            due_at = await promise(asked.input_file_id, accept_by)
         now = int(self._clocks.wall())
         new = NewBatch(
             id=new_batch_id(),

@@ -63,7 +63,7 @@ def batches_router(service: BatchService, desk: QuoteDesk | None = None) -> APIR
     @router.post(
         "",
         openapi_extra=_create_schema(service.settings.completion_windows),
-        responses=replies(Batch, *JSON_BODY_ERRORS, *(409, 503, 507)),
+        responses=replies(Batch, *JSON_BODY_ERRORS, *(404, 409, 503, 507)),
     )
     async def create_batch(request: Request) -> Response:
         principal, key = principal_of(request), idempotency_key(request)
