@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from neaptide import cli
-from neaptide.cluster.gateway.addresses import FOLLOW_S, Addresses, follow, listed, look_up, name_and_port
+from neaptide.cluster.gateway.addresses import Addresses, follow, listed, look_up, name_and_port
 from neaptide.cluster.gateway.replicas import ReplicaStatus
 from tests.cluster.gateway.conftest import CHAT, TO_STREAM, Cluster, ScriptedReplica
 from tests.cluster.gateway.test_stopping import refuse
@@ -119,8 +119,13 @@ def directory() -> Directory:
     return Directory()
 
 
+FOLLOW_S = 1000.0
+"""So long that it is never over by itself, however slow the machine is."""
+
+
 @pytest.fixture
-async def clock() -> LoopClock:
+async def clock(monkeypatch: pytest.MonkeyPatch) -> LoopClock:
+    monkeypatch.setattr("neaptide.cluster.gateway.addresses.FOLLOW_S", FOLLOW_S)
     return LoopClock(asyncio.get_running_loop())
 
 
