@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -79,7 +80,7 @@ class Upload:
         self._path = directory / f"upload-{secrets.token_hex(8)}{_TEMP_SUFFIX}"
         self._max_bytes = max_bytes
         self._buffer = bytearray()
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
         self._is_left = False
         self._hash = hashlib.sha256()
         self.num_bytes = 0
@@ -124,7 +125,7 @@ class Upload:
         sync_directory(target.parent)
 
     def _open(self) -> None:
-        self._file = open(self._path, "xb", 0, opener=private_opener)
+        self._file = FileIO(self._path, "x", opener=private_opener)
         if self._is_left:
             self._remove()
 
