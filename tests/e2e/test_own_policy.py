@@ -61,7 +61,7 @@ def test_it_is_planned_with(home: Path, tmp_path: Path) -> None:
 
 def test_it_serves_chats_and_a_batch(home: Path, tmp_path: Path) -> None:
     log = tmp_path / "steps.jsonl"
-    flags = ["--policy", POLICY, "--step-log", str(log), "--profile", "cpu-neaptide-tiny"]
+    flags = ["--policy", POLICY, "--step-log", str(log), "--dtype", "float32", "--profile", "cpu-neaptide-tiny"]
     with RunningServer(tmp_path, *flags, cwd=home) as server:
         reply = server.http.post("/v1/chat/completions", json=BODY)
         assert reply.status_code == 200

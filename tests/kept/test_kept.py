@@ -44,8 +44,10 @@ class Kept:
     @classmethod
     def unpacked(cls, version: str, form: str, root: Path) -> "Kept":
         root.mkdir()
+        # The archives are our own. Python before 3.11.4 has no filters.
+        filters: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         with tarfile.open(HERE / version / f"{form}.tar.xz") as tar:
-            tar.extractall(root, filter="data")
+            tar.extractall(root, **filters)
         return cls(root, json.loads((HERE / version / f"{form}.json").read_text()))
 
     @property

@@ -388,7 +388,7 @@ async def test_offline_work_is_shared_by_the_weights_of_keys(monkeypatch: pytest
     vllm = FakeVllm(api_key="one")
     async with vllm.running():
         assert vllm.plugin._link is not None
-        assert vllm.plugin._link._pool._turns.weights == {principal_for("one").share: 3.0}
+        assert vllm.plugin._link._pool._turns._weights == {principal_for("one").share: 3.0}
 
 
 async def test_a_wrong_weight_ends_the_start_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ from neaptide.server.observe.timing import ChoiceTiming, RequestTiming
 from neaptide.server.openai.prepare import Prepared
 from neaptide.server.why.steps import KEPT_S, StepRing
 
-MAX_REQUESTS = 20_000
+MAX_REQUESTS = 10_000
+"""About 1 KB each."""
 
 
 @dataclass(slots=True, frozen=True)
