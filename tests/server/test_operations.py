@@ -1,5 +1,6 @@
 """Keys, probes, metrics, logs, ids, models, the admin switch, the OpenAPI document."""
 
+import asyncio
 import json
 import logging
 import re
@@ -11,10 +12,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Route
 
-from neaptide.engine.messages import SetOffline, SetShareWeights
+from neaptide.engine.messages import RequestOutput, SetOffline, SetShareWeights
 from neaptide.engine.params import Tier
 from neaptide.server.http.auth import OPEN_PATHS, KeyRing
 from neaptide.server.text.tokenizer import Tokenizer
+from tests.patience import until
 from tests.server.conftest import MODEL_ID, USER, Server, make_server
 
 CHAT = "/v1/chat/completions"
@@ -338,6 +340,25 @@ async def test_metrics_count_what_happened(server: Server) -> None:
     assert value("vllm:generation_tokens_total", model_name=MODEL_ID, engine="0") == 8
     tiers = {dict(labels)["tier"] for _, labels in found if "tier" in dict(labels)}
     assert tiers <= {tier.value for tier in Tier}
+
+
+async def test_tokens_count_while_an_answer_is_written(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, emit = server.engine, server.engine._emit
+
+    def emit_and_wait(output: RequestOutput) -> None:
+        emit(output)
+        engine.delay_s = 1e6
+
+    monkeypatch.setattr(engine, "_emit", emit_and_wait)
+    asking = asyncio.ensure_future(server.http.post(CHAT, json={"messages": USER, "max_tokens": 9}))
+    await until(lambda: engine.delay_s)
+    found = await _samples(server)
+    labels = frozenset({"model_name": MODEL_ID, "engine": "0"}.items())
+    assert found["vllm:generation_tokens_total", labels] == 1
+    assert found["vllm:prompt_tokens_total", labels] > 1
+    assert not asking.done()
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
 
 
 async def test_labels_take_no_value_from_callers(server: Server) -> None:
