@@ -21,6 +21,8 @@ BACK_S = 10.0
 """How far before a wait steps are looked at: online work that waits longer is not followed back."""
 MAX_ADMISSIONS = 1 << 16
 """Most requests whose admission numbers are kept, of those that have not ended."""
+MAX_ENDED = 1 << 10
+"""Number of last ended requests that are known as such: a step that admitted one may be reported after its end."""
 
 ROUNDING_S = 1e-6
 
@@ -62,6 +64,7 @@ class StepRing:
         self._gone: deque[tuple[float, float]] = deque()
         """Times without an engine; the last may be open."""
         self._admissions: dict[str, list[int]] = {}
+        self._ended: dict[str, None] = {}
         client.subscribe(EngineReady, self._on_ready)
         client.subscribe(EngineLost, self._on_lost)
         client.subscribe(RecentSteps, self._on_steps)
@@ -86,7 +89,8 @@ class StepRing:
             return
         for step in report.steps:
             for number, request_id in step.admitted:
-                self._admissions.setdefault(request_id, []).append(number)
+                if request_id not in self._ended:
+                    self._admissions.setdefault(request_id, []).append(number)
         while len(self._admissions) > MAX_ADMISSIONS:
             del self._admissions[next(iter(self._admissions))]
         if report.steps:
@@ -121,6 +125,9 @@ class StepRing:
 
     def take_admissions(self, request_id: str) -> tuple[int, ...]:
         """The admission numbers of a request that has ended; they are forgotten here."""
+        self._ended[request_id] = None
+        if len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
         return tuple(self._admissions.pop(request_id, ()))
 
     def gone(self, start_s: float, end_s: float) -> tuple[tuple[float, float], ...]:

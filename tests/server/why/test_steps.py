@@ -99,3 +99,12 @@ def test_admissions_are_kept_until_their_request_ends() -> None:
     recording.client.on_message(StepOutputs([], [], recent=decoded))
     assert recording.ring.take_admissions(OWN) == (3, 4)
     assert recording.ring.take_admissions(OWN) == ()
+
+
+def test_an_admission_that_is_reported_after_the_end_of_its_request_is_not_kept() -> None:
+    recording = Recording()
+    assert recording.ring.take_admissions(OWN) == ()
+    time = Timeline()
+    time.step(10, prompts={OWN: 5}, admits=3)
+    recording.client.on_message(StepOutputs([], [], recent=RecentSteps(0.01, 16, time.steps, [])))
+    assert recording.ring.take_admissions(OWN) == ()
