@@ -42,10 +42,11 @@ async def test_requests_leave_nothing_behind(server: Server) -> None:
         server.engine.received.clear()
 
     def found() -> dict[str, int]:
-        # Kept for 15 minutes; test_history and why.test_endpoint have their bounds.
+        # Kept for 15 minutes; test_history, why.test_endpoint and why.test_steps have their bounds.
         server.app.state.metrics.history._intervals.clear()
         server.app.state.why.requests._by_name.clear()
         server.app.state.why.requests._by_request_id.clear()
+        server.app.state.why.steps._ended.clear()
         return kept(server.context, server.app.state.metrics)
 
     await visit(0)

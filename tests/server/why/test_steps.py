@@ -108,3 +108,11 @@ def test_an_admission_that_is_reported_after_the_end_of_its_request_is_not_kept(
     time.step(10, prompts={OWN: 5}, admits=3)
     recording.client.on_message(StepOutputs([], [], recent=RecentSteps(0.01, 16, time.steps, [])))
     assert recording.ring.take_admissions(OWN) == ()
+
+
+def test_of_ended_requests_only_the_last_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neaptide.server.why.steps.MAX_ENDED", 2)
+    ring = Recording().ring
+    for number in range(9):
+        ring.take_admissions(f"request {number}")
+    assert list(ring._ended) == ["request 7", "request 8"]
