@@ -22,9 +22,9 @@ class MeasureTask(msgspec.Struct, frozen=True):
     path: str
     max_lines: int
     num_samples: int
-    """Most lines to return, spread evenly over the file ..."""
+    """Most lines to return, spread evenly over the file."""
     sample_bytes: int
-    """... and most bytes of them."""
+    """Most bytes of the returned lines."""
 
 
 class FileSize(msgspec.Struct, frozen=True):

@@ -62,15 +62,15 @@ class WindowQuote:
 
     window_s: float
     p50_s: float
-    """Seconds until the end in half of the cases; infinite beyond two days ..."""
+    """Seconds until the end in half of the cases; infinite beyond two days."""
     p90_s: float
-    """... and in nine of ten."""
+    """Seconds until the end in nine of ten cases; infinite beyond two days."""
     before_s: float
     """Device time of other batches that goes first, in the median case."""
     left_s: float
-    """Device time that chats leave to batches in the window: the median ..."""
+    """Device time that chats leave to batches in the window, in the median case."""
     most_left_s: float
-    """... and the largest of all cases."""
+    """The largest such time of all cases."""
     can_end: bool
     """Whether the batch ends in the window in any of the cases."""
 

@@ -21,15 +21,15 @@ PRIOR_EFFICIENCY = 0.92
 PRIOR_S = 600.0
 """Time for which the prior counts."""
 EFFICIENCY_SIGMA = 0.025
-"""Standard deviation of its logarithm between batches, however long the record is ..."""
+"""Standard deviation of its logarithm between batches, however long the record is."""
 PRIOR_EFFICIENCY_SIGMA = 0.1
-"""... and what is added to it before anything is learnt."""
+"""Added to ``EFFICIENCY_SIGMA`` before anything is learnt."""
 
 
 FIRST_CHECK_S = 2.0
-"""Expected time to check a file and to write its results, before any batch has ended ..."""
+"""Expected time to check a file and to write its results, before any batch has ended, without its lines."""
 LINE_CHECK_S = 1e-3
-"""... and for each line."""
+"""Expected time to check a line, before any batch has ended."""
 
 
 class KnownBatch(NamedTuple):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from anyio import CapacityLimiter, to_thread
 
 from neaptide.server.engine_client.client import EngineClient
-from neaptide.server.why.device_time import DeviceTime, LineStarts
+from neaptide.server.why.device_time import DeviceTimeSums, LineStarts
 from neaptide.server.why.parts import StepsAround, TokenWait, WaitParts, parts_of
 from neaptide.server.why.requests import EndedChoice, EndedRequest, EndedRequests
 from neaptide.server.why.sentences import sentence
@@ -36,7 +36,7 @@ class WhyDesk:
     def __init__(self, client: EngineClient, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self.steps = StepRing(client, clock)
         self.requests = EndedRequests(self.steps, clock)
-        self.device = DeviceTime(client, wall)
+        self.device = DeviceTimeSums(client, wall)
         self.lines = LineStarts(client, clock, wall)
         self._clock = clock
         self._limiter = CapacityLimiter(1)

@@ -48,7 +48,7 @@ class UsedTime(NamedTuple):
     """Batch and flex work by share."""
 
 
-class DeviceTime:
+class DeviceTimeSums:
     """Sums up the device's time. Event loop only.
 
     Args:

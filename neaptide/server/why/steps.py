@@ -36,7 +36,7 @@ class _Chunk(NamedTuple):
     data: bytes
 
 
-class _Engine(NamedTuple):
+class _EngineRecord(NamedTuple):
     """What is recorded of one engine."""
 
     ready_s: float
@@ -53,7 +53,7 @@ class StepRing:
     def __init__(self, client: EngineClient, clock: Callable[[], float], max_bytes: int = MAX_BYTES) -> None:
         self._clock = clock
         self._max_bytes = max_bytes
-        self._engines: deque[_Engine] = deque()
+        self._engines: deque[_EngineRecord] = deque()
         self._open: list[RecentSteps] = []
         """Reports of the last engine that are not compressed yet."""
         self.num_bytes = 0
@@ -76,7 +76,7 @@ class StepRing:
         now_s = self._clock()
         if self._gone and self._gone[-1][1] == math.inf:
             self._gone.append((self._gone.pop()[0], now_s))
-        self._engines.append(_Engine(now_s, deque()))
+        self._engines.append(_EngineRecord(now_s, deque()))
         self._forget()
 
     def _on_lost(self, _: EngineLost) -> None:

@@ -5,7 +5,15 @@ from neaptide.engine.params import FinishReason
 from neaptide.engine.scheduler.draft import Limit
 from neaptide.server.engine_client.client import EngineClient
 from neaptide.server.why.batches import BatchWait, batch_wait
-from neaptide.server.why.device_time import BUCKET_S, KEPT_S, MAX_KEYS, OTHER_KEYS, DeviceTime, DeviceUse, LineStarts
+from neaptide.server.why.device_time import (
+    BUCKET_S,
+    KEPT_S,
+    MAX_KEYS,
+    OTHER_KEYS,
+    DeviceTimeSums,
+    DeviceUse,
+    LineStarts,
+)
 from tests.server.fake_engine import FakeEngine
 from tests.server.why.timeline import OTHER, Timeline
 
@@ -20,7 +28,7 @@ class Day:
     def __init__(self) -> None:
         self.now_s = START_S
         self.client = EngineClient()
-        self.device = DeviceTime(self.client, lambda: self.now_s)
+        self.device = DeviceTimeSums(self.client, lambda: self.now_s)
         self.engine = FakeEngine(self.client)
         self.engine.attach()
 
