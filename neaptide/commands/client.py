@@ -1,4 +1,4 @@
-"""What commands that talk to a running server have in common: its address, the key, errors in one line."""
+"""Client of the commands that talk to a running server: its address, the key, errors in one line."""
 
 import argparse
 import sys

@@ -4,6 +4,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from neaptide.durations import duration
+
 _ANSWERS = {"on_time": "yes", "at_risk": "perhaps", "infeasible": "no"}
 
 
@@ -20,8 +22,8 @@ def quote_lines(quote: dict[str, Any]) -> Iterator[str]:
         f"prefixes, and about {quote['output_tokens']['p50']:,} answer tokens."
     )
     saved = quote["shared_device_seconds"]
-    needs = f"It needs {shown(quote['device_seconds']['p50'])} of the device"
-    yield needs + (f"; shared prefixes save {shown(saved)}." if saved >= 1 else ".")
+    needs = f"It needs {duration(quote['device_seconds']['p50'])} of the device"
+    yield needs + (f"; shared prefixes save {duration(saved)}." if saved >= 1 else ".")
     yield ""
     yield f"{'window':<8}{'half of the cases':<26}{'nine of ten':<26}in time?"
     for one in quote["windows"]:
@@ -38,7 +40,7 @@ def _basis(basis: dict[str, Any]) -> Iterator[str]:
     count = basis["known_batches"]
     batches = "no ended batch" if not count else "an ended batch" if count == 1 else f"{count} ended batches"
     times = "with times of day" if basis["times_of_day"] else "too short for times of day"
-    yield f"From {shown(basis['recorded_seconds'])} of recorded traffic ({times}) and {batches}."
+    yield f"From {duration(basis['recorded_seconds'])} of recorded traffic ({times}) and {batches}."
     if basis["unchecked_batches"]:
         yield f"{basis['unchecked_batches']} batches are still being checked and are not counted."
 
@@ -46,12 +48,4 @@ def _basis(basis: dict[str, Any]) -> Iterator[str]:
 def _until(seconds: float | None, at_s: int | None) -> str:
     if seconds is None or at_s is None:
         return "more than 2 days"
-    return f"{shown(seconds)} ({time.strftime('%a %H:%M', time.localtime(at_s))})"
-
-
-def shown(seconds: float) -> str:
-    """A duration."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{duration(seconds)} ({time.strftime('%a %H:%M', time.localtime(at_s))})"

@@ -346,7 +346,7 @@ def _http_server(
     )
     routers = (files_router(service), batches_router(service, desk), backlog_router(service))
     app = create_app(state, extra_routers=routers)
-    app.state.metrics.add_sink(desk)
+    app.state.metrics.add_end_sink(desk)
     app.state.metrics.storage_failing.set_function(lambda: float(service.storage_failing))
     server = Server(uvicorn_config(settings, app, app.state.metrics.http))
     work_log = WorkLog(app.state.metrics.history, app.state.engine)

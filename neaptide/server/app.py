@@ -119,7 +119,7 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     app.state.why = why_desk = WhyDesk(
         state.context.client, lambda: state.context.clock(), lambda: state.context.wall_clock()
     )
-    metrics.add_sink(why_desk.requests)
+    metrics.add_end_sink(why_desk.requests)
     app.state.capacity_queries = CapacityQueries(state.context.client, lambda: state.context.clock())
     install_handlers(app, RequestValidationError)
     install_openapi(app)

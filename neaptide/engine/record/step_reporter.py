@@ -102,7 +102,7 @@ class StepReporter(EngineObserver):
     # ---- reports ----
 
     def take(self, now_s: float) -> RecentSteps | None:
-        """What has happened since the last report; None if nothing has."""
+        """Report of the time since the last one; None if nothing has happened."""
         scheduler = self._scheduler
         # Paused time counts without a step too: batches wait for its end.
         if self.failed or not (self._steps or self._taken or scheduler.offline_paused):

@@ -70,10 +70,14 @@ _PHASES = ("schedule", "prepare", "model", "sample", "commit")
 ENGINE_ERRORS = (NUMERICAL_ERROR, INTERNAL_ERROR, OUT_OF_MEMORY, "other")
 
 
-class MetricsSink(Protocol):
-    """Additional series for the same events."""
+class EndSink(Protocol):
+    """Receives the ends of requests."""
 
     def on_finished(self, record: RequestRecord, prepared: Prepared, timing: RequestTiming) -> None: ...
+
+
+class MetricsSink(EndSink, Protocol):
+    """Additional series for the same events."""
 
     def on_gap(self, tier: Tier, gap_s: float) -> None: ...
 
@@ -103,6 +107,7 @@ class ServerMetrics:
         self.late: deque[LateChat] = deque(maxlen=MAX_LATE)
         """The last choices that missed a target, newest first."""
         self._sinks: list[MetricsSink] = []
+        self._end_sinks: list[EndSink] = []
         self._sources: list[MetricsSource] = []
         self._define_requests(registry)
         self._define_steps(registry)
@@ -119,8 +124,13 @@ class ServerMetrics:
             await source.refresh()
 
     def add_sink(self, sink: MetricsSink) -> None:
-        """Adds series that receive the request events."""
+        """Adds series that receive the request events, those of each token too."""
         self._sinks.append(sink)
+        self._end_sinks.append(sink)
+
+    def add_end_sink(self, sink: EndSink) -> None:
+        """Adds what receives the ends of requests."""
+        self._end_sinks.append(sink)
 
     # ---- requests ----
 
@@ -260,7 +270,7 @@ class ServerMetrics:
         # Aborts and faults of the client do not count; failures of the server count as missed targets.
         if record.outcome not in ("aborted", "client_error"):
             self._judge(prepared, timing, record)
-        for sink in self._sinks:
+        for sink in self._end_sinks:
             sink.on_finished(record, prepared, timing)
         log_request(record)
 

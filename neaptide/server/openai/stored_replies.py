@@ -159,7 +159,7 @@ class QuoteSeconds(TypedDict):
 
 @exact
 class QuoteBasis(TypedDict):
-    """What the quote was made from."""
+    """Data that the quote was made from."""
 
     recorded_seconds: float
     times_of_day: bool

@@ -11,7 +11,6 @@ from functools import partial
 import msgspec
 
 from neaptide.engine.messages import EngineReady, StepStats
-from neaptide.engine.params import Tier
 from neaptide.server.batches.checking.create import window_seconds
 from neaptide.server.batches.checking.validate import ENDPOINTS
 from neaptide.server.batches.lines import CompiledLine
@@ -68,7 +67,7 @@ class MadeQuote:
 
 
 class QuoteDesk:
-    """Makes quotes. Implements ``MetricsSink``, because the record counts requests. Event loop only.
+    """Makes quotes, and records the traffic for them. Event loop only.
 
     Args:
         device_time: the cost model of an engine; None if the engine has told none.
@@ -132,20 +131,11 @@ class QuoteDesk:
 
     async def _keep(self, period: Period | None) -> None:
         if period is not None and period.seconds > 0.0:
-            await self._service.store.write_beside(period_rows.add_period, self._server, period)
-
-    @property
-    def _server(self) -> str:
-        return ALONE
+            await self._service.store.write_beside(period_rows.add_period, ALONE, period)
 
     def on_finished(self, record: RequestRecord, prepared: Prepared, timing: RequestTiming) -> None:
+        """Notes the end of a request that is no batch line."""
         self.recorder.on_request(record.tier, record.key, record.prompt_tokens, record.completion_tokens)
-
-    def on_gap(self, tier: Tier, gap_s: float) -> None:
-        pass
-
-    def on_tokens(self, tier: Tier, prompt_tokens: int, cached_tokens: int, new_tokens: int) -> None:
-        pass
 
     # ---- sizes ----
 
@@ -238,7 +228,7 @@ class QuoteDesk:
         if not self._client.is_ready or (device := self._device_time(self._client.info)) is None:
             raise engine_unavailable()
         store, now_s = self._service.store, self._wall()
-        encoded = await store.read(period_rows.stored_periods, self._server)
+        encoded = await store.read(period_rows.stored_periods, ALONE)
         known = await self._known(principal.tenant)
         live = await store.read(batch_rows.live_batches)
         pool = self._pool({one.id: share_of(one.owner) for one in live})

@@ -28,7 +28,7 @@ class MeasureTask(msgspec.Struct, frozen=True):
 
 
 class FileSize(msgspec.Struct, frozen=True):
-    """What was found. ``fault`` is why the file is no batch file."""
+    """Size of a file, or the fault for which it is no batch file."""
 
     num_lines: int = 0
     prompt_bytes: int = 0
@@ -43,7 +43,7 @@ class FileSize(msgspec.Struct, frozen=True):
 
 
 class PromptParts(msgspec.Struct):
-    """What a prompt is made of."""
+    """Parts of a body that become the prompt."""
 
     tools: msgspec.Raw = msgspec.Raw()
     instructions: msgspec.Raw = msgspec.Raw()

@@ -38,7 +38,7 @@ class Saturated(msgspec.Struct, kw_only=True):
 
 
 class Period(msgspec.Struct, kw_only=True):
-    """What happened in ``PERIOD_S`` seconds. All fields but the first add up."""
+    """Sums of the traffic of ``PERIOD_S`` seconds. All fields but the first add up."""
 
     start_s: int
     """Unix time, a multiple of ``PERIOD_S``."""

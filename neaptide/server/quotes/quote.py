@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from neaptide.durations import duration
 from neaptide.engine.arrays import FloatArray
 from neaptide.engine.messages import EngineReady
 from neaptide.server.openai.stored_replies import OutlookName
@@ -38,7 +39,7 @@ NUM_SIZES = 24
 
 @dataclass(frozen=True, slots=True)
 class QuoteInputs:
-    """What a quote depends on besides the batch."""
+    """Inputs of a quote besides the batch."""
 
     now_s: float
     """Unix time."""
@@ -135,8 +136,7 @@ def _paths(question: QuoteInputs, rng: np.random.Generator) -> LoadPaths:
     # The present period counts as recorded, and its rest is like the next one.
     rest_s = (now + 1) * PERIOD_S - question.now_s
     paths = load_paths(loads, first_s // PERIOD_S % DAY_PERIODS, rng)
-    rest = LoadPaths(np.concatenate((paths.loads[:, :1], paths.loads), axis=1), rest_s, PERIOD_S, paths.has_days)
-    return rest
+    return LoadPaths(np.concatenate((paths.loads[:, :1], paths.loads), axis=1), rest_s, PERIOD_S, paths.has_days)
 
 
 def _own(size: BatchSize, device: DeviceTime, answers: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -185,21 +185,16 @@ def outlook(window: WindowQuote) -> OutlookName:
     return "at_risk" if window.can_end else "infeasible"
 
 
-def in_words(seconds: float) -> str:
-    """A duration for people."""
-    if math.isinf(seconds):
-        return "more than 2 days"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
+def until_end(seconds: float) -> str:
+    """Time until a batch ends, for people."""
+    return "more than 2 days" if math.isinf(seconds) else duration(seconds)
 
 
 def arithmetic(found: Quote, window: WindowQuote) -> str:
     """Why the batch does not end in the window, in numbers."""
-    needs = f"It needs {in_words(found.work_s[0])} of the device"
-    before = f", and {in_words(window.before_s)} of other batches go first" if window.before_s >= 1.0 else ""
+    needs = f"It needs {duration(found.work_s[0])} of the device"
+    before = f", and {duration(window.before_s)} of other batches go first" if window.before_s >= 1.0 else ""
     if window.can_end:
-        left = f"chats leave {in_words(window.left_s)} of {in_words(window.window_s)} in the median case"
-        return f"{needs}{before}; {left}, and it is done after {in_words(window.p90_s)} in nine of ten."
-    return f"{needs}{before}; chats leave at most {in_words(window.most_left_s)} in {in_words(window.window_s)}."
+        left = f"chats leave {duration(window.left_s)} of {duration(window.window_s)} in the median case"
+        return f"{needs}{before}; {left}, and it is done after {until_end(window.p90_s)} in nine of ten."
+    return f"{needs}{before}; chats leave at most {duration(window.most_left_s)} in {duration(window.window_s)}."

@@ -4,7 +4,7 @@ import math
 
 from neaptide.server.openai.stored_replies import BatchQuote, QuotedWindow
 from neaptide.server.quotes.desk import MadeQuote
-from neaptide.server.quotes.quote import Quote, WindowQuote, arithmetic, in_words, outlook
+from neaptide.server.quotes.quote import Quote, WindowQuote, arithmetic, outlook, until_end
 
 
 def quote_object(made: MadeQuote) -> BatchQuote:
@@ -59,4 +59,4 @@ def sentence(found: Quote) -> str:
     longest = found.windows[-1]
     if math.isinf(longest.p90_s):
         return f"It cannot be foreseen to be done within 2 days. {arithmetic(found, longest)}"
-    return f"Done in {in_words(longest.p50_s)} in half of the cases, and in {in_words(longest.p90_s)} in nine of ten."
+    return f"Done in {until_end(longest.p50_s)} in half of the cases, and in {until_end(longest.p90_s)} in nine of ten."

@@ -8,7 +8,7 @@ import numpy as np
 
 from neaptide.engine.arrays import FloatArray
 from neaptide.engine.messages import EngineReady
-from neaptide.server.quotes.periods import Period
+from neaptide.server.quotes.periods import PERIOD_S, Period
 
 PRIOR_ANSWER_TOKENS = 256
 """Expected answer length before any batch has ended; the scheduler uses the same value."""
@@ -101,12 +101,12 @@ def chat_loads(periods: Sequence[Period], info: EngineReady, least_s: float = 60
     """
     if not periods:
         return np.zeros(0), 0
-    first_s, period_s = periods[0].start_s, 600
-    loads = np.full((periods[-1].start_s - first_s) // period_s + 1, np.nan)
+    first_s = periods[0].start_s
+    loads = np.full((periods[-1].start_s - first_s) // PERIOD_S + 1, np.nan)
     for one in periods:
         if one.seconds >= least_s:
             taken_s = info.token_s * one.online_tokens + info.kv_token_s * one.online_kv_tokens
-            loads[(one.start_s - first_s) // period_s] = taken_s / one.seconds
+            loads[(one.start_s - first_s) // PERIOD_S] = taken_s / one.seconds
     return loads, first_s
 
 

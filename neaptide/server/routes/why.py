@@ -65,7 +65,7 @@ def _reply(request: EndedRequest, explained: list[Explained]) -> WhyReply:
 
 
 async def _why_batch(name: str, request: Request) -> WhyReply:
-    """What a batch of the caller, or one of its lines, waited for."""
+    """The wait of a batch of the caller, or of one of its lines, in parts."""
     service: BatchService | None = request.app.state.batches
     keys: KeyRing = request.app.state.keys
     desk: WhyDesk = request.app.state.why

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from neaptide.durations import duration
 from neaptide.server.why.device_time import OTHER_KEYS, DeviceUse, UsedTime
-from neaptide.server.why.sentences import LEAST_SHARE, duration
+from neaptide.server.why.sentences import LEAST_SHARE
 
 _WORDS = {
     DeviceUse.CHATS: "chats",
@@ -17,7 +18,7 @@ _WORDS = {
 
 
 class BatchWait(NamedTuple):
-    """What a batch or a line waited for."""
+    """The wait of a batch or a line, in parts."""
 
     is_line: bool
     is_over: bool

@@ -1,4 +1,4 @@
-"""What the device's time went to, in sums of ten seconds over the last day, and what a batch waited for meanwhile."""
+"""Sums of the device's time by use, in buckets of ten seconds over the last day, and when batch lines started."""
 
 import math
 from collections import defaultdict, deque
@@ -26,7 +26,7 @@ OTHER_KEYS = "*"
 
 
 class DeviceUse(StrEnum):
-    """What the device's time went to, besides batch work."""
+    """A use of the device's time other than batch work."""
 
     CHATS = "chats"
     MEMORY = "memory"
@@ -98,10 +98,12 @@ class DeviceTimeSums:
             self._buckets.append((start_s, defaultdict(float)))
             while self._buckets[0][0] < start_s - KEPT_S:
                 self._since_s = max(self._since_s, self._buckets.popleft()[0] + BUCKET_S)
+            while self._gone and self._gone[0][1] <= self._since_s:
+                self._gone.popleft()
         return self._buckets[-1][1]
 
     def between(self, start_s: float, end_s: float) -> UsedTime:
-        """What the time between two moments (unix seconds) went to. The uses add up to it.
+        """Uses of the time between two moments (unix seconds). They add up to it.
 
         A bucket that is in it in part counts in proportion.
         """

@@ -243,7 +243,7 @@ class _Replay:
         return own, again, sum(num_tokens for _, num_tokens, _ in step.chunks)
 
     def _waits_for(self, step: HeldStep) -> Cause | None:
-        """What kept the request out of the step, if not time."""
+        """Cause that kept the request out of the step; None if only time did."""
         if self._is_admitted or step.end_s <= self._floor_s or not step.waiting_online:
             return None
         if self._is_preempted:

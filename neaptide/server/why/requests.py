@@ -1,9 +1,8 @@
 """The times of the last online requests, for ``GET /admin/why``; no text of a caller but its request id."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from neaptide.engine.params import Tier
 from neaptide.server.observe.metrics import ONLINE_TIERS
 from neaptide.server.observe.request_log import RequestRecord
 from neaptide.server.observe.timing import ChoiceTiming, RequestTiming
@@ -43,7 +42,7 @@ class EndedRequest:
 
 
 class EndedRequests:
-    """The online requests that have ended in the last 15 minutes. A sink of the metrics. Event loop only."""
+    """The online requests that have ended in the last 15 minutes. Event loop only."""
 
     def __init__(self, steps: StepRing, clock: Callable[[], float]) -> None:
         self._steps = steps
@@ -55,6 +54,7 @@ class EndedRequests:
         return len(self._by_name)
 
     def on_finished(self, record: RequestRecord, prepared: Prepared, timing: RequestTiming) -> None:
+        """Notes the end of a request."""
         if record.engine_id is None or prepared.tier not in ONLINE_TIERS:
             return
         ids = [f"{record.engine_id}-{index}" for index in range(len(timing.choices))]
@@ -76,12 +76,6 @@ class EndedRequests:
         self._by_name[ended.name] = self._by_request_id[ended.request_id] = ended
         self._forget()
 
-    def on_gap(self, tier: Tier, gap_s: float) -> None:
-        """Gaps are noted by the requests' own timing."""
-
-    def on_tokens(self, tier: Tier, prompt_tokens: int, cached_tokens: int, new_tokens: int) -> None:
-        """Tokens do not matter."""
-
     def find(self, request_id: str) -> list[EndedRequest]:
         """The request of an id: of the reply, of the log, or of its ``X-Request-Id`` header."""
         self._forget()
@@ -91,13 +85,10 @@ class EndedRequests:
 
     def _forget(self) -> None:
         oldest_s = self._clock() - KEPT_S
-        for one in self._oldest_first():
+        while self._by_name:
+            one = next(iter(self._by_name.values()))
             if len(self._by_name) <= MAX_REQUESTS and one.ended_s >= oldest_s:
                 break
             del self._by_name[one.name]
             if self._by_request_id.get(one.request_id) is one:
                 del self._by_request_id[one.request_id]
-
-    def _oldest_first(self) -> Iterator[EndedRequest]:
-        while self._by_name:
-            yield next(iter(self._by_name.values()))

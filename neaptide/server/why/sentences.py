@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from neaptide.durations import duration
 from neaptide.server.why.parts import Cause, TokenWait, WaitParts
 
 LEAST_SHARE = 0.01
@@ -53,14 +54,3 @@ def _words(cause: Cause, parts: WaitParts) -> str:
 
 def _count(number: int) -> str:
     return _NUMBERS[number] if number < len(_NUMBERS) else f"{number:,}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: 4 ms, 180 ms, 1.4 s, 16 s, 3 min, 2.1 h."""
-    if seconds < 0.9995:
-        return f"{1e3 * seconds:.0f} ms"
-    if seconds < 9.95:
-        return f"{seconds:.1f} s" if round(seconds, 1) % 1 else f"{seconds:.0f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -37,7 +37,7 @@ class _Chunk(NamedTuple):
 
 
 class _EngineRecord(NamedTuple):
-    """What is recorded of one engine."""
+    """Recorded steps of one engine."""
 
     ready_s: float
     chunks: deque[_Chunk]

@@ -1,4 +1,4 @@
-"""What the engine reports of its steps."""
+"""Reports of an engine on its steps."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a batch and its lines waited for: sums of the device's time, and the sentence."""
+"""The waits of batches and lines: sums of the device's time, and the sentence."""
 
 from neaptide.engine.messages import RecentSteps, RequestOutput, StepOutputs
 from neaptide.engine.params import FinishReason
@@ -48,7 +48,7 @@ def test_a_line_waited_for_chats_and_for_the_turn_of_another_key() -> None:
     day = Day()
     day.run(3 * HOUR_S, chats=0.7, **{B: 0.3})
     wait = day.wait(START_S, day.now_s)
-    assert wait.sentence == f"waited 3.0 h: chats 2.1 h, turn of key {B} 54 min"
+    assert wait.sentence == f"waited 3 h: chats 2.1 h, turn of key {B} 54 min"
     assert round(wait.total_s) == 3 * HOUR_S
 
 
@@ -65,7 +65,7 @@ def test_a_batch_took_its_own_work_and_what_was_in_its_way() -> None:
     assert hours == {DeviceUse.CHATS: 0.75, DeviceUse.PAUSED: 0.75, DeviceUse.ENGINE_GONE: 1.0}
     assert {share: seconds / HOUR_S for share, seconds in used.keys.items()} == {A: 1.25, B: 0.25}
     assert day.wait(START_S, day.now_s, is_line=False).sentence == (
-        f"took 4.0 h: work of its own key 75 min, no engine 60 min, chats 45 min, batch work was paused 45 min, "
+        f"took 4 h: work of its own key 75 min, no engine 60 min, chats 45 min, batch work was paused 45 min, "
         f"turn of key {B} 15 min"
     )
 
@@ -96,8 +96,11 @@ def test_the_record_is_bounded_in_time_and_in_keys() -> None:
     day.run(BUCKET_S, **{f"key{number}": 0.05 for number in range(MAX_KEYS + 4)})
     assert len(day.device.between(START_S, day.now_s).keys) == MAX_KEYS + 1
     assert round(day.device.between(START_S, day.now_s).keys[OTHER_KEYS], 3) == 2.0
+    day.engine.die()
+    day.engine.attach()
     day.now_s += KEPT_S + BUCKET_S
-    day.run(BUCKET_S, chats=1.0)
+    day.run(2 * BUCKET_S, chats=1.0)
+    assert not day.device._gone
     assert day.device.between(START_S, START_S + BUCKET_S).uses[DeviceUse.NOT_RECORDED] == BUCKET_S
 
 

@@ -1,0 +1,20 @@
+"""Lengths of time for people."""
+
+
+def duration(seconds: float) -> str:
+    """A length of time with two digits or so: 4 ms, 180 ms, 1.4 s, 16 s, 75 min, 2.1 h, 3 days."""
+    if seconds < 0.9995:
+        return f"{1e3 * seconds:.0f} ms"
+    if seconds < 9.95:
+        return f"{_one_decimal(seconds)} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7_200:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 172_800:
+        return f"{_one_decimal(seconds / 3_600)} h"
+    return f"{_one_decimal(seconds / 86_400)} days"
+
+
+def _one_decimal(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
