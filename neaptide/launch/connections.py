@@ -44,6 +44,7 @@ def uvicorn_config(settings: Settings, app: ASGIApp, metrics: HttpMetrics) -> uv
         ws="none",
         log_config=None,
         access_log=False,
+        server_header=False,  # strangers need not know what serves them
         lifespan="off",  # this package starts and stops what the app needs
         timeout_keep_alive=75,
         timeout_graceful_shutdown=LAST_REPLIES_S,  # ``Drain`` has already waited for the rest

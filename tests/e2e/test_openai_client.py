@@ -245,6 +245,11 @@ def test_probes_answer_get_and_head(embedded: RunningServer, path: str) -> None:
     assert embedded.http.head(path).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/health", "/no-such-path"])
+def test_no_reply_names_the_software_that_sends_it(embedded: RunningServer, path: str) -> None:
+    assert "server" not in embedded.http.get(path).headers
+
+
 def test_replies_carry_the_callers_request_id_and_the_time_taken(client: openai.OpenAI) -> None:
     raw = client.chat.completions.with_raw_response.create(
         model=MODEL, messages=QUESTION, max_tokens=1, extra_headers={"x-request-id": "mine-1"}

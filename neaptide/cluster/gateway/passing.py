@@ -22,7 +22,7 @@ _OF_A_CONNECTION = frozenset(
 )
 """Headers that apply to one connection only."""
 _OF_THE_SERVER = frozenset((b"date", b"server"))
-"""Headers of a reply that the gateway's own server adds, so that each occurs once."""
+"""Headers of a reply that belong to who sends it: the gateway's own server adds its date, and names no software."""
 _EVENTS = b"text/event-stream"
 _EVENT_END = b"\n\n"
 
