@@ -7,6 +7,7 @@ that other work slows down slows all of them.
 
     python -m benchmarks.vllm_inside --vllm .vllm/bin/python                              # 60 s a run, three rounds
     python -m benchmarks.vllm_inside --vllm .vllm/bin/python --duration-s 20 --rounds 1
+    python -m benchmarks.vllm_inside --vllm .vllm/bin/python --only "vllm fcfs" "ours inside" "vllm priority 8/64"
     python -m benchmarks.vllm_inside --vllm .vllm/bin/python --device cuda                # asynchronous scheduling
 
 Prints a line for each run, then a table and one JSON line. ``best`` is the setting of ``priority`` with the most chats
@@ -17,7 +18,7 @@ import argparse
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,9 @@ from neaptide.loadgen.percentiles import percentiles
 LOAD = 0.2
 PRIORITY_SETTINGS = ((128, 2048), (16, 2048), (16, 64), (8, 64), (8, 32))
 """``max_num_seqs`` and ``max_num_batched_tokens``; those of ``lab.benchmarks.vllm_inside``."""
+PRIORITY_NAMES = {f"vllm priority {seats}/{tokens}": (seats, tokens) for seats, tokens in PRIORITY_SETTINGS}
 INSIDE, OUTSIDE = "ours inside", "ours outside"
+NAMES = (FCFS.name, INSIDE, *PRIORITY_NAMES, OUTSIDE)
 
 
 @dataclass(slots=True)
@@ -51,7 +54,7 @@ class Sums:
     """Fraction of chats in time, and offline tokens/s."""
 
     def add(self, window: Window, targets: Targets) -> None:
-        in_time = attainment(window.records, targets.ttft_s, targets.tpot_s) if window.records else 0.0
+        in_time = attainment(window.records, targets.ttft_s, targets.tpot_s)
         self.num_chats += len(window.records)
         self.num_in_time += round(in_time * len(window.records))
         self.seconds += window.seconds
@@ -74,10 +77,10 @@ def contenders(machine: Machine, targets: Targets) -> dict[str, Run]:
     """What is compared, by name."""
     settings = {"neaptide": {"ttft_ms": 1e3 * targets.ttft_s, "tpot_ms": 1e3 * targets.tpot_s}}
     inside = ("--scheduler-cls", "neaptide_vllm.scheduler", "--additional-config", json.dumps(settings))
-    rivals = [Rival("vllm fcfs", FCFS.flags), Rival(INSIDE, inside)]
-    for seats, tokens in PRIORITY_SETTINGS:
+    rivals = [FCFS, Rival(INSIDE, inside)]
+    for name, (seats, tokens) in PRIORITY_NAMES.items():
         flags = (*PRIORITY, "--max-num-seqs", str(seats), "--max-num-batched-tokens", str(tokens))
-        rivals.append(Rival(f"vllm priority {seats}/{tokens}", flags))
+        rivals.append(Rival(name, flags))
     runs: dict[str, Run] = {rival.name: _beside(machine, rival) for rival in rivals}
     flags = [*machine.our_flags, "--dtype", machine.dtype, *targets.flags]
     return runs | {OUTSIDE: lambda plan: run(plan, flags, online=True, offline=True)}
@@ -99,20 +102,39 @@ async def targets_of(plan: Plan, machine: Machine) -> Targets:
     )
 
 
-async def measure(plan: Plan, machine: Machine, num_rounds: int) -> dict[str, Any]:
+def rounds_of(plan: Plan, num_rounds: int) -> list[Plan]:
+    """A plan for each round, with arrivals of its own.
+
+    Raises:
+        SystemExit: no chat arrives in the window of one.
+    """
+    rounds = [replace(plan, seed=plan.seed + number) for number in range(num_rounds)]
+    begin_s, end_s = plan.window_s
+    for one in rounds:
+        if not any(begin_s <= at_s < end_s for at_s in one.arrivals_s()):
+            raise SystemExit(
+                f"at {plan.rate_rps:.3f} chats/s none arrives in the window of seed {one.seed}: lengthen --duration-s"
+            )
+    return rounds
+
+
+async def measure(plan: Plan, machine: Machine, num_rounds: int, only: Sequence[str]) -> dict[str, Any]:
     plan = plan.at_load(LOAD, await find_ceiling(plan, machine))
+    rounds = rounds_of(plan, num_rounds)
     targets = await targets_of(plan, machine)
     print(f"{plan.rate_rps:.2f} chats/s, TPOT target {1e3 * targets.tpot_s:.1f} ms", flush=True)
-    runs = contenders(machine, targets)
+    runs = {name: one for name, one in contenders(machine, targets).items() if not only or name in only}
     sums = {name: Sums() for name in runs}
     names = list(runs)
-    for number in range(num_rounds):
+    for number, one in enumerate(rounds):
         first = number * len(names) // num_rounds
         for name in names[first:] + names[:first]:
-            sums[name].add(await runs[name](replace(plan, seed=plan.seed + number)), targets)
+            window = await runs[name](one)
+            sums[name].add(window, targets)
             in_time, offline = sums[name].per_round[-1]
-            print(f"round {number}, {name}: {in_time:.1%} in time, {offline:.0f} offline tokens/s", flush=True)
-    tuned = [name for name in names if "priority" in name]
+            chats = f"{in_time:.1%} of {len(window.records)} chats in time"
+            print(f"round {number}, {name}: {chats}, {offline:.0f} offline tokens/s", flush=True)
+    tuned = [name for name in names if name in PRIORITY_NAMES]
     rows = [
         [name, f"{one.in_time:.1%}", f"{one.num_chats}", f"{one.offline_tokens_per_s:.0f}"]
         for name, one in sums.items()
@@ -120,7 +142,7 @@ async def measure(plan: Plan, machine: Machine, num_rounds: int) -> dict[str, An
     print_table("W5 on one vLLM build", ["", "chats in time", "chats", "offline tokens/s"], rows)
     return {
         "targets_ms": {"ttft": 1e3 * targets.ttft_s, "tpot": 1e3 * targets.tpot_s},
-        "best": max(tuned, key=lambda name: (sums[name].in_time, sums[name].offline_tokens_per_s)),
+        "best": max(tuned, key=lambda name: (sums[name].in_time, sums[name].offline_tokens_per_s), default=None),
         "runs": {
             name: {"in_time": one.in_time, "chats": one.num_chats, "per_round": one.per_round}
             for name, one in sums.items()
@@ -132,6 +154,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", type=Path, required=True, metavar="PYTHON", help="interpreter with vLLM")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=(), metavar="NAME", help="contenders (all)")
     parser.add_argument("--duration-s", type=float, default=60.0, help="duration of a run")
     parser.add_argument("--ceiling-lines", type=int, default=3000, help="offline lines of the first run")
     parser.add_argument("--model", type=Path, help="model directory (the 111M model)")
@@ -148,7 +171,7 @@ def main() -> None:
     os.environ.update(machine.environment)  # inherited by our servers and their engines
     window_s = 0.1 * args.duration_s, 0.95 * args.duration_s
     plan = Plan(args.duration_s, window_s, args.model or model_111m(), args.seed, offline_lines=args.ceiling_lines)
-    print(json.dumps(asyncio.run(measure(plan, machine, args.rounds))))
+    print(json.dumps(asyncio.run(measure(plan, machine, args.rounds, args.only))))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import contextlib
 import ctypes.util
 import os
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ from neaptide.loadgen.client.recorder import ChatRecord
 ONLINE_PRIORITY, OFFLINE_PRIORITY = 0, 10
 CPU_KV_GIB = 4.0
 MAX_MODEL_LEN = 1024
+COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+OPEN = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+LOOK_S = 0.2
 
 
 @dataclass(slots=True, frozen=True)
@@ -97,13 +100,55 @@ async def vllm_server(machine: Machine, model: Path, rival: Rival, log: Path) ->
     port = free_port()
     command = [str(machine.python.parent / "vllm"), "serve", str(model), "--served-model-name", "m"]
     command += ["--host", "127.0.0.1", "--port", str(port), *machine.vllm_flags, *rival.flags]
-    environment = os.environ | machine.environment
+    # Plug-ins are given by name: an installed one of ours would else run in every contender.
+    environment = os.environ | machine.environment | {"VLLM_PLUGINS": ""}
     async with server_process(command, port, environment, log, START_TIMEOUT_S) as address:
         yield address
 
 
+@dataclass(slots=True, frozen=True)
+class Reading:
+    """Tokens that a vLLM server had counted by a moment: prompts with their first token, and outputs."""
+
+    at_s: float
+    """On the clock of the chats' records."""
+    num_tokens: float
+
+
+async def read(http: httpx.AsyncClient) -> Reading:
+    """Reads the server's counters. A busy server may answer seconds later, so the answer's time counts."""
+    page = await scrape(http, COUNTERS)
+    return Reading(asyncio.get_running_loop().time(), sum(page.sum(name) for name in COUNTERS))
+
+
+def window_between(start: Reading, stop: Reading, chats: Sequence[ChatRecord]) -> Window:
+    """Rates between two readings; without records. vLLM does not count by class: what is no chat's is offline.
+
+    Args:
+        chats: all chats of the run, for one that arrives before the window may have its tokens in it.
+    """
+    seconds = stop.at_s - start.at_s
+    online = sum(tokens_between(chat, start.at_s, stop.at_s) for chat in chats)
+    offline = stop.num_tokens - start.num_tokens - online
+    return Window(seconds, online / seconds, offline / seconds, clock_s=(start.at_s, stop.at_s))
+
+
+def tokens_between(chat: ChatRecord, from_s: float, to_s: float) -> float:
+    """Tokens of a chat that vLLM counts between two moments. A piece of the stream may have several."""
+    if not chat.token_times_s:
+        return 0.0
+    num_pieces = sum(from_s < at_s <= to_s for at_s in chat.token_times_s)
+    tokens_a_piece = max(chat.num_output_tokens / len(chat.token_times_s), 1.0)
+    has_prompt = from_s < chat.token_times_s[0] <= to_s
+    return num_pieces * tokens_a_piece + (ONLINE_IN if has_prompt else 0)
+
+
 async def run_rival(plan: Plan, machine: Machine, rival: Rival, *, offline: bool) -> Window:
-    """Runs one server once, as ``live.run.run`` does for ours."""
+    """Runs one server once, as ``live.run.run`` does for ours: chats begin when the server has all offline lines.
+
+    Raises:
+        SystemExit: the server refused requests, or the offline lines ran out.
+    """
     arrivals = plan.arrivals_s()
     prompts = random_prompts(len(arrivals), ONLINE_IN, vocab_size(plan.model), seed=plan.seed)
     records: list[ChatRecord] = []
@@ -117,33 +162,57 @@ async def run_rival(plan: Plan, machine: Machine, rival: Rival, *, offline: bool
         ):
             online = {"ignore_eos": True} | ({"priority": ONLINE_PRIORITY} if by_priority else {})
             flood = [asyncio.create_task(line) for line in _lines(http, plan, by_priority)] if offline else []
-            load = asyncio.create_task(
-                open_loop(
-                    arrivals,
-                    lambda i: client.complete(prompts[i], ONLINE_OUT, **online),
-                    lambda i, record: records.append(record),
-                )
-            )
-            begin, end = plan.window_s
+            tasks = list(flood)
             try:
+                await has_all(http, flood)
+                load = asyncio.create_task(
+                    open_loop(
+                        arrivals,
+                        lambda i: client.complete(prompts[i], ONLINE_OUT, **online),
+                        lambda i, record: records.append(record),
+                    )
+                )
+                tasks.append(load)
+                begin, end = plan.window_s
                 await asyncio.sleep(begin)
-                start = await scrape(http)
+                start = await read(http)
                 await asyncio.sleep(end - begin)
-                stop = await scrape(http)
+                stop = await read(http)
                 if offline and all(line.done() for line in flood):
                     raise SystemExit("the offline lines ran out inside the window, so the figures would be wrong")
+                check_answers(flood)
                 await give_time([load], flood, patience_s=plan.patience_s)
             finally:
-                for task in (load, *flood):
+                for task in tasks:
                     task.cancel()
-    names = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
-    tokens_per_s = sum(stop.sum(name) - start.sum(name) for name in names) / (end - begin)
-    inside = [record for record in with_unfinished(records, arrivals) if begin <= record.arrival_s < end]
-    online_per_s = sum(record.error is None for record in inside) * (ONLINE_IN + ONLINE_OUT) / (end - begin)
-    window = Window(end - begin, online_per_s, max(tokens_per_s - online_per_s, 0.0), records=inside)
+    if refusals := [record.error for record in records if (record.error or "").startswith("HTTP ")]:
+        raise SystemExit(f"{rival.name} refused {len(refusals)} of {len(arrivals)} chats: {refusals[0]}")
+    window = window_between(start, stop, records)
     if not offline:
         window.offline_tokens_per_s = 0.0
+    window.records = [record for record in with_unfinished(records, arrivals) if begin <= record.arrival_s < end]
     return window
+
+
+async def has_all(http: httpx.AsyncClient, flood: "Sequence[asyncio.Task[httpx.Response]]") -> None:
+    """Waits until the server runs, keeps or has answered every offline line.
+
+    Raises:
+        SystemExit: it refused one.
+    """
+    while not all(line.done() for line in flood):
+        page = await scrape(http, OPEN)
+        if sum(page.sum(name) for name in OPEN) + sum(line.done() for line in flood) >= len(flood):
+            break
+        await asyncio.sleep(LOOK_S)
+    check_answers(flood)
+
+
+def check_answers(flood: "Sequence[asyncio.Task[httpx.Response]]") -> None:
+    """Raises SystemExit if the server refused an offline line, and httpx's error if it did not answer one."""
+    for line in flood:
+        if line.done() and (reply := line.result()).status_code != 200:
+            raise SystemExit(f"an offline line was refused with status {reply.status_code}: {reply.text[:200]}")
 
 
 def _lines(http: httpx.AsyncClient, plan: Plan, by_priority: bool) -> list[Any]:

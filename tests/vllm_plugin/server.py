@@ -1,5 +1,6 @@
 """A real ``vllm serve`` with the plug-in of files and batches."""
 
+import signal
 import socket
 import subprocess
 from contextlib import suppress
@@ -33,11 +34,15 @@ _FLAGS += ("--kv-cache-memory-bytes", "100000000")
 
 
 class VllmServer(RunningServer):
-    """``vllm serve`` of the embedded model."""
+    """``vllm serve`` of the embedded model.
 
-    def __init__(self, directory: Path, *flags: str) -> None:
-        environment = {
-            "VLLM_PLUGINS": "neaptide_batches",
+    Args:
+        has_plugin: ``VLLM_PLUGINS`` names the plug-in; else it is not set.
+    """
+
+    def __init__(self, directory: Path, *flags: str, has_plugin: bool = True) -> None:
+        environment = {"VLLM_PLUGINS": "neaptide_batches"} if has_plugin else {}
+        environment |= {
             "NEAPTIDE_DATA_DIR": str(directory / "data"),
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -83,8 +88,15 @@ class VllmServer(RunningServer):
 
     def end_by_killing(self, victim: psutil.Process) -> None:
         """SIGKILL for one process; returns once nothing of the server runs."""
+        self._end(victim, signal.SIGKILL)
+
+    def stop(self) -> None:
+        """SIGTERM for the server; returns once nothing of it runs."""
+        self._end(psutil.Process(self.process.pid), signal.SIGTERM)
+
+    def _end(self, whose: psutil.Process, number: signal.Signals) -> None:
         family = self.family
-        victim.kill()
+        whose.send_signal(number)
         self.process.wait()
         until_here(lambda: not any(map(_runs, family)), lambda: f"still there: {list(filter(_runs, family))}")
 

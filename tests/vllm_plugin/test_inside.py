@@ -18,7 +18,7 @@ def run(*tests: str, **environment: str) -> None:
 
 
 def test_scheduler() -> None:
-    run("test_scheduler.py", "test_fuzz.py")
+    run("test_scheduler.py", "test_fuzz.py", "test_stat_logger.py")
 
 
 @pytest.mark.full

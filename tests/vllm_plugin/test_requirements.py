@@ -1,8 +1,12 @@
 """What ``pip install neaptide-vllm`` changes in vLLM's environment: nothing that is there."""
 
 import json
+import os
+import shutil
 import subprocess
+import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,17 @@ from tests.executors.vllm.interpreter import PYTHON, REPOSITORY, needs_vllm
 
 NEW = {"alembic", "neaptide", "sqlalchemy"}
 """Packages that vLLM does not have."""
+BROUGHT = NEW | {"greenlet", "mako", "neaptide-vllm"}
+"""All that the installation adds."""
+SOURCES = {"neaptide": ("pyproject.toml", "README.md", "LICENSE", "neaptide"), "vllm-plugin": ("vllm-plugin",)}
+"""What a build of each distribution needs."""
+
+
+def with_vllm(test: Callable[..., None]) -> Callable[..., None]:
+    """The test with all marks of tests that need vLLM."""
+    for mark in needs_vllm:
+        test = mark(test)
+    return test
 
 
 def project(folder: Path) -> Any:
@@ -40,3 +55,60 @@ def test_vllms_environment_meets_every_requirement_as_it_is(requirement: Require
     program = "import importlib.metadata as m, json, sys; print(json.dumps(m.version(sys.argv[1])))"
     found = subprocess.run([PYTHON, "-P", "-c", program, requirement.name], capture_output=True, check=True)
     assert json.loads(found.stdout) in requirement.specifier
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Interpreter of a copy of vLLM's environment without what we add. Its files are links: pip replaces, and writes
+    into none."""
+    copy = tmp_path_factory.mktemp("vllm") / "venv"
+    shutil.copytree(PYTHON.parents[1], copy, symlinks=True, copy_function=os.link)
+    python = copy / "bin" / "python"
+    pip(python, "uninstall", "--yes", *sorted(BROUGHT))
+    return python
+
+
+def pip(python: Path, *words: str) -> str:
+    done = subprocess.run([python, "-m", "pip", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def versions(python: Path) -> dict[str, str]:
+    """Versions of all distributions of an environment, by name."""
+    return {one["name"].lower(): one["version"] for one in json.loads(pip(python, "list", "--format", "json"))}
+
+
+def wheels(directory: Path) -> list[str]:
+    """Wheels of both distributions, built from copies: a build leaves files in its folder."""
+    for name, parts in SOURCES.items():
+        source = directory / name
+        source.mkdir()
+        for part in parts:
+            found = REPOSITORY / part
+            if found.is_dir():
+                place = source if part == name else source / part
+                shutil.copytree(
+                    found, place, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"), dirs_exist_ok=True
+                )
+            else:
+                shutil.copy(found, source)
+        pip(Path(sys.executable), "wheel", "--no-deps", "--wheel-dir", str(directory), str(source))
+    found = [str(path) for path in directory.glob("*.whl")]
+    assert len(found) == len(SOURCES)
+    return found
+
+
+@with_vllm
+@pytest.mark.timeout(1800)
+def test_an_installation_changes_no_version_of_vllms_environment(clean: Path, tmp_path: Path) -> None:
+    before = versions(clean)
+    assert not before.keys() & BROUGHT
+    pip(clean, "install", *wheels(tmp_path))
+    after = versions(clean)
+    assert {name: version for name, version in after.items() if name in before} == before
+    assert after.keys() - before.keys() == BROUGHT
+    program = "import neaptide_vllm.batches.plugin, neaptide_vllm.scheduling.coserving as c; print(c.__file__)"
+    done = subprocess.run([clean, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert str(clean.parents[1]) in done.stdout

@@ -7,6 +7,7 @@ from prometheus_client import Counter, Gauge
 from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+import neaptide_vllm
 from neaptide_vllm.series import PREFIX, SERIES
 
 
@@ -24,10 +25,19 @@ def _metrics() -> dict[str, Counter | Gauge]:
     return found
 
 
+def is_asked_for(vllm_config: VllmConfig) -> bool:
+    """Whether ``--scheduler-cls`` names our scheduler. vLLM loads this plug-in wherever the package is installed."""
+    scheduler = vllm_config.scheduler_config.scheduler_cls
+    return str(getattr(scheduler, "__module__", scheduler)).startswith(neaptide_vllm.__name__)
+
+
 class NeaptideStatLogger(StatLoggerBase):
-    """One for each engine. Until the engine sends something its series are at 0."""
+    """One for each engine: series at 0 until the engine sends something, and none without our scheduler."""
 
     def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
+        self._children: dict[str, Counter | Gauge] = {}
+        if not is_asked_for(vllm_config):
+            return
         metrics = _metrics()
         self._children = {
             PREFIX + name: metrics[series.metric].labels(str(engine_index), *(value for _, value in series.labels))

@@ -1,8 +1,10 @@
 """Starts the vllm executor of an engine. Imports vLLM after setting its environment."""
 
 import logging
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -28,7 +30,8 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
 
     Raises:
         UnsupportedModelError: the model is not supported, whatever vLLM could do with it.
-        ValueError, RuntimeError, OSError: vLLM is missing or does not start. The message says why.
+        ValueError: vLLM is missing, or a value is invalid, also of an argument that only vLLM knows.
+        RuntimeError, OSError: vLLM does not start. The message says why.
     """
     arguments = config.executor.arguments
     check_arguments(arguments)
@@ -38,8 +41,17 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
         refuse_pickles(model_dir)
     set_environment(config.executor.num_threads)
     import_vllm()
+    with _told(model_dir, ValueError):
+        vllm_config, max_step_tokens = _configured(config)
+    with _told(model_dir, RuntimeError):
+        return _started(config, clock, model_dir, model, vllm_config, max_step_tokens)
+
+
+@contextmanager
+def _told(model_dir: Path, kind: type[Exception]) -> Iterator[None]:
+    """Errors of vLLM with its reason: ValueError as this kind, others as RuntimeError."""
     try:
-        return _started(config, clock, model_dir, model)
+        yield
     except UnsupportedModelError:
         raise
     except Exception as error:  # vLLM asserts a lot, and has errors of its own
@@ -48,7 +60,8 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
                 f"{model_dir}: this vLLM does not know the model; it could only run code that comes with the model "
                 "(auto_map), which is never run"
             ) from error
-        raise RuntimeError(f"vLLM does not start: {_reason(error)}") from error
+        kind = kind if isinstance(error, ValueError) else RuntimeError
+        raise kind(f"vLLM does not start: {_reason(error)}") from error
 
 
 def import_vllm() -> None:
@@ -76,15 +89,24 @@ def import_vllm() -> None:
         logger.warning("vLLM %s: the vllm executor was written for vLLM %s", version, MINOR_VERSION)
 
 
-def _started(config: EngineConfig, clock: Clock, model_dir: Path, model: ModelFacts) -> StartedExecutor:
+def _configured(config: EngineConfig) -> tuple[Any, int]:
+    """vLLM's configuration, and most tokens of a step."""
+    from neaptide.executors.vllm.vllm_engine import configured
+
+    max_step_tokens = find_policy(config.scheduler.policy).step_tokens(config.scheduler)
+    return configured(config, max_step_tokens), max_step_tokens
+
+
+def _started(
+    config: EngineConfig, clock: Clock, model_dir: Path, model: ModelFacts, vllm_config: Any, max_step_tokens: int
+) -> StartedExecutor:
     """Starts vLLM. If this raises, nothing of vLLM is left running."""
     from neaptide.executors.grammar_masks import GrammarMasks
     from neaptide.executors.vllm.vllm_engine import start_engine
     from neaptide.executors.vllm.vllm_executor import VllmExecutor
     from neaptide.executors.vllm.warm_up import warm_up
 
-    max_step_tokens = find_policy(config.scheduler.policy).step_tokens(config.scheduler)
-    engine = start_engine(config, max_step_tokens)
+    engine = start_engine(vllm_config)
     with ExitStack() as undoing:
         undoing.callback(engine.shutdown)
         masks = GrammarMasks(model_dir, model.vocab_size, model.eos_token_ids)

@@ -15,7 +15,7 @@ from vllm.v1.executor import Executor
 
 from neaptide.engine.config import EngineConfig
 from neaptide.executors.torch.device import cpu_flags
-from neaptide.executors.vllm.arguments import check_arguments, check_device, command_line
+from neaptide.executors.vllm.arguments import check_device, command_line
 from neaptide.executors.vllm.refusals import refuse_cache, refuse_model
 from neaptide.executors.vllm.tensor_parallel import stay_down_after_a_failure, watch_workers
 from neaptide.executors.vllm.worker import WorkerExtension, ignore_stop_signals
@@ -25,20 +25,18 @@ CPU_KV_BYTES = 1 << 30
 _NATIVE_BFLOAT16 = frozenset({"amx_bf16", "avx512_bf16"})
 
 
-def start_engine(config: EngineConfig, max_step_tokens: int) -> Any:
-    """Starts vLLM's ``EngineCore``, with model and KV cache in its workers.
+def configured(config: EngineConfig, max_step_tokens: int) -> Any:
+    """vLLM's configuration for an engine of ours; nothing runs yet.
 
     Args:
         max_step_tokens: most tokens of one step.
 
     Raises:
-        ValueError: the arguments are invalid, or contradict our settings.
+        ValueError: a value is invalid, or contradicts our settings.
         UnsupportedModelError: our step plans cannot drive the model.
         Exception: any other error of vLLM.
     """
-    arguments = config.executor.arguments
-    check_arguments(arguments)
-    words = ["--model", config.executor.model_path, *command_line(arguments)]
+    words = ["--model", config.executor.model_path, *command_line(config.executor.arguments)]
     wanted = _parsed(words)
     ours = _ours(config, max_step_tokens)
     if not hasattr(wanted, "swa_bounded_replay"):  # versions before 0.32
@@ -48,9 +46,19 @@ def start_engine(config: EngineConfig, max_step_tokens: int) -> Any:
     check_device(config.executor.device, str(vllm_config.device_config.device_type))
     refuse_model(vllm_config)
     _check_block_size(vllm_config)
+    return vllm_config
+
+
+def start_engine(vllm_config: Any) -> Any:
+    """Starts vLLM's ``EngineCore``, with model and KV cache in its workers.
+
+    Raises:
+        UnsupportedModelError: our step plans cannot drive the model.
+        Exception: any other error of vLLM.
+    """
     engine = EngineCore(vllm_config, Executor.get_class(vllm_config), log_stats=False)
     try:
-        refuse_cache(config.executor.model_path, engine.scheduler.kv_cache_config.kv_cache_groups)
+        refuse_cache(vllm_config.model_config.model, engine.scheduler.kv_cache_config.kv_cache_groups)
         if vllm_config.parallel_config.world_size > 1:
             engine.model_executor.collective_rpc(ignore_stop_signals)
             engine.model_executor.collective_rpc(stay_down_after_a_failure)

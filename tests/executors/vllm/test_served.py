@@ -145,8 +145,17 @@ def copy_with(directory: Path, **changes: Any) -> Path:
 
 @pytest.mark.full
 def test_an_argument_that_vllm_does_not_know_is_told_in_one_line(tmp_path: Path) -> None:
-    line = failed_start(embedded_model_path(), "--executor-arg", "no_such=1", "--data-dir", str(tmp_path / "data"))
+    data_dir = ("--data-dir", str(tmp_path / "data"))
+    line = failed_start(embedded_model_path(), "--executor-arg", "no_such=1", *data_dir, status=2)
     assert line == "vLLM does not start: executor_arg: unrecognized arguments: --no-such=1"
+
+
+@pytest.mark.full
+def test_a_value_that_vllm_does_not_take_is_told_in_one_line(tmp_path: Path) -> None:
+    data_dir = ("--data-dir", str(tmp_path / "data"))
+    line = failed_start(embedded_model_path(), "--executor-arg", "tensor_parallel_size=0", *data_dir, status=2)
+    assert line.startswith("vLLM does not start: ")
+    assert "greater than or equal to 1" in line
 
 
 def test_a_model_without_attention_is_refused_in_one_line(tmp_path: Path) -> None:

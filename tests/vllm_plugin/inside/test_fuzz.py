@@ -19,6 +19,7 @@ CAPACITIES = ((60, 4, 64), (120, 12, 256), (400, 32, 512))
 MOST_OPEN = 60
 MOST_IDLE_STEPS = 50
 MAX_MODEL_LEN = 512
+pytestmark = pytest.mark.timeout(600 + STEPS)
 
 
 class Fuzz:
