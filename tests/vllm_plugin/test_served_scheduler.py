@@ -13,7 +13,7 @@ from tests.e2e.server import result_lines, submit_batch, wait_terminal
 from tests.vllm_plugin.server import MODEL, VllmServer, needs_plugin
 
 # A start takes twenty seconds, and minutes on a busy machine.
-pytestmark = [*needs_plugin, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.timeout(3600), *needs_plugin]
 SETTINGS = {"neaptide": {"ttft_ms": 60000, "tpot_ms": 6000, "log_interval_s": 0.5}}
 NUM_TEXTS = 20
 FLAGS = ("--scheduler-cls", "neaptide_vllm.scheduler", "--additional-config", json.dumps(SETTINGS))
