@@ -6,8 +6,9 @@ what one core can deliver, roughly even on a machine with neighbours.
 
     python -m benchmarks.api_process [--streams 10,500,2000] [--seconds 8] [--turns 3] [--before DIR] [--out FILE]
 
-``--before`` names another checkout of this project, whose server takes turns with this one. Prints a table, then one
-JSON line.
+``--before`` names another checkout of this project, whose server takes turns with this one. Then short chats arrive at
+fractions of the rate that the server can answer (``--loads``): who is served in time, and how soon the others are
+refused. Prints tables, then one JSON line.
 """
 
 import argparse
@@ -43,6 +44,11 @@ STEP_PER_STREAM_MS = 0.25
 """A step lasts so long for each stream, which loads a core to a third. An overloaded process merges tokens, and would
 seem cheaper."""
 LEAST_STEP_MS = 5.0
+SHORT = 10
+"""Tokens of an answer where arrivals are measured."""
+CLOSED_STREAMS = 64
+"""Chats in flight while the rate is measured that the server can answer."""
+TTFT_SLO_S = 1.0
 WARM_TOKENS = 3
 START_S = 90.0
 
@@ -111,6 +117,8 @@ class Exchange:
     num_tokens: int = 0
     server_ttft_s: float | None = None
     """As the reply's last chunk says."""
+    refused_s: float | None = None
+    """How long a refusal took."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -184,10 +192,12 @@ class Clients:
             exchange.num_tokens += count
             self.num_tokens += count
         tail = self._tails[peer] + data
-        if tail.endswith(b"0\r\n\r\n") or (exchange.status != 200 and b"\r\n\r\n" in tail and tail.endswith(b"}")):
+        if tail.endswith(b"\r\n0\r\n\r\n") or (exchange.status != 200 and b"\r\n\r\n" in tail and tail.endswith(b"}")):
             _, mark, rest = tail.rpartition(b'"time_to_first_token_ms":')
             if mark:
                 exchange.server_ttft_s = float(rest[: rest.index(b",")]) / 1e3
+            if exchange.status != 200:
+                exchange.refused_s = now_s - exchange.sent_s
             return True
         self._tails[peer] = tail[-1_000:]
         return False
@@ -241,6 +251,70 @@ def per_token(checkout: Path, num_streams: int, seconds: float) -> dict[str, flo
     }
 
 
+def answers_per_s(address: tuple[str, int], seconds: float) -> float:
+    """Short chats that the server can answer in a second, with the next one sent as soon as one has ended."""
+    clients, data = Clients(address), request(SHORT)
+    for _ in range(CLOSED_STREAMS):
+        clients.send(clients.open(), data)
+    begun_s = time.monotonic()
+    while time.monotonic() < begun_s + seconds:
+        for peer in clients.read(0.1):
+            clients.send(peer, data)
+    count = sum(exchange.status == 200 for exchange in clients.ended)
+    clients.close()
+    return count / seconds
+
+
+def arrivals(address: tuple[str, int], per_s: float, seconds: float) -> list[Exchange]:
+    """Short chats that arrive evenly whatever the server does, and what became of each."""
+    clients, data, free = Clients(address), request(SHORT), list[socket.socket]()
+    begun_s, sent = time.monotonic(), 0
+    while (now_s := time.monotonic()) < begun_s + seconds or clients.num_running:
+        if now_s > begun_s + seconds + START_S:
+            break
+        while sent < min(now_s - begun_s, seconds) * per_s:
+            clients.send(free.pop() if free else clients.open(), data)
+            sent += 1
+        free += clients.read(0.001)
+    clients.close()
+    return clients.ended
+
+
+def at_load(checkout: Path, loads: Sequence[float], seconds: float) -> list[dict[str, float]]:
+    """What becomes of chats that arrive at each fraction of the rate that the server can answer."""
+    found = []
+    with server(checkout, LEAST_STEP_MS) as (_, address):
+        answers_per_s(address, 1.0)
+        per_s = answers_per_s(address, seconds)
+        for load in loads:
+            ended = arrivals(address, load * per_s, seconds)
+            served = [one for one in ended if one.status == 200 and one.ttft_s is not None]
+            refused = [one.refused_s for one in ended if one.status == 503 and one.refused_s is not None]
+            seen = [one.ttft_s for one in served if one.ttft_s is not None]
+            said = [one.server_ttft_s for one in served if one.server_ttft_s is not None]
+            found.append(
+                {
+                    "load": load,
+                    "per_s": load * per_s,
+                    "served": len(served),
+                    "refused": len(refused),
+                    "others": len(ended) - len(served) - len(refused),
+                    "in_time": sum(one <= TTFT_SLO_S for one in seen) / max(len(seen), 1),
+                    "ttft_p50_s": quantile(seen, 0.5),
+                    "ttft_p99_s": quantile(seen, 0.99),
+                    "server_ttft_p99_s": quantile(said, 0.99),
+                    "refused_p99_s": quantile(refused, 0.99),
+                }
+            )
+    return found
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which the share of them lies; 0 without any."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
 def machine() -> dict[str, object]:
     """What the figures were measured on."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -267,6 +341,9 @@ def main() -> None:
     parser.add_argument("--streams", default="10,500,2000", help="numbers of streams (10,500,2000)")
     parser.add_argument("--seconds", type=float, default=8.0, help="measured time of each run (8)")
     parser.add_argument("--turns", type=int, default=3, help="runs of each (3)")
+    parser.add_argument(
+        "--loads", default="0.5,1,2", help="arrivals by what can be answered; '' leaves it out (0.5,1,2)"
+    )
     parser.add_argument("--before", type=Path, metavar="DIR", help="another checkout, whose server takes turns")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON here")
     args = parser.parse_args()
@@ -288,8 +365,18 @@ def main() -> None:
             medians = {key: statistics.median(run[key] for run in its_runs) for key in its_runs[0]}
             found["per_token"].append({"version": name, **medians})
             rows.append([name, *(medians[key] for key in ("streams", "cpu_us_per_token", "tokens_per_cpu_s", "busy"))])
+    loads = [float(load) for load in args.loads.split(",") if load]
+    loaded: list[Sequence[object]] = []
+    found["at_load"] = []
+    for name, checkout in checkouts.items() if loads else ():
+        for run in at_load(checkout, loads, args.seconds):
+            found["at_load"].append({"version": name, **run})
+            loaded.append([name, *run.values()])
     found["machine_after"] = machine()
     print_table("API process", ["version", "streams", "CPU us/token", "tokens/CPU s", "busy"], rows)
+    if loaded:
+        columns = ("version", "load", "chats/s", "served", "refused", "others", "in time", "TTFT p50 s", "p99 s")
+        print_table("Short chats", [*columns, "p99 s as the server says", "refused p99 s"], loaded)
     line = json.dumps(found)
     if args.out:
         args.out.write_text(line + "\n")

@@ -245,6 +245,7 @@ async def _serve(
             device = f"{ready.device}, {ready.dtype}, {ready.num_blocks} KV blocks of {ready.block_size} tokens"
             logger.info("serving %s on %s (%s)", context.model_id, address, device)
             work_log.start()
+            context.turns.start()
             if shadow is not None:
                 shadow.start()
         await serving
@@ -257,6 +258,7 @@ async def _serve(
     finally:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
+        await context.turns.stop()
         await work_log.stop()
         if shadow is not None:
             await shadow.stop()
@@ -401,6 +403,7 @@ def model_context(settings: Settings, data_dir: Path, has_engine: bool = True) -
     from neaptide.server.engine_client.client import EngineClient
     from neaptide.server.engine_client.fingerprint import model_fingerprint
     from neaptide.server.engine_client.interpreter import Interpreter, InterpreterError
+    from neaptide.server.http.loop_turns import LoopTurns
     from neaptide.server.observe.start_report import start_report
     from neaptide.server.parsers.choose import check_names
     from neaptide.server.text.ends import EndTokens
@@ -442,6 +445,7 @@ def model_context(settings: Settings, data_dir: Path, has_engine: bool = True) -
         policy=config.scheduler.policy,
         keep_alive_s=settings.stream_keep_alive_s,
         admission=Admission(settings.max_online_requests, settings.max_offline_requests),
+        turns=LoopTurns(config.scheduler.ttft_slo_s),
         # A scripted answer counts as one that a model wrote under the grammar of the request.
         follows_grammars=kind is not None and (kind.follows_grammars or is_scripted(settings.executor, model_path)),
         max_masked_ends=None if kind is None else kind.max_masked_ends,

@@ -83,6 +83,7 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     state.context.client.subscribe(RequestFailed, metrics.on_request_failed)
     state.context.client.subscribe(Occupancy, metrics.history.on_occupancy)
     engine = EngineState(state.context.client, state.context.clock)
+    metrics.loop_turn.set_function(lambda: state.context.turns.standing_s)
     EngineMetrics(state.registry, engine)
     InfoMetrics(state.registry, lambda: facts_of(state.context))
     if state.metrics_compat == "vllm":

@@ -384,6 +384,11 @@ class ServerMetrics:
             "neaptide_asyncio_tasks", "Number of tasks on the event loop of the API process.", registry=registry
         )
         tasks.set_function(_num_tasks)
+        self.loop_turn = Gauge(
+            "neaptide_event_loop_turn_seconds",
+            "Least of the last turns of the API process's event loop. Chats are refused while it is too long.",
+            registry=registry,
+        )
 
 
 def _num_tasks() -> int:

@@ -59,6 +59,7 @@ async def answer(request: Request, endpoint: str) -> Response:
         principal.require(Tier.FLEX)
         cost = Cost()
         limiter.check(principal)
+        context.turns.check()
         raw = await read_json(request)
         arrival_s = request.scope.get("state", {}).get(ARRIVAL_S, context.clock())
         body = await parse_aside(raw, context.bodies, principal.share, cost)
