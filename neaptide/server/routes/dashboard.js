@@ -47,7 +47,7 @@ function plot(points, title, unit, series, { stacked = false, most = 0, target =
   });
   const caption = made("figcaption", title + " "), figure = made("figure");
   caption.append(made("span", unit));
-  const isEmpty = series.every(({ ys }) => ys.every((y) => !y));
+  const isEmpty = isNothing(series.map(({ ys }) => ys), most);
   if (isEmpty || count < 2) {  // one point is no line
     figure.append(caption, made("p", isEmpty ? "Nothing in the last 15 minutes." : "Drawn from the second point on.", "empty"));
     return figure;
@@ -257,7 +257,9 @@ async function refresh() {
     showComparison(seen);
     await showBatches();
   } catch (error) {
-    showStatus({ severity: "bad", sentence: "The server does not answer. The figures below are old.", cause: error.message });
+    const old = at("figures").children.length === 0 ? "" : " The figures below are old.";
+    const cause = error.name === "TimeoutError" ? `no answer within ${ANSWER_MS / 1000} s` : error.message;
+    showStatus({ severity: "bad", sentence: `The server does not answer.${old}`, cause });
   }
   setTimeout(refresh, PERIOD_MS);
 }

@@ -33,6 +33,11 @@ function stretches(values) {
   return found;
 }
 
+// Whether there is nothing to draw. Where the axis has an end of its own, as shares have, a zero is a value.
+function isNothing(lines, most) {
+  return lines.every((ys) => ys.every((y) => most ? y === null : !y));
+}
+
 // The top of an axis: a round number at or above the value.
 function roundUp(value) {
   const power = 10 ** Math.floor(Math.log10(value));

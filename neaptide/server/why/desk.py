@@ -9,7 +9,7 @@ from neaptide.server.engine_client.client import EngineClient
 from neaptide.server.why.device_time import DeviceTimeSums, LineStarts
 from neaptide.server.why.parts import StepsAround, TokenWait, WaitParts, parts_of
 from neaptide.server.why.requests import EndedChoice, EndedRequest, EndedRequests
-from neaptide.server.why.sentences import sentence
+from neaptide.server.why.sentences import in_brief, sentence
 from neaptide.server.why.steps import StepRing, StepsCut
 
 REPORTED_S = 1.0
@@ -28,6 +28,11 @@ class Explained:
     @property
     def sentence(self) -> str:
         return sentence(self.wait, self.parts)
+
+    @property
+    def brief(self) -> str:
+        """The sentence without its smaller parts and times; all of it for what was in time."""
+        return in_brief(self.wait, self.parts) if self.wait.late_s > 0 else self.sentence
 
 
 class WhyDesk:
@@ -61,7 +66,7 @@ class WhyDesk:
         if not found or self._clock() < found[0].ended_s + REPORTED_S:
             return ""
         explained = await self.explain(found[0])
-        text = explained[0].sentence if explained else ""
+        text = explained[0].brief if explained else ""
         self._sentences[name] = text
         while len(self._sentences) > MAX_SENTENCES:
             del self._sentences[next(iter(self._sentences))]

@@ -29,14 +29,23 @@ def sentence(wait: TokenWait, parts: WaitParts) -> str:
     took = f"{what} took {duration(wait.end_s - wait.start_s)} for a target of {duration(wait.target_s)}"
     if wait.late_s <= 0:
         return f"on time: {took}"
+    begin, told = _told(wait, parts)
+    return f"{begin}{': ' if told else ''}{', '.join(told)} ({took})"
+
+
+def in_brief(wait: TokenWait, parts: WaitParts) -> str:
+    """The lateness, what of it is batch work's, and the largest other part. For where a late wait's times stand too."""
+    begin, told = _told(wait, parts)
+    return f"{begin}{': ' if told else ''}{told[0] if told else ''}"
+
+
+def _told(wait: TokenWait, parts: WaitParts) -> tuple[str, list[str]]:
+    """The sentence's begin, and the other parts in words, the largest first."""
     late = parts.lateness(wait.late_s)
-    batch_s = late.pop(Cause.BATCH)
-    told = ", ".join(
-        f"{duration(seconds)} {_words(cause, parts)}"
-        for cause, seconds in sorted(late.items(), key=lambda item: -item[1])
-        if seconds >= LEAST_SHARE * wait.late_s
-    )
-    return f"late by {duration(wait.late_s)}; {duration(batch_s)} of it by batch work{told and ': '}{told} ({took})"
+    begin = f"late by {duration(wait.late_s)}; {duration(late.pop(Cause.BATCH))} of it by batch work"
+    told = sorted(late.items(), key=lambda item: -item[1])
+    least_s = LEAST_SHARE * wait.late_s
+    return begin, [f"{duration(part_s)} {_words(cause, parts)}" for cause, part_s in told if part_s >= least_s]
 
 
 def largest(late: Mapping[Cause, float]) -> Cause:

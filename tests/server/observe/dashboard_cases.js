@@ -9,7 +9,7 @@ function element() {
     replaceChildren(...children) { this.children = children; } };
 }
 const asked = [];
-let isFrozen = false, seen = null;
+let isFrozen = false, seen = null, unanswered = "";
 const context = {
   document: {
     getElementById: (id) => elements.get(id) || elements.set(id, element()).get(id),
@@ -20,12 +20,12 @@ const context = {
   setTimeout() {}, setInterval() {}, clearInterval() {},
   fetch: async (path, options) => {
     asked.push([path, options]);
-    if (isFrozen) throw new Error("signal timed out");
+    if (isFrozen) throw Object.assign(new Error("signal timed out"), { name: "TimeoutError" });
     return { ok: path === "dashboard/data", status: 500, json: async () => seen };
   },
 };
 vm.createContext(context);
-const own = ["percent", "latency", "short", "duration", "roundUp", "stretches", "factsOf", "reasonOf", "batchRows", "refresh"];
+const own = ["percent", "latency", "short", "duration", "roundUp", "stretches", "isNothing", "factsOf", "reasonOf", "batchRows", "refresh"];
 vm.runInContext(`${fs.readFileSync(0, "utf8")}\nglobalThis.own = { ${own.join(", ")} };`, context);
 const f = context.own;
 
@@ -79,8 +79,18 @@ const cases = {
     assert.ok(asked.length > 1 && asked.every(([, options]) => options.signal.ms <= 10_000));
     isFrozen = true;
     await f.refresh();
-    assert.match(elements.get("sentence").textContent, /does not answer/);
+    assert.equal(elements.get("sentence").textContent, "The server does not answer. The figures below are old.");
+    assert.equal(elements.get("cause").textContent, "Cause: no answer within 8 s");
     assert.equal(elements.get("status").className, "bad");
+  },
+  "a page without figures does not call them old"() {
+    assert.equal(unanswered, "The server does not answer.");
+  },
+  "shares of nothing are drawn, and no work is not"() {
+    assert.equal(f.isNothing([[0, 0], [null, 0]], 100), false);
+    assert.equal(f.isNothing([[null, null]], 100), true);
+    assert.equal(f.isNothing([[0, null], [0, 0]], 0), true);
+    assert.equal(f.isNothing([[0, 3]], 0), false);
   },
 };
 
@@ -88,6 +98,7 @@ const cases = {
   isFrozen = true;
   await new Promise(setImmediate);  // the page's own first question
   isFrozen = false;
+  unanswered = elements.get("sentence").textContent;
   for (const [name, run] of Object.entries(cases)) {
     try {
       await run();

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neaptide.server.why.parts import Cause, StepsAround, TokenWait, parts_of
-from neaptide.server.why.sentences import largest, sentence
+from neaptide.server.why.sentences import in_brief, largest, sentence
 from tests.server.why.timeline import ADMISSIONS, OTHER, OWN, READMITTED, THIRD, Timeline
 
 
@@ -33,6 +33,9 @@ def test_two_prompts_before_it_and_its_own() -> None:
     assert told(wait, time.around()) == (
         "late by 180 ms; 0 ms of it by batch work: 140 ms waiting for two prompts before it, 40 ms its own prompt "
         "(its first token took 230 ms for a target of 50 ms)"
+    )
+    assert in_brief(wait, parts_of(wait, time.around())) == (
+        "late by 180 ms; 0 ms of it by batch work: 140 ms waiting for two prompts before it"
     )
 
 
