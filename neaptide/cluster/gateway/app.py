@@ -3,6 +3,7 @@
 chats, completions, responses    the replica that the router chooses
 files, batches, everything else  any replica, because all of them read the same database
 /admin/offline                   every replica
+/admin/why                       the replica that had the chat: all are asked
 probes, /metrics, /cluster       answered here
 /dashboard/data                  merged from the reports of all replicas
 """
@@ -10,6 +11,7 @@ probes, /metrics, /cluster       answered here
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import httpx
@@ -58,6 +60,7 @@ from neaptide.server.openai.endpoints import ENDPOINTS
 
 UPLOADS = "/v1/files"
 SWITCH = "/admin/offline"
+WHY = "/admin/why/{id}"
 PASSED_ON = (
     *ENDPOINTS,
     *(f"/v1/{things}{which}" for things in ("files", "batches", "models") for which in ("", "/{which:path}")),
@@ -66,8 +69,8 @@ PASSED_ON = (
 REPORT_S = 2.0
 """Timeout of a replica's report for the dashboard."""
 NO_ANSWER = Status(Severity.BAD, "It does not answer.")
-SWITCH_S = 10.0
-"""Timeout of a replica's reply to the operator's switch."""
+OPERATOR_S = 10.0
+"""Timeout of a replica's reply to an operator's request that all of them get."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,6 +103,7 @@ def create_gateway(state: GatewayState, metrics: HttpMetrics) -> Starlette:
             Route("/dashboard/data", gateway.overview),
             Route("/cluster", gateway.cluster),
             Route(SWITCH, gateway.switch, methods=["POST"]),
+            Route(WHY, gateway.why, methods=["GET"]),
             *(Route(path, PassedOn(gateway)) for path in PASSED_ON),
             Mount("/", app=gateway.pass_on),
         ]
@@ -191,6 +195,25 @@ class Gateway:
     async def switch(self, request: Request) -> Response:
         """Sends the operator's switch to every replica that answers. Returns the first refusal, or else one of the
         replies."""
+        replies, num_silent = await self._ask_all(request)
+        if num_silent:
+            raise no_replica()
+        return _passed_on(max(replies, key=lambda one: one.status_code))
+
+    async def why(self, request: Request) -> Response:
+        """Why a chat was late. Only the replica that had it knows, so all are asked."""
+        replies, _ = await self._ask_all(request)
+        if not replies:
+            raise no_replica()
+        return _passed_on(min(replies, key=lambda one: (one.status_code != HTTPStatus.OK, -one.status_code)))
+
+    async def _ask_all(self, request: Request) -> tuple[list[httpx.Response], int]:
+        """Sends an operator's request to every replica that answers; returns the replies and how many are missing.
+
+        Raises:
+            PermissionDeniedError: no keys are set, and the caller is on another machine.
+            UnavailableError: no replica answers.
+        """
         self._check_operator(request.scope)
         content = await self._body(request)
         alive = [replica for replica in self._s.replicas.all if replica.state is not ReplicaStatus.LOST]
@@ -198,16 +221,20 @@ class Gateway:
             raise no_replica()
         names = ("authorization", "api-key", "content-type")
         headers = {name: request.headers[name] for name in names if name in request.headers}
+        path = request.scope["raw_path"].replace(b"#", b"%23")
         asked = (
-            self._s.http.post(f"{replica.url}{SWITCH}", content=content, headers=headers, timeout=SWITCH_S)
+            self._s.http.request(
+                request.method,
+                httpx.URL(replica.url).copy_with(raw_path=path),
+                content=content,
+                headers=headers,
+                timeout=OPERATOR_S,
+            )
             for replica in alive
         )
         found = await asyncio.gather(*asked, return_exceptions=True)
         replies = [reply for reply in found if isinstance(reply, httpx.Response)]
-        if len(replies) < len(found):
-            raise no_replica()
-        reply = max(replies, key=lambda one: one.status_code)
-        return Response(reply.content, reply.status_code, media_type=reply.headers.get("content-type"))
+        return replies, len(found) - len(replies)
 
     # ---- forwarded ----
 
@@ -288,6 +315,10 @@ class Gateway:
         is_local = client is not None and is_loopback(client[0])
         if scope["path"].startswith("/admin") and not self._s.keys.required and not is_local:
             raise local_callers_only()
+
+
+def _passed_on(reply: httpx.Response) -> Response:
+    return Response(reply.content, reply.status_code, media_type=reply.headers.get("content-type"))
 
 
 def _overview(replica: Replica, report: Report | None) -> dict[str, Any]:

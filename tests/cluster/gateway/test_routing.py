@@ -152,6 +152,28 @@ async def test_the_switch_is_every_replicas(cluster: Cluster) -> None:
     assert found == [[("POST", "/admin/offline", b'{"state": "paused"}')]] * 2
 
 
+async def not_here(replica: ScriptedReplica, scope: Scope, receive: Receive, send: Send) -> None:
+    await begin(send, 404)
+    await say(send, json.dumps({"not at": replica.name}), is_last=True)
+
+
+async def breaks_off(replica: ScriptedReplica, scope: Scope, receive: Receive, send: Send) -> None:
+    await begin(send, 200)
+    replica.cut_connections()
+
+
+async def test_why_a_chat_was_late_is_told_by_the_replica_that_had_it(cluster: Cluster) -> None:
+    path = "/admin/why/chatcmpl-1%2F2"
+    replicas = {name: await cluster.add(name) for name in ("a", "b", "c")}
+    replicas["a"].handler, replicas["c"].handler = not_here, breaks_off
+    assert await who(cluster, path, method="GET") == "b"
+    assert [sent[:2] for sent in replicas["b"].received] == [("GET", path)]
+    replicas["b"].handler = not_here
+    assert (await cluster.asked(path, method="GET"))[0] == 404
+    replicas["a"].handler = replicas["b"].handler = breaks_off
+    assert (await cluster.asked(path, method="GET"))[0] == 503
+
+
 async def test_without_keys_only_callers_of_this_machine_are_operators(cluster: Cluster) -> None:
     """A replica sees the gateway, which is on this machine, as its caller."""
     replica = await cluster.add("a")
@@ -160,8 +182,8 @@ async def test_without_keys_only_callers_of_this_machine_are_operators(cluster: 
     async def from_afar(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, "client": ("192.0.2.7", 1)}, receive, send)
 
-    for path in ("/admin/offline", "/admin/what-if"):
-        exchange = Exchange(from_afar, path, {"state": "paused"})
+    for path in ("/admin/offline", "/admin/what-if", "/admin/why/x"):
+        exchange = Exchange(from_afar, path, {"state": "paused"}, method="GET" if "why" in path else "POST")
         await exchange.task
         assert (exchange.status, json.loads(exchange.text)["error"]["code"]) == (403, "local_callers_only")
     assert replica.received == []
