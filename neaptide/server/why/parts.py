@@ -2,20 +2,23 @@
 
 Pure: no clock, no torch, no server. The method has two stages.
 
-1. The steps are replayed without their batch work. Each keeps its online work, which takes the share of its measured
-   time that the cost model gives to online work. It begins when the step before it has ended and its own requests are
-   there. The difference to the real time is the part of batch work. This is a closed form: one pass over the steps
-   since the engine last had no online work. What other steps the scheduler would have planned is not asked.
+1. The steps are replayed without their batch work, in one pass since the engine last had no online work. Online work
+   takes the share of the step's measured time that the cost model gives to it. Steps are planned anew: each begins when
+   the one before it has ended, with the prompts that have come by then. So prompts that came while batch work made a
+   step long do not share one. Streams go on meanwhile, a token in every step. The difference to the real time is the
+   part of batch work. The order of the prompts is the real one.
 2. The replayed time is split by what each step held.
 
 A target is used up first by what every request needs: its own prompt, the streams, the server's and the engine's own
 time. What exceeds the target is the lateness.
 """
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -128,6 +131,16 @@ def parts_of(wait: TokenWait, around: StepsAround) -> WaitParts:
     return _FirstToken(wait, around).parts() if wait.first_token_s is not None else _gap_parts(wait, around)
 
 
+class _Prompt(NamedTuple):
+    """A recorded chunk of a prompt, with its time in the replay."""
+
+    number: int
+    """Admission number."""
+    come_s: float
+    """When its request was there."""
+    seconds: dict[Cause, float]
+
+
 class _Replay:
     """Replays steps without their batch work, and splits the time after ``floor_s`` by cause."""
 
@@ -142,6 +155,8 @@ class _Replay:
         self._reached_tokens = self._own_end = 0
         """Tokens that its KV had before a preemption, and that it has now."""
         self._prompts: set[int] = set()
+        self._left: list[_Prompt] = []
+        """Chunks that came too late for the steps so far."""
 
     def begin(self, clock_s: float) -> None:
         """Starts the replay before ``floor_s``, at the beginning of online work."""
@@ -158,30 +173,64 @@ class _Replay:
         return bool(self._own) and bool(np.isin(_numbers(step), list(self._own)).any())
 
     def run(self, step: HeldStep) -> None:
-        """Replays the next step."""
+        """Replays the online work of the next step, in one step or in several."""
         self._note_state(step)
-        ready_s = max(self._last_end_s, self._arrived_s(step))
-        between_s = max(step.end_s - step.busy_s - ready_s, 0.0)
+        is_own = any(number in self._own for number, _, _ in step.chunks)
+        come_s = {number: self._come_s(number, is_own=is_own) for number, _, _ in step.chunks}
+        come_before_s = max((one for one in come_s.values() if one <= self._floor_s), default=-math.inf)
+        planned_s = max(self._last_end_s, come_before_s)
+        between_s = max(step.end_s - step.busy_s - planned_s, 0.0)
         # A step of several requests ends when the device has done it, and the next may be planned before that.
-        busy_s = min(step.busy_s, max(step.end_s - ready_s, 0.0))
+        busy_s = min(step.busy_s, max(step.end_s - planned_s, 0.0))
         self._last_end_s = max(step.end_s, self._last_end_s)
-        pieces = self._pieces(step, busy_s)
         if step.end_s > self._floor_s:
             self.found.steps.append(step)
-        if not pieces:
+        common, by_prompt = self._pieces(step, busy_s)
+        if not common and not by_prompt:
             return
-        pieces[Cause.BETWEEN] = pieces.get(Cause.BETWEEN, 0.0) + between_s
+        left = self._left + [_Prompt(number, come_s[number], pieces) for number, pieces in by_prompt]
+        streams_s, num_streams = common.get(Cause.STREAMS, 0.0), len(_numbers(step))
+        common[Cause.BETWEEN] = common.get(Cause.BETWEEN, 0.0) + between_s
+        while True:
+            start_s = self._next_start_s(min((one.come_s for one in left), default=-math.inf), streams_s, num_streams)
+            taken = [one for one in left if one.come_s <= start_s]
+            left = [one for one in left if one.come_s > start_s]
+            pieces = dict(common)
+            for one in taken:
+                for cause, seconds in one.seconds.items():
+                    pieces[cause] = pieces.get(cause, 0.0) + seconds
+            self._run_one(start_s, pieces, [one.number for one in taken], num_streams)
+            if not left or any(one.number in self._own for one in taken):
+                break
+            common = {Cause.STREAMS: streams_s}
+        self._left = left
+
+    def _next_start_s(self, come_s: float, streams_s: float, num_streams: int) -> float:
+        """Start of the next step, in which a prompt that comes at ``come_s`` takes part.
+
+        Streams do not wait for prompts: until then they have steps of their own.
+        """
+        if come_s <= self._clock_s:
+            return self._clock_s
+        if streams_s <= 0:
+            return come_s
+        start_s = self._clock_s + math.ceil((come_s - self._clock_s) / streams_s) * streams_s
+        if start_s > self._floor_s:
+            self.found.seconds[Cause.STREAMS] += start_s - max(self._floor_s, self._clock_s)
+            self.found.num_streams = max(self.found.num_streams, num_streams)
+        return start_s
+
+    def _run_one(self, start_s: float, pieces: dict[Cause, float], prompts: list[int], num_streams: int) -> None:
         length_s = sum(pieces.values())
-        start_s = max(self._clock_s, min(self._arrived_s(step), self._floor_s))
         self._clock_s = start_s + length_s
         counted_s = self._clock_s - max(start_s, self._floor_s)
         if counted_s <= 0 or length_s <= 0:
             return
         for cause, seconds in pieces.items():
             self.found.seconds[cause] += seconds * min(counted_s / length_s, 1.0)
-        self._prompts.update(number for number, _, _ in step.chunks if number not in self._own)
+        self._prompts.update(number for number in prompts if number not in self._own)
         self.found.num_prompts = len(self._prompts)
-        self.found.num_streams = max(self.found.num_streams, len(_numbers(step)))
+        self.found.num_streams = max(self.found.num_streams, num_streams)
 
     def _note_state(self, step: HeldStep) -> None:
         if self._wait.request_id in step.preempted:
@@ -193,54 +242,47 @@ class _Replay:
             if number in self._own:
                 self._own_end = context + num_tokens
 
-    def _arrived_s(self, step: HeldStep) -> float:
-        """When the last of the step's new requests was there; those that came after the request count as there."""
-        found_s = -np.inf
-        for number, _, _ in step.chunks:
-            if number in self._own:
-                found_s = max(found_s, self._floor_s)
-            elif (taken_s := self._around.taken_s.get(self._around.ids.get(number, ""))) is not None:
-                found_s = max(found_s, taken_s if taken_s <= self._floor_s else -np.inf)
-        return found_s
+    def _come_s(self, number: int, *, is_own: bool) -> float:
+        """When the request of a chunk was there.
 
-    def _pieces(self, step: HeldStep, busy_s: float) -> dict[Cause, float]:
-        """The step's time without batch work, by cause; empty if it held no online work or the request waited for
-        memory of batch work."""
+        Args:
+            is_own: whether the request has a chunk in the same step. If not, what came later and runs before it was
+                put before it, and counts as there.
+        """
+        if number in self._own:
+            return self._floor_s
+        taken_s = self._around.taken_s.get(self._around.ids.get(number, ""), -math.inf)
+        return taken_s if is_own or taken_s <= self._floor_s else -math.inf
+
+    def _pieces(self, step: HeldStep, busy_s: float) -> tuple[dict[Cause, float], list[tuple[int, dict[Cause, float]]]]:
+        """The step's time without batch work, by cause: what it takes whatever prompts it has, and that of each chunk.
+
+        Nothing if it held no online work or the request waited for memory of batch work.
+        """
         share = min(step.online_s / step.predicted_s, 1.0) if step.predicted_s > 0 else float(bool(_has_online(step)))
         online_s = busy_s * share
-        if online_s <= 0 or not _has_online(step):
-            return {}
         waits_for = self._waits_for(step)
-        if waits_for is Cause.BATCH:
-            return {}
+        if online_s <= 0 or not _has_online(step) or waits_for is Cause.BATCH:
+            return {}, []
         masks_s = min(step.mask_s, online_s)
         expected_s = (step.predicted_s + step.margin_s) * share if step.predicted_s > 0 else online_s
         slow_s = max(online_s - masks_s - expected_s, 0.0)
         rest_s = online_s - masks_s - slow_s
-        pieces = {Cause.MASKS: masks_s, Cause.SLOW: slow_s}
+        common = {Cause.MASKS: masks_s, Cause.SLOW: slow_s}
         if waits_for is not None:
-            pieces[waits_for] = rest_s
-            return pieces
+            return common | {waits_for: rest_s}, []
         if not step.chunks:
-            pieces[Cause.STREAMS] = rest_s
-            return pieces
+            return common | {Cause.STREAMS: rest_s}, []
         streams_s = rest_s * min(step.streams_s / step.online_s, 1.0) if step.online_s > 0 else 0.0
-        pieces[Cause.STREAMS] = streams_s
-        own, again, whole = self._own_tokens(step)
-        token_s = (rest_s - streams_s) / whole
-        pieces[Cause.OWN] = own * token_s
-        pieces[Cause.AGAIN] = again * token_s
-        pieces[Cause.PROMPTS] = max(rest_s - streams_s - (own + again) * token_s, 0.0)
-        return pieces
+        common[Cause.STREAMS] = streams_s
+        token_s = (rest_s - streams_s) / sum(num_tokens for _, num_tokens, _ in step.chunks)
+        return common, [(chunk[0], self._chunk_pieces(*chunk, token_s)) for chunk in step.chunks]
 
-    def _own_tokens(self, step: HeldStep) -> tuple[int, int, int]:
-        """Tokens of the request in the step's chunks: new ones, and those computed again; and tokens of all chunks."""
-        own = again = 0
-        for number, num_tokens, context in step.chunks:
-            if number in self._own:
-                repeated = min(max(self._reached_tokens - context, 0), num_tokens)
-                own, again = own + num_tokens - repeated, again + repeated
-        return own, again, sum(num_tokens for _, num_tokens, _ in step.chunks)
+    def _chunk_pieces(self, number: int, num_tokens: int, context: int, token_s: float) -> dict[Cause, float]:
+        if number not in self._own:
+            return {Cause.PROMPTS: num_tokens * token_s}
+        repeated = min(max(self._reached_tokens - context, 0), num_tokens)
+        return {Cause.OWN: (num_tokens - repeated) * token_s, Cause.AGAIN: repeated * token_s}
 
     def _waits_for(self, step: HeldStep) -> Cause | None:
         """Cause that kept the request out of the step; None if only time did."""

@@ -59,6 +59,44 @@ def test_batch_work_that_delayed_the_prompts_before_it_is_batch_work() -> None:
     assert milliseconds(wait, time.around()) == {Cause.BATCH: 50, Cause.OWN: 40}
 
 
+def test_prompts_that_came_while_batch_work_ran_would_not_have_shared_a_step() -> None:
+    time = Timeline()
+    time.taken_s = {OTHER: 0.02, THIRD: 0.09}
+    time.step(100, batch_ms=100)
+    time.step(120, prompts={OTHER: 100, OWN: 100, THIRD: 100})
+    wait = time.first_token(50, 30)
+    # The other prompt from 20 to 60 ms, then its own; the third comes too late for that step.
+    assert milliseconds(wait, time.around()) == {Cause.BATCH: 120, Cause.PROMPTS: 10, Cause.OWN: 40}
+
+
+def test_prompts_that_came_while_a_chat_had_the_device_do_share_a_step() -> None:
+    time = Timeline()
+    time.taken_s = {OTHER: 0.0, THIRD: 0.09}
+    time.step(100, prompts={OTHER: 100})
+    time.step(80, prompts={OWN: 100, THIRD: 100})
+    wait = time.first_token(50, 30)
+    assert milliseconds(wait, time.around()) == {Cause.PROMPTS: 90, Cause.OWN: 40}
+
+
+def test_without_batch_work_streams_would_have_had_short_steps_when_it_came() -> None:
+    time = Timeline()
+    time.step(100, streams=(OTHER,), batch_ms=90)
+    time.step(50, prompts={OWN: 100}, streams=(OTHER,), streams_ms=10)
+    wait = time.first_token(25, 30)
+    # Steps of 10 ms from 0 on: the rest of the third, then one with its prompt.
+    assert milliseconds(wait, time.around()) == {Cause.BATCH: 70, Cause.STREAMS: 15, Cause.OWN: 40}
+
+
+def test_what_came_too_late_for_a_step_runs_beside_the_rest_of_its_prompt() -> None:
+    time = Timeline()
+    time.taken_s = {THIRD: 0.05}
+    time.step(100, batch_ms=100)
+    time.step(80, prompts={OWN: 100, THIRD: 100})
+    time.step(40, prompts={OWN: 100}, contexts={OWN: 100})
+    wait = time.first_token(40, 30)
+    assert milliseconds(wait, time.around()) == {Cause.BATCH: 60, Cause.PROMPTS: 40, Cause.OWN: 80}
+
+
 def test_streams_that_decode() -> None:
     time = Timeline()
     for _ in range(4):
