@@ -20,6 +20,8 @@ from neaptide_lab.experiments.bros.runs import Part
 from neaptide_lab.experiments.bros.setting import Outcome
 from neaptide_lab.experiments.forecast_coverage import NAME as FORECAST
 from neaptide_lab.experiments.forecast_coverage import run_trace
+from neaptide_lab.experiments.quotes import experiment as quotes
+from neaptide_lab.experiments.quotes.replays import ReplayedBatch
 from neaptide_lab.experiments.registry import EXPERIMENT_NAMES, LOGGER, load_experiment
 from neaptide_lab.experiments.result import ExperimentResult, Row
 from neaptide_lab.experiments.rivals.kept import KeptRuns
@@ -35,11 +37,11 @@ BY_CELL: dict[str, Callable[[bool, Part], ExperimentResult]] = {
     rt_only.NAME: rt_only.run_part,
 }
 """Experiments of which some cells can be run."""
-KEEPING = ", ".join((TUNED_RIVALS, *BY_CELL))
+KEEPING = ", ".join((TUNED_RIVALS, quotes.NAME, *BY_CELL))
 DURATIONS = (
     "Roughly, on two CPU cores: golden takes a second; forecast-coverage half a minute; sim-fidelity four minutes; "
-    "cost-model-error two, and five more where the 111M model is; baseline-sanity up to ten; tuned-rivals an hour "
-    "and a half; clairvoyant and two-steps a quarter of an hour. "
+    "cost-model-error two, and five more where the 111M model is; baseline-sanity up to ten; quotes half an hour; "
+    "tuned-rivals an hour and a half; clairvoyant and two-steps a quarter of an hour. "
     "With --quick none of them takes more than four."
 )
 
@@ -108,6 +110,8 @@ class InputError(Exception):
 def _run(args: argparse.Namespace) -> ExperimentResult:
     if args.name == TUNED_RIVALS:
         return run_kept(args.quick, _kept(SimResult, args.keep), only_likely=args.likely)
+    if args.name == quotes.NAME:
+        return quotes.run_kept(args.quick, _kept(ReplayedBatch, args.keep))
     if args.name in BY_CELL:
         with _refusals():
             part = Part(tuple(args.cells), args.window_s, _kept(Outcome, args.keep))
@@ -146,7 +150,7 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"--trace goes with {FORECAST}")
     if args.speed is not None and args.trace is None:
         raise ValueError("--speed goes with --trace")
-    if args.keep is not None and args.name not in (TUNED_RIVALS, *BY_CELL):
+    if args.keep is not None and args.name not in (TUNED_RIVALS, quotes.NAME, *BY_CELL):
         raise ValueError(f"--keep goes with {KEEPING}")
     for flag, given in (("--cells", args.cells), ("--window-s", args.window_s)):
         if given not in ([], None) and args.name not in BY_CELL:

@@ -37,6 +37,7 @@ _MODULES = {
     "batch-deadlines": "jobs.deadlines",
     "ablation": "ablation",
     "why-late": "why_late",
+    "quotes": "quotes.experiment",
     "batchllm-saving": "batchllm.saving",
     "batchllm-micro": "batchllm.micro",
     "batchllm-industry": "batchllm.industry",
