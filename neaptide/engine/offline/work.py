@@ -70,13 +70,17 @@ class WholeDevice:
         """
         if not work.num_rows:
             return 0.0
+        num_steps = self.num_steps(work)
+        return num_steps * self.cost_model.predict(self._step(work, num_steps)).seconds
+
+    def num_steps(self, work: Work) -> int:
+        """Steps that the least time counts, all of them full."""
         # Shared prompt tokens are held once.
         held_tokens = max(work.row_tokens - work.prompt_tokens + work.new_tokens, 1)
         most_rows = min(work.num_rows, self.max_num_seqs, self.kv_tokens * work.num_rows // held_tokens)
         computed_tokens = work.new_tokens + work.decode_tokens
         in_turn, by_tokens = work.decode_tokens / max(most_rows, 1), computed_tokens / self.max_step_tokens
-        num_steps = max(math.ceil(in_turn), math.ceil(by_tokens), 1)
-        return num_steps * self.cost_model.predict(self._step(work, num_steps)).seconds
+        return max(math.ceil(in_turn), math.ceil(by_tokens), 1)
 
     @staticmethod
     def _step(work: Work, num_steps: int) -> BatchShape:

@@ -49,8 +49,9 @@ MEASURE_IDLE_S = 60.0
 MEASURE_TIMEOUT_S = 300.0
 TURN_WAIT_S = 30.0
 NUM_SAMPLES = 128
-"""Lines of a file that are tokenized."""
-SAMPLE_BYTES = 1 << 20
+"""Most lines of a file that are tokenized."""
+SAMPLE_BYTES = 256 << 10
+"""Most bytes of these lines. Tokenizing takes up to a second per megabyte."""
 ALONE = ""
 """Name in the record of a server that has its database to itself."""
 
@@ -156,7 +157,8 @@ class QuoteDesk:
         measured = await self._measured(record, principal.share)
         if measured.fault:
             raise InvalidRequestError(measured.fault, param="input_file_id", code="invalid_value")
-        lines = [await self._compiled(sample, principal.share) for sample in measured.samples]
+        num_bytes = sum(map(len, measured.samples))
+        lines = await self._bodies.run(partial(self._compile_all, measured.samples), num_bytes, principal.share)
         known = [(line, size) for line, size in zip(lines, measured.sample_bytes, strict=True) if line is not None]
         if not known:
             raise InvalidRequestError(
@@ -186,21 +188,21 @@ class QuoteDesk:
             self._child.rest()
             return found
 
-    async def _compiled(self, sample: bytes, share: str) -> CompiledLine | None:
-        """The line as the engine would get it; None if its endpoint would refuse it."""
+    def _compile_all(self, samples: Sequence[bytes]) -> list[CompiledLine | None]:
+        """In a thread: the lines as the engine would get them; None for one that its endpoint would refuse."""
+        return [self._compiled(sample) for sample in samples]
+
+    def _compiled(self, sample: bytes) -> CompiledLine | None:
         try:
-            return await self._bodies.run(partial(self._compile, sample), len(sample), share)
+            line = parse_object(sample)
+            endpoint, body = line.get("url"), line.get("body")
+            if endpoint not in ENDPOINTS or not isinstance(body, dict):
+                return None
+            return self._service.compiler.compile(str(endpoint), body)
         except ApiError as error:
             if error.is_passing:
                 raise
             return None
-
-    def _compile(self, sample: bytes) -> CompiledLine | None:
-        line = parse_object(sample)
-        endpoint, body = line.get("url"), line.get("body")
-        if endpoint not in ENDPOINTS or not isinstance(body, dict):
-            return None
-        return self._service.compiler.compile(str(endpoint), body)
 
     # ---- quotes ----
 

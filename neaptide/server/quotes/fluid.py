@@ -151,8 +151,10 @@ class PoolBatch:
     """Seconds until its deadline."""
 
 
-def work_before(pool: Sequence[PoolBatch], key: str, own_s: float, window_s: float, weights: dict[str, float]) -> float:
-    """Device time that goes to other batches before a new one ends.
+def work_before(
+    pool: Sequence[PoolBatch], key: str, own_s: FloatArray, window_s: float, weights: dict[str, float]
+) -> FloatArray:
+    """Device time that goes to other batches before a new one ends, for each device time that it may need.
 
     A key's batches run in the order of their deadlines. Keys share the device by their weights, as long as they have
     work.
@@ -161,7 +163,8 @@ def work_before(pool: Sequence[PoolBatch], key: str, own_s: float, window_s: flo
     for one in pool:
         if one.key != key or one.left_s <= window_s:
             waits[one.key] = waits.get(one.key, 0.0) + one.work_s
-    of_key_s = own_s + waits.pop(key, 0.0)
-    weight = weights.get(key, 1.0)
-    others_s = sum(min(work_s, of_key_s * weights.get(other, 1.0) / weight) for other, work_s in waits.items())
-    return of_key_s - own_s + others_s
+    own_before_s, weight = waits.pop(key, 0.0), weights.get(key, 1.0)
+    before_s = np.full(own_s.shape, own_before_s)
+    for other, work_s in waits.items():
+        before_s += np.minimum(work_s, (own_s + own_before_s) * (weights.get(other, 1.0) / weight))
+    return before_s

@@ -54,19 +54,17 @@ class PromptParts(msgspec.Struct):
 
 class MeasuredLine(msgspec.Struct):
     url: str
-    body: msgspec.Raw
+    body: PromptParts
 
 
 _line_decoder = msgspec.json.Decoder(MeasuredLine)
-_body_decoder = msgspec.json.Decoder(PromptParts)
 task_encoder, task_decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(MeasureTask)
 size_encoder, size_decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(FileSize)
 
 
-def prompt_of(body: bytes | msgspec.Raw) -> bytes:
+def prompt_of(body: PromptParts) -> bytes:
     """The JSON text of the parts of a body that become the prompt, in the order in which templates write them."""
-    found = _body_decoder.decode(body)
-    return b"".join(map(bytes, (found.tools, found.instructions, found.messages, found.prompt, found.input)))
+    return b"".join((body.tools, body.instructions, body.messages, body.prompt, body.input))
 
 
 def measured(content: bytes, task: MeasureTask) -> FileSize:
@@ -77,8 +75,7 @@ def measured(content: bytes, task: MeasureTask) -> FileSize:
         return FileSize(fault="The file has no lines.")
     if len(numbers) > task.max_lines:
         return FileSize(fault=f"The file has more than {task.max_lines} lines.")
-    sampled = {numbers[k * len(numbers) // task.num_samples] for k in range(task.num_samples)}
-    prompts, samples, sample_bytes, sampled_bytes = [], [], [], 0
+    prompts: list[bytes] = []
     for number in numbers:
         try:
             line = _line_decoder.decode(lines[number])
@@ -86,11 +83,27 @@ def measured(content: bytes, task: MeasureTask) -> FileSize:
         except msgspec.MsgspecError:
             return FileSize(fault=f"Line {number + 1} is no request with a url and a body.")
         prompts.append(prompt)
-        if number in sampled and sampled_bytes + len(lines[number]) <= task.sample_bytes:
-            samples.append(lines[number])
-            sampled_bytes += len(lines[number])
-            sample_bytes.append(len(prompt))
-    return FileSize(len(prompts), sum(map(len, prompts)), new_bytes(prompts), samples, sample_bytes)
+    chosen = sampled([len(lines[number]) for number in numbers], task)
+    return FileSize(
+        len(prompts),
+        sum(map(len, prompts)),
+        new_bytes(prompts),
+        [lines[numbers[k]] for k in chosen],
+        [len(prompts[k]) for k in chosen],
+    )
+
+
+def sampled(line_bytes: list[int], task: MeasureTask) -> list[int]:
+    """Lines that stand for all: evenly spread, as many as the limits allow, one at least."""
+    mean_bytes = sum(line_bytes) / len(line_bytes)
+    count = max(min(task.num_samples, len(line_bytes), int(task.sample_bytes / mean_bytes)), 1)
+    found, found_bytes = [], 0
+    spread = [k * len(line_bytes) // count for k in range(count)]
+    for k in spread:
+        if found_bytes + line_bytes[k] <= task.sample_bytes:
+            found.append(k)
+            found_bytes += line_bytes[k]
+    return found or [min(spread, key=lambda k: line_bytes[k])]
 
 
 def new_bytes(prompts: list[bytes]) -> int:

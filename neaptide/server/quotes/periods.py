@@ -8,7 +8,8 @@ import msgspec
 from neaptide.engine.messages import StepStats
 
 PERIOD_S = 600
-KEPT_S = 14 * 86_400
+DAY_S = 86_400
+KEPT_S = 14 * DAY_S
 LENGTH_RATIO = 1.25
 """Upper limit of a length bucket over that of the one before; a quantile is at most 25% too high."""
 NUM_LENGTHS = 80
@@ -35,6 +36,11 @@ class Saturated(msgspec.Struct, kw_only=True):
     """Running offline requests, summed over steps."""
     kv_tokens: int = 0
     """Tokens of KV that offline work held, summed over steps."""
+
+    def add(self, other: "Saturated") -> None:
+        """Adds another part of the record."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 class Period(msgspec.Struct, kw_only=True):
@@ -75,8 +81,7 @@ class Period(msgspec.Struct, kw_only=True):
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.most_online_blocks = max(self.most_online_blocks, other.most_online_blocks)
-        for name in Saturated.__struct_fields__:
-            setattr(self.saturated, name, getattr(self.saturated, name) + getattr(other.saturated, name))
+        self.saturated.add(other.saturated)
 
 
 _SUMS = (

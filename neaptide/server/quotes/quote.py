@@ -155,8 +155,7 @@ def _window(
     efficiencies: FloatArray,
     question: QuoteInputs,
 ) -> WindowQuote:
-    weights = dict(question.weights)
-    before_s = np.array([work_before(question.pool, question.key, one, window_s, weights) for one in own_s.tolist()])
+    before_s = work_before(question.pool, question.key, own_s, window_s, dict(question.weights))
     finish_s = other_s + finish_times(paths, own_s + before_s, efficiencies)
     left_s = _left(paths, efficiencies, window_s)
     return WindowQuote(

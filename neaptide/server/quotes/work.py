@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 
 from neaptide.engine.arrays import FloatArray
 from neaptide.engine.messages import EngineReady
-from neaptide.server.quotes.periods import PERIOD_S, Period
+from neaptide.server.quotes.periods import DAY_S, PERIOD_S, Period, Saturated
 
 PRIOR_ANSWER_TOKENS = 256
 """Expected answer length before any batch has ended; the scheduler uses the same value."""
@@ -50,6 +51,9 @@ class BatchWork(NamedTuple):
     new_tokens: int
     """Prompt tokens without those of prefixes that an earlier row has."""
     answer_tokens: int
+    longest_answer: int | None = None
+    """Limit of an answer, if the work includes the last answers of a batch, which run when no line waits. None: the
+    work goes on."""
 
 
 DeviceTime = Callable[[BatchWork], float]
@@ -71,7 +75,8 @@ class BatchSize:
     def work(self, answer_tokens: float) -> BatchWork:
         """The work if every row's answer has this length, or its limit."""
         mean = sum(min(limit, answer_tokens) for limit in self.limits) / max(len(self.limits), 1)
-        return BatchWork(self.num_rows, self.prompt_tokens, self.new_tokens, round(mean * self.num_rows))
+        longest = max(self.limits, default=1)
+        return BatchWork(self.num_rows, self.prompt_tokens, self.new_tokens, round(mean * self.num_rows), longest)
 
 
 def drawn_answers(known: Sequence[KnownBatch], rng: np.random.Generator, num_paths: int) -> FloatArray:
@@ -126,15 +131,19 @@ class Efficiency(NamedTuple):
 
 
 def learnt_efficiency(periods: Sequence[Period], info: EngineReady, device: DeviceTime) -> Efficiency:
-    """Efficiency over the periods in which batch lines waited for the device."""
+    """Efficiency over the periods in which batch lines waited for the device; those of a day count together."""
     done_s, left_s, seconds = 0.0, 0.0, 0.0
-    for one in periods:
-        part = one.saturated
-        taken_s = info.token_s * part.online_tokens + info.kv_token_s * part.online_kv_tokens
-        if part.seconds > taken_s and part.prefill_tokens + part.decode_tokens and part.row_steps:
+    for _, day in groupby(periods, lambda one: one.start_s // DAY_S):
+        part = Saturated()
+        for one in day:
+            found = one.saturated
+            taken_s = info.token_s * found.online_tokens + info.kv_token_s * found.online_kv_tokens
+            if found.seconds > taken_s and found.prefill_tokens + found.decode_tokens and found.row_steps:
+                part.add(found)
+                left_s += found.seconds - taken_s
+        if part.row_steps:
             done_s += device(_done(part.prefill_tokens, part.decode_tokens, part.kv_tokens / part.row_steps))
-            left_s += part.seconds - taken_s
-            seconds += part.seconds
+        seconds += part.seconds
     mean = (done_s + PRIOR_S * PRIOR_EFFICIENCY) / (left_s + PRIOR_S)
     return Efficiency(mean, seconds)
 

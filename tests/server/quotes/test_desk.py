@@ -15,7 +15,7 @@ from neaptide.server.batches.storing import period_rows
 from neaptide.server.batches.storing.tables import traffic_periods
 from neaptide.server.http.body_threads import BodyThreads
 from neaptide.server.quotes.desk import ALONE, QuoteDesk
-from neaptide.server.quotes.measure import MeasureTask, measured, shared_length
+from neaptide.server.quotes.measure import MeasureTask, measured, sampled, shared_length
 from neaptide.server.quotes.periods import KEPT_S, PERIOD_S, Period, period_decoder
 from neaptide.server.quotes.work import BatchWork, DeviceTime, KnownBatch
 from tests.server.batches.fakes import CHAT, Server, jsonl, line
@@ -198,6 +198,21 @@ def test_prompts_are_measured_with_what_they_share() -> None:
     assert found.prompt_bytes == sum(len(f'"ab{k}"') for k in range(20))
     assert found.new_bytes < found.prompt_bytes / 2
     assert measured(content, MeasureTask("", 19, 8, 1 << 20)).fault == "The file has more than 19 lines."
+
+
+@pytest.mark.parametrize(
+    ("line_bytes", "sample_bytes", "wanted"),
+    [
+        ([10] * 4, 1000, [0, 1, 2, 3]),
+        ([10] * 16, 1000, [0, 2, 4, 6, 8, 10, 12, 14]),
+        ([100] * 16, 450, [0, 4, 8, 12]),
+        ([100] * 3, 50, [0]),
+        ([400, 10, 10, 10], 300, [2]),
+    ],
+    ids=["all", "as many as may be", "as many as fit", "one that is too long", "without the one that is too long"],
+)
+def test_the_sample_is_spread_over_the_file(line_bytes: list[int], sample_bytes: int, wanted: list[int]) -> None:
+    assert sampled(line_bytes, MeasureTask("", 100, 8, sample_bytes)) == wanted
 
 
 @pytest.mark.parametrize(

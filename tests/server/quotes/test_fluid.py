@@ -99,12 +99,18 @@ def test_more_work_never_ends_sooner_and_p50_not_after_p90(
     assert quantile(found, 0.5) <= quantile(found, 0.9)
 
 
+def before_s(
+    pool: list[PoolBatch], key: str, own_s: float, window_s: float, weights: dict[str, float] | None = None
+) -> float:
+    return float(work_before(pool, key, np.array([own_s]), window_s, weights or {})[0])
+
+
 def test_a_key_runs_its_batches_by_deadline_and_shares_with_others() -> None:
     pool = [PoolBatch("a", 100.0, 50.0), PoolBatch("a", 400.0, 500.0), PoolBatch("b", 30.0, 900.0)]
-    assert work_before(pool, "a", 10.0, 60.0, {}) == pytest.approx(100.0 + 30.0)
-    assert work_before(pool, "a", 10.0, 600.0, {}) == pytest.approx(500.0 + 30.0)
-    assert work_before(pool, "c", 10.0, 600.0, {}) == pytest.approx(10.0 + 10.0)  # each gets as much as it does
-    assert work_before(pool, "c", 10.0, 600.0, {"c": 2.0}) == pytest.approx(5.0 + 5.0)
+    assert before_s(pool, "a", 10.0, 60.0) == pytest.approx(100.0 + 30.0)
+    assert before_s(pool, "a", 10.0, 600.0) == pytest.approx(500.0 + 30.0)
+    assert before_s(pool, "c", 10.0, 600.0) == pytest.approx(10.0 + 10.0)  # each gets as much as it does
+    assert before_s(pool, "c", 10.0, 600.0, {"c": 2.0}) == pytest.approx(5.0 + 5.0)
 
 
 POOLS = st.lists(st.builds(PoolBatch, st.sampled_from("abc"), st.floats(0.0, 1e5), st.floats(0.0, 1e5)), max_size=8)
@@ -115,7 +121,7 @@ POOLS = st.lists(st.builds(PoolBatch, st.sampled_from("abc"), st.floats(0.0, 1e5
 def test_what_goes_before_grows_with_the_batch_and_its_window_and_is_no_more_than_there_is(
     pool: list[PoolBatch], own_s: float, more_s: float, window_s: float
 ) -> None:
-    before_s = work_before(pool, "a", own_s, window_s, {})
-    assert 0.0 <= before_s <= sum(one.work_s for one in pool) * (1 + 1e-9)
-    assert work_before(pool, "a", own_s + more_s, window_s, {}) >= before_s - 1e-6
-    assert work_before(pool, "a", own_s, window_s + more_s, {}) >= before_s - 1e-6
+    found_s = before_s(pool, "a", own_s, window_s)
+    assert 0.0 <= found_s <= sum(one.work_s for one in pool) * (1 + 1e-9)
+    assert before_s(pool, "a", own_s + more_s, window_s) >= found_s - 1e-6
+    assert before_s(pool, "a", own_s, window_s + more_s) >= found_s - 1e-6
