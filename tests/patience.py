@@ -36,8 +36,10 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.002)
 
 
-def until_here(condition: Callable[[], object], message: Callable[[], str] = lambda: "waited in vain") -> None:
-    """The same where no loop runs, for what another thread or process does.
+def until_here(
+    condition: Callable[[], object], message: Callable[[], str] = lambda: "waited in vain", every_s: float = 0.005
+) -> None:
+    """The same where no loop runs, for what another thread or process does. The condition is looked at ``every_s``.
 
     Raises:
         AssertionError: it does not hold in all the patience that there is.
@@ -45,7 +47,7 @@ def until_here(condition: Callable[[], object], message: Callable[[], str] = lam
     deadline_s = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline_s, message()
-        time.sleep(0.005)
+        time.sleep(every_s)
 
 
 class Stopwatch:

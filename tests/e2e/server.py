@@ -110,16 +110,17 @@ class RunningServer:
             self.start()
 
     def wait_ready(self) -> None:
-        self.wait_for(self._is_ready)
+        # A server that starts needs the processor more than those who ask whether it has.
+        self.wait_for(self._is_ready, every_s=0.05)
 
-    def wait_for(self, condition: Callable[[], object]) -> None:
+    def wait_for(self, condition: Callable[[], object], every_s: float = 0.005) -> None:
         def holds() -> object:
             if found := condition():
                 return found
             assert self.process.poll() is None, f"the server ended:\n{self.log[-3000:]}"
             return False
 
-        until_here(holds, lambda: f"waited in vain; the server's log ends:\n{self.log[-3000:]}")
+        until_here(holds, lambda: f"waited in vain; the server's log ends:\n{self.log[-3000:]}", every_s)
 
     def _is_ready(self) -> bool:
         try:
