@@ -196,26 +196,31 @@ def _late(f: Figures) -> Status | None:
         sentence = f"{chats}, the oldest for {short(f.oldest_silent_s)}; the target is {short(f.ttft_slo_s)}."
         return Status(Severity.BAD, sentence, _cause(f, window, of_ttft=True))
     missed = {"TTFT": window.ttft_missed, "TPOT": window.tpot_missed}
-    name = max(missed, key=lambda one: missed[one])
-    if missed[name] < LEAST_MISSED or missed[name] <= MISSED_SHARE * window.judged:
+    bad = [name for name, count in missed.items() if count >= LEAST_MISSED and count > MISSED_SHARE * window.judged]
+    if not bad:
         return None
-    is_ttft = name == "TTFT"
-    p99_s, target_s = (window.ttft_p99_s, f.ttft_slo_s) if is_ttft else (window.tpot_p99_s, f.tpot_slo_s)
-    is_own = p99_s is None or p99_s <= target_s
-    latency = "" if is_own or p99_s is None else f": {name} p99 {short(p99_s)} for {short(target_s)}"
-    which = "their own targets" if is_own and p99_s is not None else "their targets"
-    verb = "Chats miss" if is_now else "In the last 5 minutes chats missed"
-    sentence = f"{verb} {which}{latency}. {percent(missed[name], window.judged)} of {window.judged} were late."
+    most = max(bad, key=lambda one: missed[one])
+    times = {"TTFT": (window.ttft_p99_s, f.ttft_slo_s), "TPOT": (window.tpot_p99_s, f.tpot_slo_s)}
+    above = [(name, *times[name]) for name in bad]
+    told = [f"{name} p99 {short(p99_s)} for {short(slo_s)}" for name, p99_s, slo_s in above if p99_s and p99_s > slo_s]
+    which = "their own targets" if not told and times[most][0] is not None else "their targets"
+    # Of the last minute, and chats still run: now. Else it has been so.
+    verb = "Chats miss" if is_now and (f.silent or f.running_online) else "Chats missed"
+    late = f"{percent(missed[most], window.judged)} of {window.judged} missed {most}"
+    span = "the last minute" if is_now else "the last 5 minutes"
     return Status(
         Severity.BAD if is_now or f.now.judged or f.silent else Severity.WARN,
-        sentence,
-        _cause(f, window, of_ttft=is_ttft),
+        f"{verb} {which}{': ' if told else ''}{', '.join(told)}. {late} in {span}.",
+        _cause(f, window, of_ttft=most == "TTFT"),
     )
 
 
 def _cause(f: Figures, window: Recent, *, of_ttft: bool) -> str:
+    if not of_ttft and window.steps >= LEAST_STEPS and window.predicted_s > window.steps * f.tpot_slo_s:
+        step = short(window.predicted_s / window.steps)
+        return f"A step of this load takes {step} even at the calibrated speed, more than the TPOT target."
     if window.speed is not None and window.speed < SLOW_SPEED:
-        return f"The machine does {window.speed:.0%} of its measured speed; another process may use it."
+        return f"The machine does {window.speed:.0%} of its calibrated speed; another process may use it."
     if f.waiting_online and f.blocks_total and f.blocks_online >= FULL_SHARE * f.blocks_total:
         return (
             f"Chats hold {percent(f.blocks_online, f.blocks_total)} of the KV memory; {f.waiting_online} wait for it."
@@ -243,7 +248,7 @@ def _slow(f: Figures) -> Status | None:
     speed = f.lately.speed
     if speed is None or speed >= SLOW_SPEED:
         return None
-    sentence = f"The machine does {speed:.0%} of its measured speed."
+    sentence = f"The machine does {speed:.0%} of its calibrated speed."
     if f.lately.judged:
         sentence += f" {_met(f.lately)}."
     return Status(Severity.WARN, sentence, "Another process uses it, or the profile is another machine's.")

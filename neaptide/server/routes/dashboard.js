@@ -160,7 +160,7 @@ function showPlots(points, latencies) {
   );
 }
 
-const LATE_NAMES = ["", "tier", "TTFT", "target", "TPOT", "target", "request", "why"];
+const LATE_NAMES = ["", "tier", "TTFT", "TTFT target", "TPOT", "TPOT target", "request", "why"];
 
 function showLate(late) {
   at("latetable").hidden = late.length === 0;
