@@ -1,4 +1,4 @@
-"""``neaptide batch``: submit, list, watch, cancel batches on a running server, and download their results."""
+"""``neaptide batch``: submit, list, watch, cancel batches on a running server, download results, show receipts."""
 
 import argparse
 import json
@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from neaptide.commands.client import CommandError, add_client, call, error_text, run_client
 from neaptide.commands.quotes import quote_lines
+from neaptide.commands.receipts import receipt_lines
 from neaptide.loadgen.client.batches import TERMINAL, errors_of
 from neaptide.server.batches.checking.create import window_seconds
 
@@ -54,6 +55,15 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     quote = action("quote", "say when a batch would end that is submitted now; nothing is started", _quote)
     quote.add_argument("file", metavar="FILE", help="a JSONL file, or the id of an uploaded one")
     quote.add_argument("--json", action="store_true", help="print the quote as one line of JSON")
+    receipt = action("receipt", "show what an ended batch has cost, and what its time went to", _receipt)
+    receipt.add_argument("id", metavar="ID", nargs="?", help="batch id")
+    receipt.add_argument("--json", action="store_true", help="print the receipt as one line of JSON")
+    receipt.add_argument(
+        "--check",
+        metavar="FILE",
+        type=Path,
+        help="ask the server whether it has made the receipt in this JSON file; exit status 1 if not",
+    )
     listing = action("list", "show batches, the newest first", _list)
     listing.add_argument("--limit", type=_limit, default=20, metavar="N", help="show at most this many (20)")
     listing.add_argument("--json", action="store_true", help="print each as one line of JSON")
@@ -118,6 +128,28 @@ def _quote(client: httpx.Client, args: argparse.Namespace) -> int:
             call(client, "DELETE", f"/v1/files/{file_id}")
     print(json.dumps(quote) if args.json else "\n".join(quote_lines(quote)))
     return 0 if any(window["outlook"] == "on_time" for window in quote["windows"]) else 1
+
+
+def _receipt(client: httpx.Client, args: argparse.Namespace) -> int:
+    """Returns 1 where the server does not confirm the receipt to check."""
+    if (args.id is None) == (args.check is None):
+        raise CommandError("give either the id of a batch or --check FILE")
+    if args.check is not None:
+        return _check_receipt(client, args)
+    receipt = call(client, "GET", f"/v1/batches/{args.id}/receipt")
+    print(json.dumps(receipt) if args.json else "\n".join(receipt_lines(receipt)))
+    return 0
+
+
+def _check_receipt(client: httpx.Client, args: argparse.Namespace) -> int:
+    try:
+        receipt = json.loads(args.check.read_bytes())
+    except ValueError:
+        raise CommandError(f"{args.check} is not JSON; save a receipt with --json") from None
+    found = call(client, "POST", "/v1/batches/check_receipt", json=receipt)
+    said = "confirmed: the server has made this receipt" if found["confirmed"] else "not confirmed: it has been changed"
+    print(json.dumps(found) if args.json else said)
+    return 0 if found["confirmed"] else 1
 
 
 def _list(client: httpx.Client, args: argparse.Namespace) -> int:

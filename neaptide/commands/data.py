@@ -1,17 +1,21 @@
-"""``neaptide data``: inspect and tidy a data directory while no server uses it."""
+"""``neaptide data``: inspect and tidy a data directory while no server uses it. Costs may be shown at any time."""
 
 import argparse
 import json
 import math
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from neaptide.commands.receipts import DAY_S, cost_lines, cost_objects
 from neaptide.server.settings import SettingsError
 from neaptide.server.settings_sources import data_path, load_settings
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
+
     from neaptide.server.batches.storing.store import Store
 
 MIB = 1 << 20
@@ -45,11 +49,20 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="rebuild result files from the database, and drop files that are missing or damaged for good; unfinished "
         "lines of a batch that needs a dropped file fail",
     )
+    costs = action("costs", "show device time and computed tokens of each key and day; its server may run", _costs)
+    costs.add_argument("--days", type=_days, default=31, metavar="N", help="show the last N days (31)")
+    costs.set_defaults(func=_run_costs)
     prune = action("prune", "delete what has expired, and return the space to the disk", _prune)
     prune.add_argument("--moved-aside", action="store_true", help="also delete what is in moved-aside")
     prune.add_argument(
         "--batches-older-than", type=float, metavar="DAYS", help="also delete batches that ended at least this long ago"
     )
+
+
+def _days(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days")
+    return int(text)
 
 
 def _run(run: Action, args: argparse.Namespace) -> int:
@@ -89,6 +102,36 @@ def _sizes(store: "Store", args: argparse.Namespace) -> int:
     )
     lines += [f"{name:<14}{count:>12} rows" for name, count in found.rows_of.items()]
     _show(args, asdict(found), lines)
+    return 0
+
+
+def _run_costs(args: argparse.Namespace) -> int:
+    """Reads beside a running server where the database is in the data directory."""
+    from neaptide.server.batches.storing.data_dir import DATABASE_NAME, StoreError
+    from neaptide.server.batches.storing.databases.sqlite import read_only
+
+    try:
+        settings = load_settings({"data_dir": args.data_dir, "store": args.store, "blobs": args.blobs})
+        if settings.store is not None:
+            return _run(_costs, args)
+        with read_only(data_path(settings.data_dir) / DATABASE_NAME) as conn:
+            return _show_costs(conn, args)
+    except (SettingsError, StoreError) as error:
+        print(f"neaptide data: {error}", file=sys.stderr)
+        return 2
+
+
+def _costs(store: "Store", args: argparse.Namespace) -> int:
+    return store.read_blocking(_show_costs, args)
+
+
+def _show_costs(conn: "sa.Connection", args: argparse.Namespace) -> int:
+    from neaptide.server.batches.storing.cost_rows import costs_by_day
+
+    since_day = int(time.time() // DAY_S) - args.days + 1
+    costs = costs_by_day(conn, since_day)
+    lines = list(cost_lines(costs)) if costs else ["no costs are recorded yet"]
+    _show(args, {"costs": cost_objects(costs)}, lines)
     return 0
 
 

@@ -349,6 +349,31 @@ class HeldStep(msgspec.Struct, array_like=True, gc=False, frozen=True):
     requests."""
 
 
+class DeviceCharge(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """What a batch, or the chats or flex requests of a key, have cost since the last charge."""
+
+    share: str
+    """API key's name, as in ``AddRequest``."""
+    work: str
+    """``chats``, ``flex`` or ``batch``."""
+    batch_id: str
+    """Empty for other work."""
+    device_s: float
+    """Device time, of which its readers of each shared prefix bear equal parts. Negative if others take over more."""
+    computed_s: float
+    """Device time of its own parts of steps."""
+    prefill_tokens: float
+    """Tokens of prefill, split as ``device_s`` is."""
+    computed_tokens: int
+    """Tokens of prefill that its own parts of steps computed."""
+    decode_tokens: int
+    recomputed_tokens: int
+    """Tokens of both that were computed again after a preemption."""
+    cached_tokens: int
+    """Prompt tokens found in the prefix cache at first admissions."""
+    num_preemptions: int
+
+
 class RecentSteps(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Steps since the report before, with what each held."""
 
@@ -365,6 +390,8 @@ class RecentSteps(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Whether the operator has paused offline work."""
     span_s: float = 0.0
     """Time since the report before, or since the engine's start."""
+    charges: list[DeviceCharge] = []
+    """They add up to ``online_s`` and ``offline_s``, apart from what moves between them."""
 
 
 class EngineReady(_Message):

@@ -29,7 +29,7 @@ from neaptide.server.observe.facts import facts_of
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.observe.metrics_engine import EngineMetrics
 from neaptide.server.observe.metrics_info import InfoMetrics
-from neaptide.server.observe.metrics_keys import KeyMetrics
+from neaptide.server.observe.metrics_keys import CostMetrics, KeyMetrics
 from neaptide.server.observe.metrics_vllm import VllmMetrics
 from neaptide.server.openai.openapi import install_openapi
 from neaptide.server.routes import (
@@ -121,6 +121,10 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
         state.context.client, lambda: state.context.clock(), lambda: state.context.wall_clock()
     )
     metrics.add_end_sink(why_desk.requests)
+    if state.batches is not None:
+        state.batches.costs.uses = why_desk.device
+        state.batches.costs.label_of = state.keys.label_of
+        CostMetrics(state.registry, state.batches.costs)
     app.state.capacity_queries = CapacityQueries(state.context.client, lambda: state.context.clock())
     install_handlers(app, RequestValidationError)
     install_openapi(app)

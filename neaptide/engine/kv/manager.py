@@ -11,7 +11,7 @@ from itertools import islice
 
 import numpy as np
 
-from neaptide.engine.arrays import IntArray
+from neaptide.engine.arrays import FloatArray, IntArray
 from neaptide.engine.config import SharedReads
 from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.kv.draft import KVDraft, PrefixHit
@@ -113,6 +113,10 @@ class KVCacheManager:
     def shared_reads_draft(self) -> SharedReadsDraft:
         """Reads that the decodes of a step save, to be counted anew for every draft."""
         return SharedReadsDraft(self._shared)
+
+    def saved_reads(self, rows: IntArray) -> FloatArray | None:
+        """[rows] cached tokens that each of these decodes need not read; None if nothing is shared."""
+        return self._shared.saved_by_each(rows) if self._shared is not None and len(self._shared) else None
 
     # ---- changes ----
 

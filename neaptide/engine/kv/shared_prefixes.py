@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from neaptide.engine.arrays import IntArray
+from neaptide.engine.arrays import FloatArray, IntArray
 from neaptide.engine.config import SharedReads
 from neaptide.engine.table import RequestTable
 
@@ -142,6 +142,15 @@ class SharedPrefixes:
         """Reads that a step of decodes with these numbers of ``readers`` saves, in KV tokens."""
         num_reads = -(-readers // self._kernel.decodes_per_read)
         return int((readers - num_reads).dot(self._read_tokens[: len(readers)]))
+
+    def saved_by_each(self, rows: IntArray) -> FloatArray:
+        """[rows] equal shares of the reads that a step of these decodes saves, in KV tokens."""
+        prefixes = self._of_slot[: self._num_levels].take(rows, axis=1)
+        readers = np.bincount(prefixes.reshape(-1), minlength=self._num_used)
+        num_reads = -(-readers // self._kernel.decodes_per_read)
+        saved = (1.0 - num_reads / np.maximum(readers, 1)) * self._read_tokens[: len(readers)]
+        by_each: FloatArray = saved[prefixes].sum(axis=0)
+        return by_each
 
 
 class SharedReadsDraft:

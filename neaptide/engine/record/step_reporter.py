@@ -10,6 +10,7 @@ from neaptide.engine.arrays import BoolArray, IntArray
 from neaptide.engine.messages import AddRequest, HeldStep, RecentSteps, ToEngine
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.params import RequestClass, request_class
+from neaptide.engine.record.charges import PlannedCharges, StepCharges
 from neaptide.engine.record.harmless import harmless
 from neaptide.engine.scheduler.actions import Admit
 from neaptide.engine.scheduler.base import Scheduler
@@ -25,8 +26,7 @@ class _PlannedStep(NamedTuple):
 
     admissions: IntArray
     """[parts] admission number of each part's request."""
-    shares: IntArray
-    """[parts] number of each part's share."""
+    charges: PlannedCharges
     admitted: list[tuple[int, str]]
     waiting_online: int
     free_slots: int
@@ -49,8 +49,7 @@ class StepReporter(EngineObserver):
         """When the last report was made."""
         self._online_s = 0.0
         self._offline_s: defaultdict[str, float] = defaultdict(float)
-        self._share_numbers: dict[str, int] = {}
-        self._share_of_slot = np.zeros(scheduler.queues.table.num_slots, np.int64)
+        self._charges = StepCharges(scheduler)
 
     # ---- events ----
 
@@ -68,13 +67,10 @@ class StepReporter(EngineObserver):
                 request = action.request
                 if request.is_online:
                     admitted.append((request.admission_index, request.request_id))
-                else:
-                    number = self._share_numbers.setdefault(request.share, len(self._share_numbers))
-                    self._share_of_slot[request.slot] = number
         self._planned.append(
             _PlannedStep(
                 queues.table.admission[rows],
-                self._share_of_slot[rows],
+                self._charges.planned(step, draft),
                 admitted,
                 len(queues.waiting_online),
                 scheduler.config.max_num_seqs - queues.num_running,
@@ -117,6 +113,7 @@ class StepReporter(EngineObserver):
             dict(self._offline_s),
             scheduler.offline_paused,
             0.0 if last_s is None else now_s - last_s,
+            self._charges.take([step.charges for step in self._planned]),
         )
         self._steps, self._taken, self._online_s = [], [], 0.0
         self._offline_s.clear()
@@ -141,9 +138,12 @@ class StepReporter(EngineObserver):
         offline_tokens = plan.shape.num_tokens - online_tokens
         online_s, streams_s = self._predicted_s(plan, streams, chunks, has_offline=offline_tokens > 0)
         share = online_s / plan.predicted_s if plan.predicted_s > 0 else float(online_tokens > 0)
-        self._online_s += share * timer.execute_s
-        if offline_tokens:
-            self._note_shares((1.0 - share) * timer.execute_s, planned.shares, plan.num_tokens * ~online)
+        online_share_s = share * timer.execute_s if offline_tokens else timer.execute_s
+        self._online_s += online_share_s
+        offline_s = timer.execute_s - online_share_s
+        of_shares = self._charges.note(step, planned.charges, online_share_s, offline_s, is_aborted=is_aborted)
+        for name, seconds in of_shares.items():
+            self._offline_s[name] += seconds
         self._steps.append(
             HeldStep(
                 step=plan.step,
@@ -200,10 +200,3 @@ class StepReporter(EngineObserver):
         online_s = min(online_s, whole_s)
         factor = plan.predicted_s / whole_s
         return factor * online_s, factor * min(streams_s, online_s)
-
-    def _note_shares(self, seconds: float, shares: IntArray, tokens: IntArray) -> None:
-        of_shares: list[float] = np.bincount(shares, tokens, len(self._share_numbers)).tolist()
-        token_s = seconds / max(sum(of_shares), 1.0)
-        for share, num_tokens in zip(self._share_numbers, of_shares, strict=True):
-            if num_tokens:
-                self._offline_s[share] += num_tokens * token_s

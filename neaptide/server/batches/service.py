@@ -15,10 +15,13 @@ from neaptide.server.batches.lines import LineCompiler
 from neaptide.server.batches.mending.report import report
 from neaptide.server.batches.objects import batch_object
 from neaptide.server.batches.planning.planning import MakesPlans
+from neaptide.server.batches.receipts.book import CostBook
+from neaptide.server.batches.receipts.receipt import Seal, receipt_of
+from neaptide.server.batches.receipts.sums import BatchSums
 from neaptide.server.batches.running.deadline_status import BatchStatuses
 from neaptide.server.batches.running.state_machine import StateMachine
 from neaptide.server.batches.sharing import BatchStateMachine, JobLeft
-from neaptide.server.batches.storing import batch_rows, file_rows, server_rows
+from neaptide.server.batches.storing import batch_rows, cost_rows, file_rows, server_rows
 from neaptide.server.batches.storing.batch_rows import WrongPurposeError
 from neaptide.server.batches.storing.data_dir import StoreError
 from neaptide.server.batches.storing.faults import StorageHealth
@@ -44,7 +47,7 @@ from neaptide.server.http.errors import (
     UnsupportedParameterError,
     server_stops,
 )
-from neaptide.server.openai.stored_replies import Batch
+from neaptide.server.openai.stored_replies import Batch, BatchReceipt, UnsignedReceipt
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +81,13 @@ class BatchService:
         self.compiler = compiler
         self._is_suspended = False
         self._watching: asyncio.Task[None] | None = None
-        context = BatchContext(self.store, self.files, engine, compiler, checker, settings, clocks, planner)
+        is_sole = settings.sharing is None
+        self.costs = CostBook(engine, self.store, clocks.wall, keeps_batches=is_sole)
+        """Costs of keys and batches."""
+        self._seal: Seal | None = None
+        """Seal of receipts; None if servers share the batches, and before the start."""
+        own_costs = self.costs if is_sole else None
+        context = BatchContext(self.store, self.files, engine, compiler, checker, settings, clocks, planner, own_costs)
         shared = None if settings.sharing is None else settings.sharing.machine(context)
         self._machine: BatchStateMachine = shared or StateMachine(context)
         self.leases = self._machine.leases
@@ -94,6 +103,8 @@ class BatchService:
         try:
             await asyncio.to_thread(tidy, self.store, self._clocks.wall())
             await asyncio.to_thread(report, self.store, self._clocks.wall())
+            if self.settings.sharing is None:
+                self._seal = await asyncio.to_thread(Seal.of_directory, self.settings.data_dir)
             await self._machine.start()
         except OSError as error:
             self.store.close()
@@ -104,6 +115,7 @@ class BatchService:
         except BaseException:
             self.store.close()
             raise
+        self.costs.start()
         self._watching = asyncio.create_task(self._watch_storage(), name="storage watch")
 
     async def stop(self) -> None:
@@ -112,6 +124,7 @@ class BatchService:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
         await self._machine.stop()
+        await self.costs.stop()
         await asyncio.to_thread(self.store.close)
 
     def suspend(self) -> None:
@@ -254,6 +267,37 @@ class BatchService:
         now = max(int(self._clocks.wall()), record.created_at, record.in_progress_at or 0)
         if await self.store.write(batch_rows.request_cancel, record.id, now):
             self._machine.end(record.id)
+
+    @property
+    def seal(self) -> Seal:
+        """Seal of receipts. Raises ConflictError if servers share the batches."""
+        if self._seal is None:
+            raise ConflictError(
+                "Receipts are for a server that shares its batches with no other.", code="receipts_unavailable"
+            )
+        return self._seal
+
+    async def receipt(self, batch_id: str, owner: str) -> BatchReceipt:
+        """Receipt of an ended batch.
+
+        Raises:
+            NotFoundError: no such batch, or it ended before there were receipts.
+            ConflictError: it has not ended, or servers share the batches.
+        """
+        record = await self.get_batch(batch_id, owner)
+        seal = self.seal
+        if not record.is_terminal:
+            raise ConflictError("A batch has its receipt once it has ended.", code="batch_not_ended")
+        stored = await self.store.read(cost_rows.stored_receipt, batch_id)
+        if stored is not None:
+            receipt: UnsignedReceipt = json.loads(stored)
+        elif record.status is BatchStatus.FAILED:
+            receipt = receipt_of(record, BatchSums())  # None of its lines has run.
+        else:
+            raise NotFoundError(
+                "The batch ended before this server kept receipts.", param="id", code="receipt_not_found"
+            )
+        return {**receipt, "hash": seal.hash_of(receipt)}
 
     async def backlog(self) -> list[JobLeft]:
         """Remaining work of all servers of this one's model. Raises StoreUnavailableError."""

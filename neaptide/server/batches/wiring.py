@@ -9,6 +9,7 @@ from neaptide.server.batches.checking.create import window_seconds
 from neaptide.server.batches.checking.validate import Checker, FileLimits
 from neaptide.server.batches.lines import LineCompiler
 from neaptide.server.batches.planning.planning import MakesPlans
+from neaptide.server.batches.receipts.book import CostBook
 from neaptide.server.batches.sharing import BatchSharing
 from neaptide.server.batches.storing import file_rows
 from neaptide.server.batches.storing.data_dir import JOBS
@@ -63,6 +64,8 @@ class BatchContext:
     clocks: Clocks
     planner: MakesPlans | None = None
     """Planner of the order of all batches; None plans none."""
+    costs: CostBook | None = None
+    """Costs of batches, where one server runs all of them."""
 
     @property
     def jobs_dir(self) -> Path:

@@ -165,12 +165,14 @@ class KeyRing:
         self._keys: list[str] = []
         self.share_weights: dict[str, float] = {}
         """Weights other than 1, by share."""
+        self._labels: dict[str, str] = {}
         self.accept(parse_keys(keys))
 
     def accept(self, accepted: Sequence[AcceptedKey]) -> None:
         """Accepts these keys and no others from now on."""
         self._entries = [(_digest(b"key", one.key), one.principal) for one in accepted]
         self._keys = [one.key for one in accepted]
+        self._labels = {one.share: one.label for one in self.principals}
         self.share_weights = {one.share: one.weight for one in self.principals if one.weight != 1.0}
 
     @property
@@ -181,6 +183,10 @@ class KeyRing:
     def share_weight(self, share: str) -> float:
         """Weight of a share; 1 for the share of a key that is accepted no more."""
         return self.share_weights.get(share, 1.0)
+
+    def label_of(self, share: str) -> str:
+        """Label of the key that has the share; that of a key that is accepted no more is the share itself."""
+        return self._labels.get(share, share)
 
     @property
     def required(self) -> bool:

@@ -1,7 +1,12 @@
 """Series of API keys. Their label is one of the operator's keys, never what a caller sends."""
 
-from prometheus_client import CollectorRegistry, Counter
+from collections.abc import Iterator
 
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from neaptide.server.batches.receipts.book import CostBook
 from neaptide.server.http.auth import Principal
 from neaptide.server.limits.usage import LimitName
 
@@ -38,3 +43,28 @@ class KeyMetrics:
     def refused(self, principal: Principal, name: LimitName) -> None:
         """Notes a refused request."""
         self._refused.labels(principal.label, name.value).inc()
+
+
+class CostMetrics(Collector):
+    """Device time and computed tokens of each key; without keys, one key with an empty name."""
+
+    def __init__(self, registry: CollectorRegistry, costs: CostBook) -> None:
+        self._costs = costs
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["key", "work"]
+        seconds = CounterMetricFamily(
+            "neaptide_key_device_seconds", "Device time of an API key's chats, flex requests or batches.", labels=labels
+        )
+        tokens = CounterMetricFamily(
+            "neaptide_key_computed_tokens",
+            "Number of tokens that the device has computed for an API key.",
+            labels=[*labels, "phase"],
+        )
+        for (key, work), cost in self._costs.totals.items():
+            seconds.add_metric([key, work], cost.device_s)
+            tokens.add_metric([key, work, "prefill"], cost.prefill_tokens)
+            tokens.add_metric([key, work, "decode"], cost.decode_tokens)
+        yield seconds
+        yield tokens

@@ -131,6 +131,60 @@ class BatchList(Page):
 
 
 @exact
+class ReceiptPromise(TypedDict):
+    """The promise of ``accept_by``. ``early_seconds`` is negative after it."""
+
+    due_at: int
+    kept: bool
+    early_seconds: int
+
+
+@exact
+class ReceiptTokens(TypedDict):
+    """``prompt`` and ``answers`` are those of the results; the others are what the engine did for them."""
+
+    prompt: int
+    answers: int
+    found_in_cache: int
+    prefill_share: int
+    computed_prefill: int
+    computed_decode: int
+    computed_again: int
+
+
+@exact
+class UnsignedReceipt(TypedDict):
+    """What a batch has cost, and what its time went to."""
+
+    object: Literal["batch.receipt"]
+    id: str
+    key: str
+    model: str | None
+    status: BatchStatusName
+    created_at: int
+    ended_at: int
+    expires_at: int
+    promise: ReceiptPromise | None
+    lines: RequestCounts
+    tokens: ReceiptTokens
+    device_seconds: float | None
+    computed_device_seconds: float | None
+    preemptions: int
+    time_seconds: dict[str, float]
+
+
+@exact
+class BatchReceipt(UnsignedReceipt):
+    hash: str
+
+
+@exact
+class ReceiptCheck(TypedDict):
+    object: Literal["batch.receipt.check"]
+    confirmed: bool
+
+
+@exact
 class QuotedWindow(TypedDict):
     """When the batch would end if it had this completion window."""
 

@@ -23,7 +23,7 @@ from neaptide.server.http.jsonbody import read_object
 from neaptide.server.openai.openapi import IDEMPOTENCY_KEY, JSON_BODY_ERRORS, body_schema, replies, request_body
 from neaptide.server.openai.prepare import parse_body
 from neaptide.server.openai.schemas import QuoteBody
-from neaptide.server.openai.stored_replies import Batch, BatchList, BatchQuote
+from neaptide.server.openai.stored_replies import Batch, BatchList, BatchQuote, BatchReceipt, ReceiptCheck
 from neaptide.server.quotes.desk import QuoteDesk
 from neaptide.server.quotes.shown import quote_object
 from neaptide.server.quotes.work import BatchSize
@@ -90,6 +90,19 @@ def batches_router(service: BatchService, desk: QuoteDesk | None = None) -> APIR
             name="quote_batch",
         )
 
+    @router.post(
+        "/check_receipt",
+        openapi_extra=body_schema("application/json", {"type": "object", "required": ["hash"]}),
+        responses=replies(ReceiptCheck, *JSON_BODY_ERRORS, 409),
+        response_model=None,
+    )
+    async def check_receipt(request: Request) -> ReceiptCheck:
+        """Whether this server has made the receipt in the body as it is."""
+        body = await read_object(request, principal_of(request).share)
+        if body.get("object") != "batch.receipt" or not isinstance(body.get("hash"), str):
+            raise InvalidRequestError("The body is no receipt of a batch.", code="invalid_value")
+        return {"object": "batch.receipt.check", "confirmed": service.seal.confirms(body)}
+
     @router.get("", responses=replies(BatchList, 400, 503))
     async def list_batches(
         request: Request,
@@ -106,6 +119,12 @@ def batches_router(service: BatchService, desk: QuoteDesk | None = None) -> APIR
         with storage_faults(service.health):
             (shown,) = await service.shown(await service.get_batch(batch_id, principal_of(request).tenant))
         return JSONResponse(shown)
+
+    @router.get("/{batch_id}/receipt", responses=replies(BatchReceipt, 404, 409, 503), response_model=None)
+    async def get_receipt(request: Request, batch_id: BatchId) -> BatchReceipt:
+        """What an ended batch has cost, and what its time went to. Its hash is confirmed by `check_receipt`."""
+        with storage_faults(service.health):
+            return await service.receipt(batch_id, principal_of(request).tenant)
 
     @router.post("/{batch_id}/cancel", responses=replies(Batch, 404, 409, 503, 507))
     async def cancel_batch(request: Request, batch_id: BatchId) -> Response:

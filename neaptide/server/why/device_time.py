@@ -13,6 +13,7 @@ from neaptide.server.engine_client.events import BatchOutputs, EngineLost
 Seconds = defaultdict[str, float]
 """Seconds by use; batch and flex work by share, with the prefix ``key:``."""
 BUCKET_S = 10
+LEAST_WIDTH_S = 0.1
 KEPT_S = 25 * 3600
 """The longest completion window, and an hour."""
 MAX_KEYS = 8
@@ -21,6 +22,8 @@ MAX_LINES = 20_000
 """Most lines whose start is kept."""
 MEMORY_LIMIT = "KV blocks"
 """``scheduler.draft.Limit.MEMORY``: the step had no memory for more batch work."""
+OWN_KEY, OTHERS = "own_key", "other_keys"
+"""Uses of ``parts`` for batch and flex work."""
 OTHER_KEYS = "*"
 """Share under which the keys beyond ``MAX_KEYS`` are added up."""
 
@@ -109,8 +112,11 @@ class DeviceTimeSums:
         """
         recorded_s = min(max(start_s, self._since_s), end_s)
         found: Seconds = defaultdict(float)
+        now_s = self._wall()
         for first_s, sums in self._buckets:
-            part = (min(end_s, first_s + BUCKET_S) - max(recorded_s, first_s)) / BUCKET_S
+            # The last bucket has the time until now only.
+            width_s = min(max(now_s - first_s, LEAST_WIDTH_S), BUCKET_S)
+            part = (min(end_s, first_s + width_s) - max(recorded_s, first_s)) / width_s
             if part > 0:
                 for name, seconds in sums.items():
                     found[name] += seconds * min(part, 1.0)
@@ -124,6 +130,13 @@ class DeviceTimeSums:
         found[DeviceUse.NOT_RECORDED] = recorded_s - start_s
         keys = {name.removeprefix("key:"): seconds for name, seconds in found.items() if name.startswith("key:")}
         return UsedTime({use: found[use] for use in DeviceUse}, keys)
+
+    def parts(self, start_s: float, end_s: float, share: str) -> dict[str, float]:
+        """Seconds between two moments for the batches of a share, by use. They add up to the time."""
+        used = self.between(start_s, end_s)
+        own_s = used.keys.get(share, 0.0)
+        parts = {use.value: seconds for use, seconds in used.uses.items() if seconds}
+        return parts | {OWN_KEY: own_s, OTHERS: sum(used.keys.values()) - own_s}
 
 
 class LineStarts:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from neaptide.server.batches.checking.job_files import remove_plan
 from neaptide.server.batches.running import finalize
 from neaptide.server.batches.sharing import BatchLease, ResultFiles
-from neaptide.server.batches.storing import batch_rows, file_rows, server_rows
+from neaptide.server.batches.storing import batch_rows, cost_rows, file_rows, server_rows
 from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, LineState
 from neaptide.server.batches.wiring import BatchContext
 
@@ -39,11 +39,19 @@ class Ending:
         record = await store.read(batch_rows.require_batch, batch_id)
         if not record.is_terminal:
             files = await self._last_files(record, hold)
-            finish = hold.guarded(batch_rows.finish_batch)
-            await store.write(finish, batch_id, *files, self._context.now(record))
+            await self._finish(record, files, hold)
             logger.info("batch %s: %s", batch_id, record.outcome)
         await asyncio.to_thread(remove_plan, self._context.stem(batch_id))
         await hold.tidy(record)
+
+    async def _finish(self, record: BatchRecord, files: ResultFiles, hold: BatchLease) -> None:
+        store, costs, now = self._context.store, self._context.costs, self._context.now(record)
+        if costs is None:
+            await store.write(hold.guarded(batch_rows.finish_batch), record.id, *files, now)
+        else:
+            finish = hold.guarded(cost_rows.finish_batch)
+            await store.write(finish, record.id, *files, now, costs.run, costs.sums(record.id, now))
+            costs.forget(record.id)
 
     async def _last_files(self, record: BatchRecord, hold: BatchLease) -> ResultFiles:
         store, close_lines = self._context.store, hold.guarded(batch_rows.close_lines)

@@ -209,6 +209,8 @@ class StateMachine:
         """The job of the open lines; None if no line is left or can run any more."""
         record = await self._context.store.read(batch_rows.require_batch, batch_id)
         lines = await self._context.store.read(batch_rows.pending_lines, batch_id)
+        if self._context.costs is not None:
+            self._context.costs.watch(record)
         if not lines or record.outcome is not None:
             return None
         try:

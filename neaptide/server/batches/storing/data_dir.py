@@ -34,6 +34,8 @@ TEMPORARY = "tmp"
 KERNELS = "kernels"
 """Kernels that the engine compiled, where its user has no home directory."""
 REQUEST_LOG = "engine-requests.jsonl"
+RECEIPT_KEY = "receipt-key"
+"""Secret that receipts of batches are hashed with."""
 
 _FOLDERS = (FILES, JOBS, PROFILES, MOVED_ASIDE, CACHE, TEMPORARY)
 _MARK_TEMP = f"{MARK_NAME}.tmp"
@@ -199,7 +201,7 @@ class DataDir:
             path = self.path / name
             if os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
                 raise StoreError(f"{path} must be a directory, and not a link: link or move the whole data directory")
-        for name in (LOCK_NAME, MARK_NAME, REQUEST_LOG, COMMITS, *_DATABASE_PARTS):
+        for name in (LOCK_NAME, MARK_NAME, REQUEST_LOG, COMMITS, RECEIPT_KEY, *_DATABASE_PARTS):
             path = self.path / name
             if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
                 raise StoreError(f"{path} must be a plain file")
@@ -321,7 +323,9 @@ def _ours(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _is_our_name(name: str) -> bool:
-    return name in (LOCK_NAME, MARK_NAME, COMMITS, *_FOLDERS, *_DATABASE_PARTS) or name.startswith(REQUEST_LOG)
+    return name in (LOCK_NAME, MARK_NAME, COMMITS, RECEIPT_KEY, *_FOLDERS, *_DATABASE_PARTS) or name.startswith(
+        REQUEST_LOG
+    )
 
 
 def _set_mode(path: Path, found: os.stat_result, mode: int) -> None:

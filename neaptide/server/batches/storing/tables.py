@@ -226,3 +226,35 @@ traffic_periods = sa.Table(
     # JSON of ``quotes/periods.py``.
     sa.Column("counts", sa.Text, nullable=False),
 )
+
+# Costs of unfinished batches, by start of the server; see ``cost_rows.py``.
+batch_costs = sa.Table(
+    "batch_costs",
+    metadata,
+    sa.Column("batch_id", sa.String(64), sa.ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("server_run", sa.String(16), primary_key=True),
+    # JSON of ``receipts/sums.py``.
+    sa.Column("sums", sa.Text, nullable=False),
+)
+
+batch_receipts = sa.Table(
+    "batch_receipts",
+    metadata,
+    sa.Column("batch_id", sa.String(64), sa.ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True),
+    # JSON without the hash.
+    sa.Column("receipt", sa.Text, nullable=False),
+)
+
+# Device time and computed tokens of each key, UTC day and kind of work, by start of a server.
+key_costs = sa.Table(
+    "key_costs",
+    metadata,
+    sa.Column("server_run", sa.String(16), primary_key=True),
+    sa.Column("day", sa.Integer, primary_key=True, autoincrement=False),
+    # Name of the key, or its fingerprint; empty without keys.
+    sa.Column("key", sa.String(64), primary_key=True),
+    sa.Column("work", sa.String(16), primary_key=True),
+    sa.Column("device_s", sa.Double, nullable=False),
+    sa.Column("prefill_tokens", sa.BigInteger, nullable=False),
+    sa.Column("decode_tokens", sa.BigInteger, nullable=False),
+)

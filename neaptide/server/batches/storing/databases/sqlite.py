@@ -210,6 +210,21 @@ def _read_engine(path: Path) -> sa.Engine:
     return engine
 
 
+@contextmanager
+def read_only(path: Path) -> Iterator[sa.Connection]:
+    """A connection that only reads, also while a server uses the database. Raises StoreError: that is not possible."""
+    engine = _read_engine(path)
+    try:
+        if not path.is_file():
+            raise StoreError(f"there is no database {path}")
+        with engine.connect() as conn:
+            yield conn
+    except sa.exc.DatabaseError as error:
+        raise StoreError(f"the database {path} cannot be read: {error.orig}; start its server once") from error
+    finally:
+        engine.dispose()
+
+
 def _check(conn: sa.Connection, path: Path) -> None:
     """Refuses a damaged database at start, rather than serve wrong results from it later."""
     # Before the deadline starts, as another process may hold the lock for a while.
