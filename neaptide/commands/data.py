@@ -27,8 +27,8 @@ Action = Callable[["Store", argparse.Namespace], int]
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "data",
-        help="check, repair and clean up the data directory of a stopped server",
-        description="Checks, repairs and cleans up a data directory. Stop its server first.",
+        help="check, repair and clean up the data directory of a stopped server; show costs of keys",
+        description="Checks, repairs and cleans up the data directory of a stopped server. Shows costs at any time.",
     )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
 

@@ -12,7 +12,9 @@ from neaptide.engine.messages import (
     AbortRequest,
     AddBatch,
     CancelBatch,
+    DeviceCharge,
     EngineReady,
+    RecentSteps,
     RequestOutput,
     StepOutputs,
     ToEngine,
@@ -72,6 +74,8 @@ class FakeEngine:
         self._files: dict[str, TokenFile] = {}
         self._given: dict[str, set[int]] = {}
         self.executed: list[str] = []
+        self.row_s = 0.0
+        """Device time of each row; if any, it is charged with the row's output."""
         self.auto = False
 
     def send(self, message: ToEngine) -> None:
@@ -99,11 +103,19 @@ class FakeEngine:
         now, self.waiting[batch_id] = rows[:count], rows[len(rows[:count]) :]
         self.executed += [str(RowId(batch_id, row)) for row in now]
         prompts = {row: self._files[batch_id].prompt(row) for row in now}
-        self.say([output(batch_id, row, prompts[row][::-1], FinishReason.STOP) for row in now])
+        outputs = [output(batch_id, row, prompts[row][::-1], FinishReason.STOP) for row in now]
+        self.say(outputs, self._charged(batch_id, len(now)))
 
-    def say(self, outputs: Sequence[RequestOutput]) -> None:
+    def _charged(self, batch_id: str, num_rows: int) -> RecentSteps | None:
+        if not self.row_s or not num_rows:
+            return None
+        seconds = self.row_s * num_rows
+        charge = DeviceCharge("", "batch", batch_id, seconds, seconds, 7.0 * num_rows, 7 * num_rows, num_rows, 0, 2, 0)
+        return RecentSteps(0.0, 16, [], [], 0.0, {"": seconds}, charges=[charge])
+
+    def say(self, outputs: Sequence[RequestOutput], recent: RecentSteps | None = None) -> None:
         if outputs:
-            self._client.on_message(StepOutputs(list(outputs), []))
+            self._client.on_message(StepOutputs(list(outputs), [], recent=recent))
 
     def added(self, batch_id: str) -> list[list[int]]:
         """Rows of each AddBatch for a batch."""

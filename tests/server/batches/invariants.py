@@ -156,9 +156,23 @@ class _Judge:
             self._expect(not lines, f"B14: {name} never ran and has lines")
         else:
             self._expect(len(lines) == self._facts.batches.get(name, len(lines)), f"B2: {name} has lost lines")
+        self._check_receipt(batch)
         for kind, ended_well in (("output", True), ("error", False)):
             wanted = [line["custom_id"] for line in lines if (line["state"] == "completed") == ended_well]
             self._check_result_file(batch, kind, wanted)
+
+    def _check_receipt(self, batch: sqlite3.Row) -> None:
+        name = batch["id"]
+        found = self._db.execute("select receipt from batch_receipts where batch_id = ?", (name,)).fetchall()
+        self._expect(len(found) == (batch["status"] != "failed"), f"{name} has {len(found)} receipts")
+        left = self._db.execute("select count(*) from batch_costs where batch_id = ?", (name,)).fetchone()[0]
+        self._expect(left == 0, f"{name} has sums beside its receipt")
+        for receipt in (json.loads(row["receipt"]) for row in found):
+            lines = {part: batch[f"num_{part}"] for part in ("total", "completed", "failed")}
+            self._expect(receipt["lines"] == lines, f"the receipt of {name} counts other lines: {receipt['lines']}")
+            runs = sum(count for row, count in self._facts.executions.items() if row.startswith(f"{name}:"))
+            charged = receipt["tokens"]["computed_decode"]
+            self._expect(charged <= runs, f"the receipt of {name} charges {charged} tokens for {runs} runs of rows")
 
     def _check_result_file(self, batch: sqlite3.Row, kind: str, wanted: list[str]) -> None:
         file_id = batch[f"{kind}_file_id"]

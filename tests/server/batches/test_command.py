@@ -114,6 +114,37 @@ def test_submit_wait_and_fetch(running: Running, tmp_path: Path, capfd: pytest.C
     assert "Cannot cancel a batch with status 'completed'. (HTTP 409)" in capfd.readouterr().err
 
 
+def test_a_receipt_is_shown_saved_and_checked(
+    running: Running, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    url = ("--server", running.base_url)
+    running.parts.engine.row_s = 30.0
+    assert run("submit", write(tmp_path, numbered(4)), "--wait", *url) == 0
+    batch_id = capfd.readouterr().out.strip()
+    assert run("receipt", batch_id, *url) == 0
+    first, *table = capfd.readouterr().out.splitlines()
+    assert first == "completed in 0 ms: 4 of 4 lines, 2 min of the device."
+    rows = dict(row.rsplit(maxsplit=1) for row in table if row)
+    assert (rows["answer tokens"], rows["device seconds, its share"]) == ("40", "120.000")
+    assert run("receipt", batch_id, "--json", *url) == 0
+    saved = tmp_path / "receipt.json"
+    saved.write_text(capfd.readouterr().out)
+    assert run("receipt", "--check", str(saved), *url) == 0
+    assert capfd.readouterr().out == "confirmed: the server has made this receipt\n"
+    saved.write_text(saved.read_text().replace('"completed": 4', '"completed": 3'))
+    assert run("receipt", "--check", str(saved), *url) == 1
+    assert capfd.readouterr().out == "not confirmed: it has been changed\n"
+    saved.write_text("{")
+    for wrong, said in (
+        (("--check", str(saved)), "is not JSON"),
+        ((), "give either the id"),
+        ((batch_id, "--check", str(saved)), "give either the id"),
+        (("batch_none",), "No batch found with this id. (HTTP 404)"),
+    ):
+        assert run("receipt", *wrong, *url) == 1
+        assert said in capfd.readouterr().err
+
+
 def listed(running: Running, capfd: pytest.CaptureFixture[str]) -> list[str]:
     assert run("list", "--json", "--server", running.base_url) == 0
     return capfd.readouterr().out.splitlines()

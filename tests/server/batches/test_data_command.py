@@ -181,3 +181,52 @@ def test_the_directory_is_the_servers_by_its_variable(
     Used(tmp_path)
     monkeypatch.setenv("NEAPTIDE_DATA_DIR", str(tmp_path))
     assert run(capsys, "check")[0] == 0
+
+
+# ---- costs -----------------------------------------------------------------------------------------------
+
+
+async def _with_costs(root: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """What the command prints while the server runs."""
+    clock = FakeClock(time.time())
+    async with Server(root, clock=clock) as server:
+        server.engine.row_s = 1.5
+        batch = await server.create(numbered(2))
+        await server.until_given(batch.id)
+        server.engine.answer(batch.id)
+        await server.until_terminal(batch.id)
+        await server.service.costs.store_now()
+        status = await asyncio.to_thread(main, ["data", "costs", "--data-dir", str(root)])
+    return status, capsys.readouterr().out
+
+
+def test_costs_are_shown_by_key_and_day_beside_a_running_server_and_after_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "data"
+    status, out = asyncio.run(_with_costs(root, capsys))
+    assert status == 0
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    assert [line.split() for line in out.splitlines()[1:]] == [
+        [today, "(no", "key)", "batch", "3.0", "100.0%", "14", "2"],
+        [today, "all", "3.0"],
+    ]
+    assert run(capsys, "costs", "--data-dir", str(root)) == (
+        0,
+        {
+            "costs": [
+                {"day": today, "key": "", "work": "batch", "device_s": 3.0, "prefill_tokens": 14, "decode_tokens": 2}
+            ]
+        },
+    )
+    monkeypatch.setattr(time, "time", lambda: 4e9)
+    assert run(capsys, "costs", "--data-dir", str(root), "--days", "7") == (0, {"costs": []})
+    assert main(["data", "costs", "--data-dir", str(root)]) == 0
+    assert capsys.readouterr().out == "no costs are recorded yet\n"
+
+
+def test_costs_of_no_directory_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "costs", "--data-dir", str(tmp_path / "none")]) == 2
+    assert "there is no database" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["data", "costs", "--days", "0"])

@@ -50,6 +50,7 @@ class TellingEngine(FakeEngine):
         super().__init__(client)
         self._tell, self._leaves = tell, leaves
         self.auto = True
+        self.row_s = 0.25
 
     def answer(self, batch_id: str, count: int | None = None) -> None:
         waiting = self.waiting.get(batch_id, [])

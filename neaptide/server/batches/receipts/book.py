@@ -141,8 +141,8 @@ class CostBook:
         today = int(self._wall() // DAY_S)
         try:
             if batches or days:
-                watched = {one: self._batches[one].sums for one in batches if one in self._batches}
-                of_batches = {one: sums_encoder.encode(sums).decode() for one, sums in watched.items()}
+                known = [one for one in batches if one in self._batches]
+                of_batches = {one: sums_encoder.encode(self._batches[one].sums).decode() for one in known}
                 of_days = {of: self._days[of] for of in days}
                 await self._store.write_beside(cost_rows.store_costs, self.run, of_batches, of_days)
                 if today != self._day:
