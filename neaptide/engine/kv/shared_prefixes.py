@@ -140,17 +140,19 @@ class SharedPrefixes:
 
     def saved_tokens(self, readers: IntArray) -> int:
         """Reads that a step of decodes with these numbers of ``readers`` saves, in KV tokens."""
-        num_reads = -(-readers // self._kernel.decodes_per_read)
-        return int((readers - num_reads).dot(self._read_tokens[: len(readers)]))
+        return int((readers - self._num_reads(readers)).dot(self._read_tokens[: len(readers)]))
 
     def saved_by_each(self, rows: IntArray) -> FloatArray:
         """[rows] equal shares of the reads that a step of these decodes saves, in KV tokens."""
         prefixes = self._of_slot[: self._num_levels].take(rows, axis=1)
         readers = np.bincount(prefixes.reshape(-1), minlength=self._num_used)
-        num_reads = -(-readers // self._kernel.decodes_per_read)
-        saved = (1.0 - num_reads / np.maximum(readers, 1)) * self._read_tokens[: len(readers)]
+        saved = (1.0 - self._num_reads(readers) / np.maximum(readers, 1)) * self._read_tokens[: len(readers)]
         by_each: FloatArray = saved[prefixes].sum(axis=0)
         return by_each
+
+    def _num_reads(self, readers: IntArray) -> IntArray:
+        """[prefixes] reads for these numbers of ``readers``."""
+        return -(-readers // self._kernel.decodes_per_read)
 
 
 class SharedReadsDraft:

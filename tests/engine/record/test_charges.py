@@ -169,6 +169,19 @@ def test_a_preempted_line_computes_again_and_reads_its_prefix_once(tmp_path: Pat
     assert charged.total("device_s") == pytest.approx(charged.busy_s)
 
 
+def test_a_line_that_returns_reads_no_prefix_a_second_time(tmp_path: Path) -> None:
+    charged = Charged(num_blocks=24)
+    charged.core.handle(shared_batch(tmp_path, "one", 1, max_tokens=20))
+    charged.run(1)
+    charged.core.handle(shared_batch(tmp_path, "two", 1, max_tokens=20, start=200))
+    charged.run(2)
+    assert charged.of_batch("one")["prefill_tokens"] == pytest.approx(4 + 16)
+    charged.core.handle(online("chat", [7] * 48, max_tokens=2, ttft_slo_s=0.05))
+    charged.run()
+    assert charged.of_batch("two")["num_preemptions"] == 1
+    assert charged.of_batch("one")["prefill_tokens"] == pytest.approx(4 + 16)
+
+
 def test_reads_that_serve_several_decodes_are_split_among_them(tmp_path: Path) -> None:
     """Three lines read a prefix of 32 tokens at once, one has no prefix: it pays for its own reads alone."""
     reads = SharedReads(min_tokens=8, decodes_per_read=8)

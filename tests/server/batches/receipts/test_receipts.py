@@ -158,8 +158,10 @@ async def test_the_sums_go_on_after_a_kill(tmp_path: Path) -> None:
         async with Server(tmp_path, clock=clock) as server:
             server.engine.row_s = 0.5
             await server.until_given(batch.id)
-            server.engine.answer(batch.id, rows)
+            server.engine.answer(batch.id, 1)
+            await server.service.costs.store_now()
             if rows == 2:
+                server.engine.answer(batch.id, 1)
                 await server.until_terminal(batch.id)
                 receipt = await server.service.receipt(batch.id, "")
     assert (receipt["device_seconds"], receipt["tokens"]["computed_prefill"]) == (2.0, 28)
