@@ -46,7 +46,8 @@ class PlannedCharges(NamedTuple):
 
     accounts: IntArray
     """[parts] number of each part's account."""
-    is_decode: BoolArray
+    is_decode: BoolArray | None
+    """[parts]; None if all are decodes."""
     saved_reads: FloatArray | None
     """[decodes] cached tokens that each need not read, because others read them too."""
     chunks: PrefillBlocks | None
@@ -80,7 +81,8 @@ class StepCharges:
                 blocks.begin(action.request.slot)
         rows, starts = plan.rows, plan.num_computed
         accounts = self._account_of_slot[rows]
-        is_decode = (plan.num_tokens == 1) & (starts > 0)
+        # Decodes alone are most steps, and each operation on an array counts.
+        is_decode = None if plan.is_continued else (plan.num_tokens == 1) & (starts > 0)
         chunks = None
         if blocks is not None:
             chunks = self._note_blocks(blocks, plan, is_decode, accounts)
@@ -89,15 +91,21 @@ class StepCharges:
         recomputed = None
         if step.recomputed_tokens:
             recomputed = np.maximum(np.minimum(table.reached[rows], plan.ends) - starts, 0)
-        return PlannedCharges(accounts, is_decode, self._scheduler.kv.saved_reads(rows[is_decode]), chunks, recomputed)
+        saved_reads = self._scheduler.kv.saved_reads(rows if is_decode is None else rows[is_decode])
+        return PlannedCharges(accounts, is_decode, saved_reads, chunks, recomputed)
 
     def _note_blocks(
-        self, blocks: BlockCosts, plan: StepPlan, is_decode: BoolArray, accounts: IntArray
+        self, blocks: BlockCosts, plan: StepPlan, is_decode: BoolArray | None, accounts: IntArray
     ) -> PrefillBlocks | None:
         table, rows, starts = self._scheduler.queues.table.blocks, plan.rows, plan.num_computed
-        begins_block = (is_decode & (starts % table.block_size == 0)).nonzero()[0]
-        if len(begins_block):
-            blocks.forget(table.ids[rows[begins_block], starts[begins_block] // table.block_size])
+        begins_block = starts % table.block_size == 0
+        if is_decode is not None:
+            begins_block &= is_decode
+        (begin,) = begins_block.nonzero()
+        if len(begin):
+            blocks.forget(table.ids[rows[begin], starts[begin] // table.block_size])
+        if is_decode is None:
+            return None
         parts = (~is_decode).nonzero()[0]
         if not len(parts):
             return None
@@ -127,21 +135,20 @@ class StepCharges:
             online_s, offline_s: measured time of its online and of its offline work.
             is_aborted: whether its tokens do not count.
         """
-        plan, online = step.plan, step.is_online
+        plan, count = step.plan, len(self._numbered)
         weights = self._weights(plan, planned)
-        seconds = np.zeros(len(plan))
-        for chosen, whole_s in ((online, online_s), (~online, offline_s)):
-            total = float(weights[chosen].sum())
-            if total > 0.0:
-                seconds[chosen] = weights[chosen] * (whole_s / total)
-        count = len(self._numbered)
-        sums: list[float] = np.bincount(planned.accounts, seconds, count).tolist()
-        decodes: list[int] = np.bincount(planned.accounts, planned.is_decode, count).astype(np.int64).tolist()
-        tokens: list[int] = np.bincount(planned.accounts, plan.num_tokens, count).astype(np.int64).tolist()
+        sums: list[float] = np.bincount(planned.accounts, weights, count).tolist()
+        prices = self._price(sums, online_s, offline_s)
+        if planned.is_decode is None:
+            tokens = decodes = np.bincount(planned.accounts, minlength=count).tolist()
+        else:
+            decodes = np.bincount(planned.accounts, planned.is_decode, count).astype(np.int64).tolist()
+            tokens = np.bincount(planned.accounts, plan.num_tokens, count).astype(np.int64).tolist()
         of_shares: dict[str, float] = {}
-        for account, whole_s, num_decodes, num_tokens in zip(self._numbered, sums, decodes, tokens, strict=True):
+        for account, weight, num_decodes, num_tokens in zip(self._numbered, sums, decodes, tokens, strict=True):
             if account is None or not num_tokens:
                 continue
+            whole_s = weight * prices[account.work == CHATS]
             account.device_s += whole_s
             account.computed_s += whole_s
             if account.work != CHATS:
@@ -151,23 +158,38 @@ class StepCharges:
                 account.computed_tokens += num_tokens - num_decodes
                 account.prefill_tokens += num_tokens - num_decodes
         if not is_aborted:
-            self._note_computed(plan, planned, seconds)
+            self._note_again(plan, planned)
+            if planned.chunks is not None and self._blocks is not None:
+                parts = planned.chunks.parts
+                of_parts = np.where(step.is_online[parts], prices[True], prices[False])
+                token_s = weights[parts] * of_parts / plan.num_tokens[parts]
+                self._blocks.computed(planned.chunks, self._named(planned.accounts[parts]), token_s)
         for request_id in step.preempted.request_ids:
             row = RowId.parse(request_id)
             if row is not None and (batch := self._of_batch.get(row.batch_id)) is not None:
                 batch.num_preemptions += 1
         return of_shares
 
-    def _note_computed(self, plan: StepPlan, planned: PlannedCharges, seconds: FloatArray) -> None:
+    def _price(self, weights: list[float], online_s: float, offline_s: float) -> tuple[float, float]:
+        """Seconds of offline and of online work for each unit of weight.
+
+        Args:
+            weights: [accounts]
+        """
+        accounts = zip(self._numbered, weights, strict=True)
+        of_online = sum(weight for account, weight in accounts if account is not None and account.work == CHATS)
+        of_offline = sum(weights) - of_online
+        if not of_online or not of_offline:
+            price = (online_s + offline_s) / (of_online + of_offline)
+            return price, price
+        return offline_s / of_offline, online_s / of_online
+
+    def _note_again(self, plan: StepPlan, planned: PlannedCharges) -> None:
         if planned.recomputed is not None:
             again = np.bincount(planned.accounts, planned.recomputed, len(self._numbered)).tolist()
             for account, num_tokens in zip(self._numbered, again, strict=True):
                 if account is not None:
                     account.recomputed_tokens += int(num_tokens)
-        chunks = planned.chunks
-        if chunks is not None and self._blocks is not None:
-            payers = self._named(planned.accounts[chunks.parts])
-            self._blocks.computed(chunks, payers, seconds[chunks.parts] / plan.num_tokens[chunks.parts])
 
     # ---- prices ----
 
@@ -177,10 +199,11 @@ class StepCharges:
             self._prices, self._num_priced = token_prices(self._scheduler), 0
         self._num_priced += 1
         prices, context = self._prices, plan.num_computed
-        weights = np.asarray(prices.decode_s + prices.kv_s * (context + 1.0), np.float64)
+        weights: FloatArray = context * prices.kv_s
+        weights += prices.decode_s + prices.kv_s
         if planned.saved_reads is not None:
-            weights[planned.is_decode] -= prices.kv_s * planned.saved_reads
-        if not planned.is_decode.all():
+            weights[... if planned.is_decode is None else planned.is_decode] -= prices.kv_s * planned.saved_reads
+        if planned.is_decode is not None:
             chunks = ~planned.is_decode
             num_tokens, before = plan.num_tokens[chunks], context[chunks]
             pairs = num_tokens * (before + (num_tokens + 1) / 2)
