@@ -199,7 +199,8 @@ class StepCharges:
             self._prices, self._num_priced = token_prices(self._scheduler), 0
         self._num_priced += 1
         prices, context = self._prices, plan.num_computed
-        weights: FloatArray = context * prices.kv_s
+        weights: FloatArray = context.astype(np.float64)
+        weights *= prices.kv_s
         weights += prices.decode_s + prices.kv_s
         if planned.saved_reads is not None:
             weights[... if planned.is_decode is None else planned.is_decode] -= prices.kv_s * planned.saved_reads

@@ -87,8 +87,9 @@ def mixed(directory: Path) -> Iterator[object]:
     yield online("second", [5] * 21, max_tokens=5, share="a", ttft_slo_s=9.0, tpot_slo_s=9.0)
 
 
-def test_the_sums_over_all_accounts_are_the_devices_time(tmp_path: Path) -> None:
-    charged = Charged(max_num_batched_tokens=24)
+@pytest.mark.parametrize("overlap_depth", [0, 1])
+def test_the_sums_over_all_accounts_are_the_devices_time(tmp_path: Path, overlap_depth: int) -> None:
+    charged = Charged(max_num_batched_tokens=24, overlap_depth=overlap_depth)
     for message in mixed(tmp_path):
         charged.core.handle(message)  # type: ignore[arg-type]
     charged.run()
