@@ -13,7 +13,7 @@ from neaptide.server.engine_client.events import BatchOutputs, EngineLost
 Seconds = defaultdict[str, float]
 """Seconds by use; batch and flex work by share, with the prefix ``key:``."""
 BUCKET_S = 10
-LEAST_WIDTH_S = 0.1
+LEAST_WIDTH_S = 0.125
 KEPT_S = 25 * 3600
 """The longest completion window, and an hour."""
 MAX_KEYS = 8
