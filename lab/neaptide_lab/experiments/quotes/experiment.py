@@ -154,7 +154,7 @@ class _TrafficQuotes:
 
     def _learnt(self) -> Saturated:
         """What the record has of a night of batch work: of a replay in the first days, many times."""
-        now_s = DAY_S + self._rng.integers(DAY_S) + 0.0
+        now_s = float(DAY_S + self._rng.integers(DAY_S))
         lines = lines_for(self._tasks[0], 0, self._device, self._size.learning_s)
         asked = AskedBatch(0, 0, lines, 1, now_s)
         return self._replay(asked, self._real_s(asked, 1.0)).saturated

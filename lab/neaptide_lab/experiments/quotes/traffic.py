@@ -153,7 +153,7 @@ class ChatTraffic:
             at_s = arrivals_s + day * DAY_S
             for k in np.flatnonzero((at_s >= start_s) & (at_s < end_s)).tolist():
                 prompt, answer = self._lengths[rows[k]].tolist()
-                found.append(TraceRequest(float(at_s[k]) - start_s, ((base + len(found), prompt),), answer))
+                found.append(TraceRequest(float(at_s[k] - start_s), ((base + len(found), prompt),), answer))
         return found
 
 
