@@ -9,10 +9,14 @@ goes to the offline sets in their own mix.
 That is the long-run bound. Within one window a policy may exceed it at the expense of the time outside. A full prefix
 cache may have been computed before the window, and a cache of prompts may be decoded after it. The window bound allows
 for both.
+
+A policy that lets chats be late is held by neither: it has their time for offline work. The bound ``in_time`` is the
+window bound beside those requests alone that a run had in time, so no run exceeds it, except by lucky noise.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import read_kv_tokens
@@ -23,7 +27,10 @@ from neaptide.simulation.measures import Window
 from neaptide.simulation.scenario import Scenario
 
 Bounds = dict[str, float | None]
-"""``long_run`` and ``window``."""
+"""``long_run``, ``window``, and of a run ``in_time``."""
+
+TargetsKept = Literal["every token", "both targets", "nothing"]
+"""What a run kept of an online request: every token's deadline from arrival, its two targets in the mean, or less."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -176,31 +183,55 @@ def total_shape(requests: Sequence[TraceRequest], outputs: Iterable[int], block_
     return shape
 
 
-def bound_tokens_per_s(scenario: Scenario, window_s: Window, devices: Devices = ONE_DEVICE) -> Bounds:
+def bound_tokens_per_s(
+    scenario: Scenario, window_s: Window, devices: Devices = ONE_DEVICE, kept: Sequence[TargetsKept] | None = None
+) -> Bounds:
     """Logical offline tokens per second.
 
     None without offline work, in a window of length zero, or if the scenario disables bounds. Several devices count as
     one with their total time and memory, among which work is split freely.
+
+    Args:
+        kept: what a run kept of each online request that fits, in their order; adds the bound ``in_time``.
     """
     length_s = window_s[1] - window_s[0]
     rows = [r for one in scenario.offline for r in one.requests if r.segments and scenario.output_limit(r) > 0]
     if not rows or length_s <= 0 or not scenario.with_bounds:
-        return {"long_run": None, "window": None}
+        names = ("long_run", "window") if kept is None else ("long_run", "window", "in_time")
+        return dict.fromkeys(names)
     # Requests from before the window take nothing from it, because their remaining work is unknown.
-    inside = [r for r in scenario.online if r.arrival_s >= window_s[0]]
-    online = [r for r in inside if r.segments and scenario.output_limit(r) > 0]
-    due = [
-        num_due(window_s[1] - r.arrival_s - scenario.ttft_slo_s, scenario.tpot_slo_s, _outputs(scenario, r))
-        for r in online
-    ]
+    fitting = [r for r in scenario.online if r.segments and scenario.output_limit(r) > 0]
+    inside = [number for number, r in enumerate(fitting) if r.arrival_s >= window_s[0]]
+    online = [fitting[number] for number in inside]
     costs = UnitCosts.of(scenario.profile)
-    online_work = costs.work(total_shape(online, due, scenario.block_size))
     mix = _mix(scenario, rows, costs)
-    mixes = {"long_run": replace(mix, caches=0.0), "window": replace(mix, caches=devices.caches * mix.caches)}
-    return {
-        name: most_tokens(devices.mean_number * length_s, online_work, each, scenario.overlap_kappa) / length_s
-        for name, each in mixes.items()
-    }
+    in_window = replace(mix, caches=devices.caches * mix.caches)
+
+    def work(every: Iterable[TargetsKept]) -> BoundWork:
+        due = [_due(scenario, request, window_s[1], one) for request, one in zip(online, every, strict=True)]
+        return costs.work(total_shape(online, due, scenario.block_size))
+
+    def most(online_work: BoundWork, each: OfflineMix) -> float:
+        return most_tokens(devices.mean_number * length_s, online_work, each, scenario.overlap_kappa) / length_s
+
+    in_time: TargetsKept = "every token"
+    whole = work([in_time] * len(online))
+    bounds: Bounds = {"long_run": most(whole, replace(mix, caches=0.0)), "window": most(whole, in_window)}
+    if kept is not None:
+        bounds["in_time"] = most(work(kept[number] for number in inside), in_window)
+    return bounds
+
+
+def _due(scenario: Scenario, request: TraceRequest, end_s: float, kept: TargetsKept) -> int:
+    """Output tokens that a request must have by the window's end, if that much of it was in time.
+
+    A TPOT target is a mean. Where only the mean was met, all tokens but the first may come with the last one.
+    """
+    outputs = _outputs(scenario, request)
+    due = num_due(end_s - request.arrival_s - scenario.ttft_slo_s, scenario.tpot_slo_s, outputs)
+    if kept == "nothing":
+        return 0
+    return due if kept == "every token" or due == outputs else min(due, 1)
 
 
 def _mix(scenario: Scenario, rows: Sequence[TraceRequest], costs: UnitCosts) -> OfflineMix:

@@ -78,7 +78,7 @@ class ReplicaRows(Protocol):
 
 
 class _Watch(EngineObserver):
-    """Records what every plan starts and aborts, and measures the wall time of planning.
+    """Records what every plan starts and aborts, and measures the processor time of planning.
 
     That time enters no decision. On the virtual clock, planning takes what the profile says, so that a run has the same
     result on every machine.
@@ -90,13 +90,13 @@ class _Watch(EngineObserver):
 
     def planning(self, now_s: float) -> None:
         self._replica.charge_planning()
-        self._began_s = time.perf_counter()
+        self._began_s = time.thread_time()
 
     def idle(self, start_s: float, scheduler: Scheduler) -> None:
         self._replica.check_pool(start_s)
 
     def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
-        self._replica.plan_s.append(time.perf_counter() - self._began_s)
+        self._replica.plan_s.append(time.thread_time() - self._began_s)
         for new in step.plan.new_requests:
             if new.request_id.startswith(OFFLINE_PREFIX):
                 self._replica.row_started(new.request_id, draft.now_s)

@@ -38,8 +38,8 @@ class OfflineResult(msgspec.Struct, kw_only=True):
 
     @property
     def share_of_bound(self) -> float | None:
-        """Fraction of the long-run bound."""
-        bound = self.bound_tokens_per_s["long_run"]
+        """Fraction of what no policy could exceed in this window beside the online requests that were in time."""
+        bound = self.bound_tokens_per_s["in_time"]
         return (self.tokens_per_s or 0.0) / bound if bound else None
 
 
@@ -209,7 +209,7 @@ def wasted_tokens(measures: Measures) -> int:
 
 
 def scheduler_ms(seconds: Sequence[float]) -> dict[str, float | None]:
-    """Mean and p99 of the wall time of planning, in ms."""
+    """Mean and p99 of the processor time of planning, in ms."""
     if not len(seconds):
         return {"mean": None, "p99": None}
     return {"mean": 1e3 * sum(seconds) / len(seconds), "p99": 1e3 * percentile(seconds, 0.99)}

@@ -17,8 +17,8 @@ from neaptide.engine.record.step_recorder import StepRecorder
 from neaptide.loadgen.workloads.sharing import prefix_sharing
 from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation import result as sim_result
-from neaptide.simulation.bound import ONE_DEVICE, Devices, bound_tokens_per_s
-from neaptide.simulation.measures import Measures, Window
+from neaptide.simulation.bound import ONE_DEVICE, Devices, TargetsKept, bound_tokens_per_s
+from neaptide.simulation.measures import CLOCK_ERROR_S, Measures, Window
 from neaptide.simulation.offline_feed import OfflineFeed
 from neaptide.simulation.replica import ONLINE_PREFIX, SimulatedReplica
 from neaptide.simulation.result import SimResult
@@ -267,7 +267,7 @@ def reduced(
             ends.makespan_s,
             ends.longest_wait_s,
             ends.deadline_misses,
-            bound_tokens_per_s(scenario, window_s, devices),
+            bound_tokens_per_s(scenario, window_s, devices, _kept(scenario, measures)),
         ),
         kv=sim_result.kv_result(measures, window_s, _sharing_bound(scenario)),
         preemptions=sim_result.preemption_result(measures),
@@ -277,6 +277,19 @@ def reduced(
         peak_memory_bytes=sim_result.peak_memory_bytes(),
         wall_s=wall_s,
     )
+
+
+def _kept(scenario: Scenario, measures: Measures) -> list[TargetsKept]:
+    """What the run kept of each online request that fits."""
+    ttft_s, tpot_s = scenario.ttft_slo_s, scenario.tpot_slo_s
+    found: list[TargetsKept] = []
+    for number in range(len(fitting_online(scenario))):
+        one = measures.online.get(f"{ONLINE_PREFIX}{number}")
+        if one is None or not (one.is_done and one.began_in_time(ttft_s) and one.kept_pace(tpot_s)):
+            found.append("nothing")
+        else:
+            found.append("every token" if one.lag_s <= ttft_s + CLOCK_ERROR_S else "both targets")
+    return found
 
 
 def _sharing_bound(scenario: Scenario) -> float | None:

@@ -1,5 +1,7 @@
 """The clairvoyant bound, on cases small enough to be worked out by hand."""
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
@@ -7,8 +9,10 @@ from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.simulation.bound import (
+    Bounds,
     BoundWork,
     OfflineMix,
+    TargetsKept,
     UnitCosts,
     add_request,
     bound_tokens_per_s,
@@ -170,9 +174,77 @@ def test_what_came_before_the_window_takes_nothing_from_it(arrival_s: float, tak
 
 
 def test_without_offline_work_or_time_there_is_no_bound() -> None:
-    none = {"long_run": None, "window": None}
+    none: Bounds = {"long_run": None, "window": None}
     assert bound_tokens_per_s(constant(online((0.0, 8, 1), (1.0, 8, 1))), (0.0, 1.0)) == none
     assert bound_tokens_per_s(constant(online((0.0, 8, 1)), [offline((0, 4, 1))]), (0.0, 0.0)) == none
+    assert bound_tokens_per_s(constant(online((0.0, 8, 1))), (0.0, 1.0), kept=["nothing"]) == {**none, "in_time": None}
+
+
+@pytest.mark.parametrize(
+    ("kept", "tokens_taken"),
+    [
+        (("every token", "every token"), 10 + 3 + 10),
+        (("both targets", "every token"), 10 + 3 + 10),
+        (("every token", "both targets"), 10 + 3 + 10),
+        (("nothing", "every token"), 10),
+        (("every token", "nothing"), 10 + 3),
+        (("nothing", "nothing"), 0),
+    ],
+)
+def test_beside_what_was_kept_only_that_is_taken(kept: Sequence[TargetsKept], tokens_taken: int) -> None:
+    """10 prompt tokens each, a millisecond a token. The first request owes all of its four outputs by 3.5 s: three
+    decodes. The second owes one of them by the end at 10 s, with its prompt."""
+    scene = constant(
+        online((0.0, 10, 4), (9.0, 10, 4)),
+        [offline((0, 99, 1))],
+        profile=with_costs(*[MILLISECOND_A_TOKEN] * 3),
+        ttft_slo_s=1.0,
+        tpot_slo_s=0.5,
+    )
+    bounds = bound_tokens_per_s(scene, (0.0, 10.0), kept=kept)
+    free = bound_tokens_per_s(scene, (0.0, 10.0), kept=["nothing"] * 2)["in_time"]
+    assert bounds["in_time"] is not None
+    assert free is not None
+    # A row of 100 tokens computes 99, in 99 ms.
+    assert bounds["in_time"] == pytest.approx(free - tokens_taken / 10 * 100 / 99)
+
+
+def test_of_a_request_in_time_in_the_mean_the_last_tokens_may_come_after_the_window() -> None:
+    """At 2 s three of its four outputs are due from arrival, and one in the mean."""
+    scene = constant(
+        online((0.0, 10, 4), (0.1, 10, 1)),
+        [offline((0, 99, 1))],
+        profile=with_costs(*[MILLISECOND_A_TOKEN] * 3),
+        ttft_slo_s=1.0,
+        tpot_slo_s=0.5,
+    )
+    every, mean = (
+        bound_tokens_per_s(scene, (0.0, 2.0), kept=[one, "nothing"])["in_time"]
+        for one in ("every token", "both targets")
+    )
+    assert every is not None
+    assert mean is not None
+    assert mean - every == pytest.approx(2 / 2 * 100 / 99)
+
+
+def test_of_what_is_late_nothing_is_taken_in_a_run() -> None:
+    """One slot, which the first of 30 prompts at once holds for all of its answer: most others are late."""
+    requests = online(*((0.01 * k, 40, 10) for k in range(30)))
+    scene = constant(
+        requests,
+        [offline((24, 9, 3))],
+        profile=profile(num_blocks=600),
+        truth=None,
+        cost_model=None,
+        ttft_slo_s=0.05,
+        max_num_seqs=1,
+    )
+    result = simulate(scene).result
+    bounds = result.offline.bound_tokens_per_s
+    assert result.attained < 0.5
+    assert bounds["window"] is not None
+    assert bounds["in_time"] is not None
+    assert bounds["window"] < bounds["in_time"]
 
 
 @pytest.mark.parametrize("policy", ["neaptide", "fcfs"])
@@ -187,7 +259,7 @@ def test_no_run_passes_it(policy: str) -> None:
         policy=policy,
     )
     result = simulate(scene).result.offline
-    bound, share = result.bound_tokens_per_s["window"], result.share_of_bound
+    bound, share = result.bound_tokens_per_s["in_time"], result.share_of_bound
     assert result.tokens_per_s is not None
     assert bound is not None
     assert share is not None

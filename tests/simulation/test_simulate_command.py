@@ -40,7 +40,7 @@ KEYS = {
         "makespan_s": None,
         "longest_wait_s": None,
         "deadline_misses": None,
-        "bound_tokens_per_s": {"long_run", "window"},
+        "bound_tokens_per_s": {"long_run", "window", "in_time"},
     },
     "kv": {
         "hit_ratio": None,

@@ -195,7 +195,9 @@ def test_a_fleet_grows_and_shrinks_with_its_load_and_loses_nothing(monkeypatch: 
     assert result.replica_hours < max(sizes) * 35.0 / 3600
     spans_s = [(one.ready_s, 35.0 if one.ended_s is None else one.ended_s) for one in result.replicas]
     devices = Devices(sum(to_s - from_s for from_s, to_s in spans_s) / 35.0, len(spans_s))
-    assert result.offline.bound_tokens_per_s == pytest.approx(bound_tokens_per_s(scene, (0.0, 35.0), devices))
+    bounds = result.offline.bound_tokens_per_s
+    expected = bound_tokens_per_s(scene, (0.0, 35.0), devices)
+    assert {name: bounds[name] for name in expected} == pytest.approx(expected)
     assert 0.0 < (result.offline.share_of_bound or 0.0) < 1.0
 
 

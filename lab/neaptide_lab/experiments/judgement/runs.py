@@ -71,6 +71,8 @@ class Tree:
     """A checkout whose code decides."""
 
     root: Path
+    outside: str = ""
+    """Digest of what decides besides, outside of the checkout: the files of somebody's policy."""
 
     @cached_property
     def ours(self) -> str:
@@ -99,6 +101,7 @@ class Tree:
             digest.update(f"{path.relative_to(self.root).as_posix()}\n".encode() + path.read_bytes())
         for name in HARNESS:
             digest.update((HERE / name).read_bytes())
+        digest.update(self.outside.encode())
         return digest.hexdigest()[:16]
 
 
@@ -242,14 +245,20 @@ def _line(run: Run, outcome: Outcome) -> str:
     return f"{head}: {share} of {outcome.requests}, {outcome.offline_tokens_per_s:,.0f} tok/s, {outcome.wall_s:.0f} s"
 
 
-def in_a_process(run: Run) -> Outcome:
-    """Simulates in a process of its own, with the code of the run's tree."""
+def in_a_process(run: Run, *, with_bounds: bool = False, folder: Path | None = None) -> Outcome:
+    """Simulates in a process of its own, with the code of the run's tree.
+
+    Args:
+        with_bounds: compute the bound on offline work, too.
+        folder: the working directory, where a policy's module may lie; the tree's root by default. It is searched
+            after all other places.
+    """
     path = os.pathsep.join((str(run.tree.root), str(run.tree.root / "lab")))
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", BOOT, str(HERE), "bound" if run.policy == BOUND else "worker"],
-        input=msgspec.json.encode(Task(run.cell, run.policy)),
-        cwd=run.tree.root,
+        [sys.executable, "-P", "-c", BOOT, str(HERE), "bound" if run.policy == BOUND else "worker"],
+        input=msgspec.json.encode(Task(run.cell, run.policy, with_bounds)),
+        cwd=folder or run.tree.root,
         env=environment,
         capture_output=True,
     )

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -15,9 +16,11 @@ LONGEST_SHARE = 0.1
 """The longest prompts, whose attainment is reported apart."""
 
 
-class Task(msgspec.Struct, frozen=True):
+class Task(msgspec.Struct, frozen=True, omit_defaults=True):
     cell: Cell
     policy: str
+    with_bounds: bool = False
+    """Whether the bound on offline work is computed, too."""
 
 
 class Figures(msgspec.Struct, kw_only=True):
@@ -43,6 +46,8 @@ class Figures(msgspec.Struct, kw_only=True):
     latency_s: float | None
     """Seconds per output token, from the arrival."""
     offline_tokens_per_s: float
+    offline_bound_tokens_per_s: float | None = None
+    """What no policy could exceed with the same requests in time; None unless it was asked for."""
     offline_wait_s: float | None
     """Longest time from a row's submission to its first step."""
     online_hits: float | None
@@ -67,6 +72,8 @@ def figures_of(task: Task) -> Figures:
     """Runs the simulation. Raises what ``scenario_of`` and the simulator raise."""
     started_s = time.perf_counter()
     scenario, fleet = scenario_of(task.cell, task.policy)
+    if task.with_bounds:
+        scenario = replace(scenario, with_bounds=True)
     online = fitting_online(scenario)
     work = None
     if fleet is not None:
@@ -111,6 +118,7 @@ def _reduced(
         wait_max_s=max(waits_s, default=None),
         latency_s=online.normalized_latency_s,
         offline_tokens_per_s=result.offline.tokens_per_s or 0.0,
+        offline_bound_tokens_per_s=result.offline.bound_tokens_per_s.get("in_time"),
         offline_wait_s=result.offline.longest_wait_s,
         online_hits=result.kv.online_hit_ratio,
         offline_hits=result.kv.hit_ratio,

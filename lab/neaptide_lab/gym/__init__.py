@@ -1,0 +1,1 @@
+"""The gym: one policy on seven loads, three devices and three seeds, beside the bound and every rival."""
