@@ -15,10 +15,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from neaptide.cluster.capacity.cheapest import cheapest, credit_per_token, net_per_hour
 from neaptide.cluster.capacity.measure import TARGETS
-from neaptide.cluster.capacity.planner import Question, plan, within_context
-from neaptide.cluster.capacity.result import Beside, OfflinePlan, Plan, Point
+from neaptide.cluster.capacity.planner import Question, Watch, plan, within_context
+from neaptide.cluster.capacity.result import HOUR_S, Beside, OfflinePlan, Plan, Point
+from neaptide.cluster.capacity.tuning import points_of, tuned
 from neaptide.commands.outputs import JSON_HELP, check_plot, check_writable, draw, print_json, write_json
+from neaptide.commands.simulate_tables import WIDTH, short_names
 from neaptide.commands.simulation_flags import (
     DEFAULT_PROFILE,
     add_limits,
@@ -30,13 +33,16 @@ from neaptide.commands.simulation_flags import (
     progress,
     scenario_of,
 )
-from neaptide.estimator.device_profile import load_profile
+from neaptide.engine.scheduler.policies import find_policy
+from neaptide.estimator.device_profile import DeviceProfile, load_profile
 from neaptide.simulation.points import parse_points
 from neaptide.simulation.replica import SimulationError
+from neaptide.simulation.scenario import Scenario
 
-NEVER_CUT = 1000
-"""Wider than any table: a narrower terminal wraps lines, so that no number is cut."""
-MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
+MINUTE_S, DAY_S = 60, 86_400
+AUTO, ON, OFF = "auto", "on", "off"
+CPU = "cpu"
+"""Beginning of the device's name in a profile of a server that does not plan its offline pool by itself."""
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -59,8 +65,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add("--peak-s", type=float, default=300.0, metavar="X", help="length of the peak in seconds (300)")
     margin_help = "seconds simulated before and after the peak, not counted (30)"
     add("--margin-s", type=float, default=30.0, metavar="X", help=margin_help)
-    policy_help = "scheduling policy; NAME@1536 or NAME@2048x512 sets its own step tokens and slots (neaptide)"
+    policy_help = (
+        "scheduling policy, or several with commas; NAME@1536 and NAME@2048x512 set step tokens and slots (neaptide)"
+    )
     add("--policy", default="neaptide", metavar="P", help=policy_help)
+    tune_help = "try 12 pairs of step tokens and slots for each policy without its own, and keep the best; takes longer"
+    add("--tune", action="store_true", help=tune_help)
+    order_help = "order the offline work as a server does with this setting; auto: where a GPU's server would (auto)"
+    add("--offline-plan", choices=(AUTO, ON, OFF), default=AUTO, help=order_help)
     add_limits(parser)
     add("--json", type=Path, metavar="OUT", help=JSON_HELP)
     plot_help = "draw attainment and offline tokens/s against size (.png, .pdf, .svg); takes more simulations"
@@ -76,14 +88,14 @@ def run_command(args: argparse.Namespace) -> int:
     try:
         questions = _questions(args)
         plans = []
-        for question in questions:
-            plans.append(plan(question, lambda name: progress(name, says_so=True)))
-            _warn(plans[-1], question)
+        for group in questions:
+            plans.append(_planned(group, args))
+            _warn(plans[-1], group[0])
     except OSError as error:
         return _refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except (ValueError, SimulationError) as error:
         return _refuse(str(error))
-    best = _cheapest(plans)
+    best = cheapest(plans)
     found = _json(args, questions, plans, best)
     line = json.dumps(found, allow_nan=False)
     _show(args, questions, plans, best)
@@ -91,7 +103,7 @@ def run_command(args: argparse.Namespace) -> int:
     try:
         write_json(line, args.json)
         if args.plot is not None:
-            draw(lambda figure: _plot(figure, plans, questions[0]), args.plot)
+            draw(lambda figure: _plot(figure, plans, questions[0][0]), args.plot)
     except OSError as error:
         status = _refuse(f"{error.filename}: {error.strerror}")
     print_json(line, args.json)
@@ -103,15 +115,27 @@ def _refuse(message: str) -> int:
     return 2
 
 
-def _questions(args: argparse.Namespace) -> list[Question]:
-    """One question for each profile. Raises ValueError with one line."""
+def _planned(questions: Sequence[Question], args: argparse.Namespace) -> Plan:
+    """The plan of a profile and a policy, with the best of its limits if there are several."""
+    several = len(questions) > 1 or len(parse_points(args.policy)) > 1
+
+    def watch_of(question: Question) -> Watch:
+        return lambda name: progress(f"{question.policy}: {name}" if several else name, says_so=True)
+
+    if len(questions) == 1:
+        return plan(questions[0], watch_of(questions[0]))
+    by_name = {question.policy: question for question in questions}
+    points = parse_points(",".join(by_name))
+    return tuned(points, lambda point: plan(by_name[str(point)], watch_of(by_name[str(point)])))
+
+
+def _questions(args: argparse.Namespace) -> list[list[Question]]:
+    """The questions of each profile and policy, one for each pair of limits. Raises ValueError with one line."""
     _check(args)
-    point = parse_points(args.policy)
-    if len(point) > 1:
-        raise ValueError("plan accepts one policy; use neaptide simulate to compare several")
+    points = parse_points(args.policy)
     profiles = [load_profile(name) for name in args.profile]
     online, offline = online_of(args), offline_of(args)
-    bases = [point[0].of(scenario_of(args, profile)) for profile in profiles]
+    bases = [scenario_of(args, profile) for profile in profiles]
     trace = within_context(online, bases[0])
     if not trace.requests:
         raise ValueError(f"no prompt of {args.online} fits into {args.max_model_len} tokens: raise --max-model-len")
@@ -132,7 +156,29 @@ def _questions(args: argparse.Namespace) -> list[Question]:
         offline_at_every_size=args.plot is not None,
     )
     prices = args.price or [None] * len(profiles)
-    return [replace(question, base=base, price_per_hour=price) for base, price in zip(bases, prices, strict=True)]
+    return [
+        [
+            replace(question, base=_ordered(each.of(base), args), policy=str(each), price_per_hour=price)
+            for each in (points_of(point.policy) if args.tune and point.step_tokens is None else [point])
+        ]
+        for base, price in zip(bases, prices, strict=True)
+        for point in points
+    ]
+
+
+def _ordered(scenario: Scenario, args: argparse.Namespace) -> Scenario:
+    """The scenario with the order in which a server takes its offline work.
+
+    Rows keep their order, unless the policy's own order replaces it or the server plans its pool.
+    """
+    is_wanted = args.offline_plan == ON or (args.offline_plan == AUTO and not _is_cpu(scenario.profile))
+    if not is_wanted or scenario.order is not None or find_policy(scenario.policy).server_order is None:
+        return scenario
+    return scenario.planned_as_served()
+
+
+def _is_cpu(profile: DeviceProfile) -> bool:
+    return profile.name.startswith(CPU)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -179,67 +225,136 @@ def _warn(found: Plan, question: Question) -> None:
         _note(f"{found.profile}: with offline work, fewer than {question.attainment:.1%} meet both targets")
 
 
-def _cheapest(plans: Sequence[Plan]) -> Plan | None:
-    """The first of the cheapest plans."""
-    costs = [(each.cost, number) for number, each in enumerate(plans) if each.cost is not None]
-    return plans[min(costs)[1]] if costs else None
-
-
 def _json(
-    args: argparse.Namespace, questions: Sequence[Question], plans: Sequence[Plan], best: Plan | None
+    args: argparse.Namespace, questions: Sequence[Sequence[Question]], plans: Sequence[Plan], best: Plan | None
 ) -> dict[str, Any]:
+    credit = credit_per_token(plans)
     return {
         "online": args.online,
         "online_window": args.online_window,
         "speed": args.speed,
-        "offline": [one.name for one in questions[0].offline],
+        "offline": [one.name for one in questions[0][0].offline],
         "find": args.find,
         "attainment": args.attainment,
         "peak_s": args.peak_s,
         "margin_s": args.margin_s,
-        "policy": questions[0].base.policy,
+        "policy": args.policy,
+        "tune": args.tune,
+        "offline_plan": args.offline_plan,
         "seed": args.seed,
         "plans": [
-            msgspec.to_builtins(each) | {"settings": msgspec.to_builtins(question.base.settings())}
-            for question, each in zip(questions, plans, strict=True)
+            msgspec.to_builtins(each)
+            | {
+                "cost_per_hour": each.cost,
+                "price_per_million_offline_tokens": each.price_per_million_tokens,
+                "net_cost_per_hour": net_per_hour(each, credit),
+                "settings": msgspec.to_builtins(_asked(group, each).base.settings()),
+            }
+            for group, each in zip(questions, plans, strict=True)
         ],
         "cheapest": None if best is None else best.profile,
+        "cheapest_policy": None if best is None else best.policy,
     }
+
+
+def _asked(questions: Sequence[Question], found: Plan) -> Question:
+    """The question that the plan answers."""
+    return next(question for question in questions if question.policy == found.policy)
 
 
 # ---- text ----
 
 
-def _show(args: argparse.Namespace, questions: Sequence[Question], plans: Sequence[Plan], best: Plan | None) -> None:
-    console = Console(width=NEVER_CUT)
+def _show(
+    args: argparse.Namespace, questions: Sequence[Sequence[Question]], plans: Sequence[Plan], best: Plan | None
+) -> None:
+    console = Console(width=WIDTH)
 
     def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False)
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    base = questions[0].base
+    base = questions[0][0].base
     say(
-        f"{args.online} at {args.speed:g} times its speed, policy {base.policy}; TTFT {base.ttft_slo_s:g} s and TPOT "
+        f"{args.online} at {args.speed:g} times its speed; TTFT {base.ttft_slo_s:g} s and TPOT "
         f"{1e3 * base.tpot_slo_s:g} ms, both for {args.attainment:.1%} of the requests"
     )
-    console.print(_table(plans), highlight=False)
-    for question, each in zip(questions, plans, strict=True):
-        for line in _lines(question, each):
+    for group, each in zip(questions, plans, strict=True):
+        say(f"\n{each.profile}, policy {each.policy}")
+        if each.limits:
+            console.print(_limits_table(each), highlight=False)
+        console.print(_table(each), highlight=False)
+        for line in _lines(_asked(group, each), each):
             say(line)
     if len(plans) > 1 and best is not None:
-        say(f"cheapest: {best.profile}, {_cost(best)}")
+        console.print(_costs_table(plans, best), highlight=False)
+        policy = f" with {best.policy}" if len({each.policy for each in plans}) > 1 else ""
+        say(f"cheapest: {best.profile}{policy}, {_cost(best)}")
+        if credit_per_token(plans):
+            say("  net: per hour, less what its offline work would cost on the cheapest of these devices alone")
 
 
-def _table(plans: Sequence[Plan]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("profile", no_wrap=True, vertical="bottom")
-    headings = ["replicas", "KV GiB\neach", "KV blocks\neach", "attained%\nTTFT/TPOT/both", "targets"]
-    headings += ["offline\ntok/s", "attained%\nwith it"]
+def _new_table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def _table(found: Plan) -> Table:
+    table = _new_table()
+    headings = ["replicas", "KV GiB\neach", "KV blocks\neach", "in time %\nTTFT/TPOT/both", "targets"]
+    headings += ["offline\ntok/s", "in time %\nwith it"]
     for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for each in plans:
-        for point in each.tried:
-            table.add_row(each.profile, *_cells(point), style="bold" if point is each.answer else "")
+        table.add_column(heading, justify="right", no_wrap=True, vertical="bottom")
+    for point in found.tried:
+        table.add_row(*_cells(point), style="bold" if point is found.answer else "")
     return table
+
+
+def _limits_table(found: Plan) -> Table:
+    """The step tokens and slots that were tried."""
+    table = _new_table()
+    table.add_column("step tokens x slots", vertical="bottom")
+    for heading in ("replicas", "in time %\nin the peak", "offline\ntok/s"):
+        table.add_column(heading, justify="right", no_wrap=True, vertical="bottom")
+    for each in found.limits:
+        attained, rate = each.attained, each.offline_tokens_per_s
+        table.add_row(
+            each.policy.rpartition("@")[2],
+            "-" if each.replicas is None else str(each.replicas),
+            "-" if attained is None else f"{100 * attained:.1f}",
+            "-" if rate is None else f"{rate:,.0f}",
+            style="bold" if each.policy == found.policy else "",
+        )
+    return table
+
+
+def _costs_table(plans: Sequence[Plan], best: Plan) -> Table:
+    """What each plan costs by the hour and by the offline token."""
+    table, credit = _new_table(), credit_per_token(plans)
+    for heading in ("profile", "policy"):
+        table.add_column(heading, overflow="fold", vertical="bottom")
+    for heading in ("replicas", "per hour", "offline\ntok/s", "per million\noffline tokens", "net"):
+        table.add_column(heading, justify="right", no_wrap=True, vertical="bottom")
+    for policy, each in zip(_policies(plans), plans, strict=True):
+        rate = None if each.offline is None else each.offline.whole.tokens_per_s
+        numbers = (each.cost, each.price_per_million_tokens, net_per_hour(each, credit))
+        cost, price, net = ("-" if number is None else f"{number:.4g}" for number in numbers)
+        table.add_row(
+            each.profile,
+            policy,
+            "-" if each.answer is None else str(each.answer.replicas),
+            cost,
+            "-" if rate is None else f"{rate:,.0f}",
+            price,
+            net,
+            style="bold" if each is best else "",
+        )
+    return table
+
+
+def _policies(plans: Sequence[Plan]) -> list[str]:
+    """The plans' policies, without their modules unless two would be the same."""
+    names = list(dict.fromkeys(each.policy for each in plans))
+    short = dict(zip(names, short_names(names), strict=True))
+    return [short[each.policy] for each in plans]
 
 
 def _cells(point: Point) -> Iterator[str]:
@@ -280,9 +395,11 @@ def _size(point: Point) -> str:
 
 
 def _cost(found: Plan) -> str:
-    if found.price_per_hour is None:
-        return f"{found.cost:g} device{'s' if found.cost != 1 else ''}"
-    return f"{found.cost:g} per hour"
+    has_price, price = found.price_per_hour is not None, found.price_per_million_tokens
+    cost = f"{found.cost:g} per hour" if has_price else f"{found.cost:g} device{'s' if found.cost != 1 else ''}"
+    if price is None:
+        return cost
+    return f"{cost}, {price:.4g}{'' if has_price else ' device hours'} per million offline tokens"
 
 
 def _offline_lines(offline: OfflinePlan, at_peak: Beside) -> Iterator[str]:
@@ -310,21 +427,27 @@ def _plot(figure: Any, plans: Sequence[Plan], question: Question) -> None:
     """Attainment against size and, with offline work, its rate."""
     with_offline = bool(question.offline)
     every = figure.subplots(1, 2 if with_offline else 1, squeeze=False)[0]
-    name = "replicas" if question.find == "replicas" else "KV memory of a replica, GiB"
-    for each in plans:
-        sizes = [point.replicas if question.find == "replicas" else point.kv_gib for point in each.tried]
-        attained = [100 * point.attainment["both"] for point in each.tried]
-        every[0].plot(sizes, attained, marker="o", label=each.profile)
+    base, finds_replicas = question.base, question.find == "replicas"
+    figure.suptitle(
+        f"{'Replicas' if finds_replicas else 'KV memory'} for the peak: TTFT {base.ttft_slo_s:g} s and TPOT "
+        f"{1e3 * base.tpot_slo_s:g} ms for {question.attainment:.1%} of the requests"
+    )
+    several = len({each.policy for each in plans}) > 1
+    for policy, each in zip(_policies(plans), plans, strict=True):
+        label = f"{each.profile}, {policy}" if several else each.profile
+        sizes = [point.replicas if finds_replicas else point.kv_gib for point in each.tried]
+        every[0].plot(sizes, [100 * point.attainment["both"] for point in each.tried], marker="o", label=label)
         if with_offline:
             rates = [(size, p.beside.tokens_per_s) for size, p in zip(sizes, each.tried, strict=True) if p.beside]
-            every[1].plot([size for size, _ in rates], [rate for _, rate in rates], marker="o", label=each.profile)
-            every[1].set_ylabel("offline tokens/s in the peak")
-    every[0].axhline(100 * question.attainment, linestyle="--", color="grey")
-    every[0].set_ylabel("requests of the peak that meet both targets, %")
-    every[0].legend()
+            every[1].plot([size for size, _ in rates], [rate for _, rate in rates], marker="o", label=label)
+    every[0].axhline(100 * question.attainment, linestyle="--", color="grey", label=f"{question.attainment:.1%} wanted")
+    every[0].set(title="Chats alone", ylabel="requests of the peak in time, %")
+    if with_offline:
+        every[1].set(title="Offline work beside the chats", ylabel="offline tokens/s in the peak")
     for axes in every:
-        axes.set_xlabel(name)
+        axes.set_xlabel("replicas" if finds_replicas else "KV memory of a replica, GiB")
         axes.set_ylim(bottom=0)
-        if question.find == "replicas":
+        axes.legend()
+        if finds_replicas:
             axes.xaxis.get_major_locator().set_params(integer=True)
     every[0].set_ylim(top=105)

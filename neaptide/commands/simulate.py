@@ -13,8 +13,9 @@ import msgspec
 
 from neaptide.cluster.simulation.cluster import simulate_cluster
 from neaptide.cluster.simulation.fleet import SimulatedFleet
-from neaptide.commands.outputs import JSON_HELP, check_writable, print_json, write_json
-from neaptide.commands.simulate_tables import show_comparison, show_replicas, show_run
+from neaptide.commands.outputs import JSON_HELP, check_plot, check_writable, draw, print_json, write_json
+from neaptide.commands.simulate_plot import plot_runs
+from neaptide.commands.simulate_tables import short_names, show_comparison, show_replicas, show_run
 from neaptide.commands.simulation_flags import (
     DEFAULT_PROFILE,
     add_fleet,
@@ -74,6 +75,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_limits(parser)
     add_fleet(parser)
     add("--json", type=Path, metavar="OUT", help=JSON_HELP)
+    plot_help = "draw offline work and the chats' waits of every policy (.png, .pdf, .svg); needs matplotlib"
+    add("--plot", type=Path, metavar="OUT.png", help=plot_help)
     add("--step-log", type=Path, metavar="OUT", help="write every scheduling decision, for replay; .gz compresses")
     add("--chrome-trace", type=Path, metavar="OUT", help="write a trace for chrome://tracing or Perfetto")
     add("--explain", type=int, metavar="STEP", help="print what this step computed, and why")
@@ -86,6 +89,8 @@ def run_command(args: argparse.Namespace) -> int:
         for path in (args.json, args.step_log, args.chrome_trace):
             if path is not None:
                 check_writable(path)
+        if args.plot is not None:
+            check_plot(args.plot)
         points = parse_points(args.policy)
         scenario, fleet = _scenario(args), fleet_of(args)
         looks_inside = any(getattr(args, name) is not None for name in OF_ONE_RUN)
@@ -118,6 +123,7 @@ def _run_one(scenario: Scenario, args: argparse.Namespace) -> int:
     if explainer is not None:
         print(explainer.text or f"there is no step {args.explain}: the run had {run.result.steps}")
     show_run(run)
+    _draw([(scenario.policy, run)], args)
     print_json(line, args.json)
     return 0
 
@@ -130,6 +136,7 @@ def _run_cluster(scenario: Scenario, fleet: SimulatedFleet, args: argparse.Names
     _warn(run.whole, scenario)
     show_run(run.whole)
     show_replicas(run.result)
+    _draw([(scenario.policy, run.whole)], args)
     print_json(line, args.json)
     return 0
 
@@ -148,9 +155,16 @@ def _run_several(scenarios: dict[str, Scenario], fleet: SimulatedFleet | None, a
     found: list[dict[str, Any]] = [{"name": name} | msgspec.to_builtins(run.result) for name, run in runs]
     line = json.dumps(found, allow_nan=False)
     write_json(line, args.json)
-    show_comparison(runs)
+    named = list(zip(short_names([name for name, _ in runs]), (run for _, run in runs), strict=True))
+    show_comparison(named)
+    _draw(named, args)
     print_json(line, args.json)
     return 0
+
+
+def _draw(runs: list[tuple[str, Run]], args: argparse.Namespace) -> None:
+    if args.plot is not None:
+        draw(lambda figure: plot_runs(figure, runs), args.plot)
 
 
 def _scenario(args: argparse.Namespace) -> Scenario:

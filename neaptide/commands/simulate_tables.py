@@ -1,4 +1,4 @@
-"""Prints simulations: one as a list of its measurements, several as a table with a row each."""
+"""Prints simulations: one as a list of its measurements, several as tables with a row each."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,10 +11,11 @@ from neaptide.simulation.result import Percentiles, SimResult
 from neaptide.simulation.simulator import Run
 
 CLASSES = ("online", "offline")
-BOUNDS = ("long_run", "window")
-WIDTH = 100
-NEVER_CUT = 1000
-"""Wider than any table: a narrower terminal wraps lines, so that no number is cut."""
+BOUNDS = ("long_run", "window", "in_time")
+WIDTH = 80
+"""Columns of a terminal. Numbers are never cut: a long name is folded."""
+CONCEDED = 0.01
+"""Policies that have at most this share of the chats less in time count as equal, and offline work decides."""
 
 
 def show_run(run: Run) -> None:
@@ -51,7 +52,7 @@ def show_replicas(result: ClusterResult) -> None:
             hits,
             str(one.steps),
         )
-    console = Console(width=NEVER_CUT)
+    console = Console(width=WIDTH)
     console.print(table, highlight=False)
     rows = result.rows
     console.print(
@@ -62,50 +63,89 @@ def show_replicas(result: ClusterResult) -> None:
     )
 
 
+def short_names(names: Sequence[str]) -> list[str]:
+    """Names without their modules, unless two would be the same."""
+    short = [name.rpartition(":")[2] for name in names]
+    return short if len(set(short)) == len(short) else list(names)
+
+
 def show_comparison(runs: Sequence[tuple[str, Run]]) -> None:
-    """Prints a table with one row per run."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("policy", no_wrap=True, vertical="bottom")
-    rows = [dict(_columns(run.result)) for _, run in runs]
-    for column in rows[0]:
-        table.add_column(column.replace(" ", "\n"), justify="right", no_wrap=True)
-    for (name, run), row in zip(runs, rows, strict=True):
-        table.add_row(name if run.result.valid else f"{name}, NOT VALID", *row.values())
-    console = Console(width=NEVER_CUT)
-    console.print(_title(runs[0][1]), highlight=False)
-    console.print(table, highlight=False)
+    """Prints what the runs were, which is best, and a table of the chats and one of the offline work."""
+    console = Console(width=WIDTH)
+    for line in (_title(runs[0][1]), *_best(runs)):
+        console.print(line, highlight=False, markup=False)
+    for title, columns in (("chats", _chat_columns), ("offline", _offline_columns)):
+        rows = [(name, dict(columns(run.result))) for name, run in runs if _has(run.result, title)]
+        if rows:
+            console.print(_policies_table(title, rows), highlight=False)
+    for name, run in runs:
+        if not run.result.valid:
+            console.print(f"{name}: NOT VALID, the offline pool ran out of work", highlight=False, markup=False)
+
+
+def _has(result: SimResult, title: str) -> bool:
+    """Whether the run has anything in the table of that title."""
+    return result.online.requests > 0 if title == "chats" else result.offline.bound_tokens_per_s["window"] is not None
+
+
+def _policies_table(title: str, rows: Sequence[tuple[str, dict[str, str]]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(title, overflow="fold", vertical="bottom")
+    for column in rows[0][1]:
+        table.add_column(column, justify="right", no_wrap=True, vertical="bottom")
+    for name, row in rows:
+        table.add_row(name, *row.values())
+    return table
 
 
 def _title(run: Run) -> str:
     settings, (start_s, end_s) = run.result.settings, run.window_s
-    bounds = run.result.offline.bound_tokens_per_s
-    bound = " / ".join(_rate(bounds[name]) for name in BOUNDS)
     limit = "the rest of it" if settings.max_tokens is None else f"{settings.max_tokens:,}"
     return (
         f"{run.result.profile}, window {start_s:.1f} to {end_s:.1f} s, context {settings.max_model_len:,}, max_tokens "
         f"{limit}, TTFT {settings.ttft_slo_s:g} s, TPOT {1e3 * settings.tpot_slo_s:g} ms, noise "
-        f"{settings.step_noise:.0%}, headroom {settings.headroom}\n"
-        f"offline tok/s at most, all known: {bound} (long run / this window)"
+        f"{settings.step_noise:.0%}, headroom {settings.headroom}, "
+        f"{settings.max_num_batched_tokens:,} step tokens and {settings.max_num_seqs} slots unless @ says otherwise"
     )
 
 
-def _columns(result: SimResult) -> Iterator[tuple[str, str]]:
-    """The compared figures, with one word per heading line."""
-    online, offline, kv, settings = result.online, result.offline, result.kv, result.settings
-    yield "tokens x slots", f"{settings.max_num_batched_tokens}x{settings.max_num_seqs}"
-    yield "offline tok/s", _rate(offline.tokens_per_s)
-    yield "of bound%", _bare(offline.share_of_bound)
-    yield "computed tok/s", _rate(offline.computed_tokens_per_s)
-    yield "attained% TTFT/TPOT/both", "/".join(_bare(online.attainment[name]) for name in ("ttft", "tpot", "both"))
-    yield "from arrival%", _bare(online.attainment["both_from_arrival"])
-    yield "TTFT ms p50/p99", _pair(online.ttft_s)
-    yield "TPOT ms p50/p99", _pair(online.tpot_s)
-    yield "gap ms p99/max", f"{_ms(online.itl_s['p99'])}/{_ms(online.longest_gap_s)}"
-    yield "goodput req/s", "-" if online.goodput_rps is None else f"{online.goodput_rps:.2f}"
-    yield "hits% on/off", f"{_bare(kv.online_hit_ratio)}/{_bare(kv.hit_ratio)}"
-    yield "preempted on/off", "/".join(str(result.preemptions.count_by_class[name]) for name in CLASSES)
-    yield "computed again", str(result.wasted_tokens)
-    yield "longest wait s", "-" if offline.longest_wait_s is None else f"{offline.longest_wait_s:.0f}"
+def _best(runs: Sequence[tuple[str, Run]]) -> Iterator[str]:
+    """A sentence on the policy that did the most offline work, of those that have about the most chats in time."""
+    both = [(name, run.result) for name, run in runs if all(_has(run.result, title) for title in ("chats", "offline"))]
+    if len(both) < 2:
+        return
+    most = max(result.attained for _, result in both)
+    name, best = max(
+        ((name, result) for name, result in both if result.attained >= most - CONCEDED),
+        key=lambda each: each[1].offline_tokens_per_s,
+    )
+    yield (
+        f"Best: {name}, {_percent(best.attained)} of the chats in time and {_rate(best.offline_tokens_per_s)} offline "
+        f"tokens/s, {_percent(best.offline.share_of_bound)} of what no policy could exceed."
+    )
+
+
+def _chat_columns(result: SimResult) -> Iterator[tuple[str, str]]:
+    """The compared figures of online requests, by heading."""
+    online, kv = result.online, result.kv
+    yield "in time %\nTTFT/TPOT/both", "/".join(_bare(online.attainment[name]) for name in ("ttft", "tpot", "both"))
+    yield "TTFT ms\np50/p99", _pair(online.ttft_s)
+    yield "TPOT ms\np50/p99", _pair(online.tpot_s)
+    yield "gap ms\np99/max", f"{_ms(online.itl_s['p99'])}/{_ms(online.longest_gap_s)}"
+    yield "hits\n%", _bare(kv.online_hit_ratio)
+    yield "pre-\nempted", str(result.preemptions.count_by_class["online"])
+
+
+def _offline_columns(result: SimResult) -> Iterator[tuple[str, str]]:
+    """The compared figures of offline work, by heading."""
+    offline, kv = result.offline, result.kv
+    yield "tok/s", _rate(offline.tokens_per_s)
+    yield "of its\nbound %", _bare(offline.share_of_bound)
+    yield "computed\ntok/s", _rate(offline.computed_tokens_per_s)
+    yield "hits\n%", _bare(kv.hit_ratio)
+    yield "pre-\nempted", str(result.preemptions.count_by_class["offline"])
+    yield "computed\nagain", str(result.wasted_tokens)
+    yield "longest\nwait s", "-" if offline.longest_wait_s is None else f"{offline.longest_wait_s:.0f}"
 
 
 def _rows(result: SimResult) -> Iterator[tuple[str, str]]:
@@ -127,7 +167,7 @@ def _rows(result: SimResult) -> Iterator[tuple[str, str]]:
         yield "offline tokens/s, logical", _rate(offline.tokens_per_s)
         yield "of these output", _rate(offline.output_tokens_per_s)
         bounds = " / ".join(_rate(offline.bound_tokens_per_s[name]) for name in BOUNDS)
-        yield "bound: long run / window", bounds
+        yield "bound: long run / window / in time", f"{bounds} ({_percent(offline.share_of_bound)} of the last)"
         yield "offline tokens/s, computed", _rate(offline.computed_tokens_per_s)
         if offline.makespan_s is not None:
             yield "makespan", f"{offline.makespan_s:.1f} s"

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -52,7 +53,7 @@ def add_load(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="offline load: names of sets, OpenAI batch files, trace files, or none",
     )
-    add("--keep-order", action="store_true", help="do not shuffle the offline requests")
+    add("--keep-order", action="store_true", help="do not shuffle bundled offline sets; files keep their order")
     add("--ttft-slo-s", type=float, default=1.0, metavar="X", help="TTFT target in seconds (1)")
     add("--tpot-slo-s", type=float, default=0.05, metavar="X", help="TPOT target in seconds (0.05)")
     add("--seed", type=int, default=0, metavar="N", help="seed of everything random (0)")
@@ -204,13 +205,18 @@ def offline_of(args: argparse.Namespace, arrivals: str | None = None) -> list[Of
     """
     specs = [spec for spec in args.offline if spec != "none"]
     if arrivals is None:
-        return [load_offline(spec, args.seed, args.keep_order) for spec in specs]
+        return [_set_of(spec, args) for spec in specs]
     if not specs:
         raise ValueError("--offline-arrivals needs --offline")
     if arrivals == "recorded":
         return [load_offline(spec, args.seed, recorded_arrivals=True) for spec in specs]
     rows, seconds = _rows_and_seconds(arrivals)
-    return [arriving(load_offline(spec, args.seed, args.keep_order), rows, seconds) for spec in specs]
+    return [arriving(_set_of(spec, args), rows, seconds) for spec in specs]
+
+
+def _set_of(spec: str, args: argparse.Namespace) -> OfflineSet:
+    """The set. A server takes the lines of a file in their order; those of a bundled set are shuffled."""
+    return load_offline(spec, args.seed, args.keep_order or Path(spec).is_file())
 
 
 def _rows_and_seconds(text: str) -> tuple[int, float]:

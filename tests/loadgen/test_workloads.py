@@ -386,6 +386,27 @@ def test_an_openai_batch_file_can_be_counted_by_a_tokenizer(tmp_path) -> None:
     assert prefix_sharing(request.segments for request in requests).unique_tokens == 42
 
 
+def test_prompts_of_token_ids_share_what_their_ids_share(tmp_path) -> None:
+    """One prompt, the same one and more, and two prompts of one line, which are read one after the other."""
+    head = list(range(100, 132))
+    prompts: list[object] = [[*head, 7], [*head, 8, 9], [head, [7]], "text"]
+    path = tmp_path / "jobs.jsonl"
+    path.write_text("\n".join(json.dumps({"body": {"prompt": prompt, "max_tokens": 3}}) for prompt in prompts))
+    requests = load_offline(path, seed=1, keep_order=True).requests
+    assert [request.input_tokens for request in requests] == [33, 34, 33, 1]
+    assert [request.segments[0] for request in requests[:3]] == [requests[0].segments[0]] * 3
+    assert requests[0].segments[0][1] == 32
+    assert requests[0].segments == requests[2].segments != requests[1].segments
+
+
+@pytest.mark.parametrize("prompt", ["[1, -1]", "[1, true]", '[1, "a"]', "[[1], [2.5]]"])
+def test_a_batch_line_of_wrong_token_ids_is_named(tmp_path, prompt: str) -> None:
+    path = tmp_path / "jobs.jsonl"
+    path.write_text(f'{{"body": {{"prompt": "fine"}}}}\n{{"body": {{"prompt": {prompt}}}}}')
+    with pytest.raises(ValueError, match="line 2: not a request: a field has the wrong type"):
+        load_offline(path, seed=1)
+
+
 @pytest.mark.parametrize("line", ['{"body": {"model": "m"}}', '{"custom_id": "1"}', '{"body": {"messages": [1]}}'])
 def test_a_batch_line_without_a_prompt_is_named(tmp_path, line: str) -> None:
     path = tmp_path / "jobs.jsonl"

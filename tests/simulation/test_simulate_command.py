@@ -4,10 +4,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from neaptide.cli import main
+from neaptide.commands.simulate_tables import short_names
 from neaptide.engine.record.step_log import AddLine, HeaderLine, read_log
 from neaptide.estimator.device_profile import save_profile
 from neaptide.simulation.replay import replay
@@ -166,6 +168,40 @@ def test_several_policies_make_a_row_each_and_one_of_online_alone(
     assert [r["offline"]["tokens_per_s"] > 0 for r in results] == [True, True, True, False]
     shown = [line.strip() for line in table]
     assert all(any(line.startswith(name) for line in shown) for name, *_ in limits)
+    assert max(map(len, table)) <= 80
+    assert any(line.startswith("Best: ") for line in shown)
+
+
+def test_a_long_name_loses_its_module_unless_two_would_be_the_same() -> None:
+    assert short_names(["fcfs", "a.b:Mine@512", "c:Yours"]) == ["fcfs", "Mine@512", "Yours"]
+    assert short_names(["a:Mine", "b:Mine"]) == ["a:Mine", "b:Mine"]
+
+
+def test_policies_are_drawn(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    assert main([*arguments, "--policy", "fcfs,neaptide", "--plot", str(tmp_path / "out.svg")]) == 0
+    assert "<svg" in (tmp_path / "out.svg").read_text()
+
+
+@pytest.mark.parametrize("without", ["--online", "--offline"])
+def test_what_a_run_lacks_is_not_drawn(without: str, arguments: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert main([*arguments, without, "none", "--plot", str(tmp_path / "out.svg")]) == 0
+    assert "<svg" in (tmp_path / "out.svg").read_text()
+
+
+def test_a_picture_says_what_it_shows(arguments: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    figures = pytest.importorskip("matplotlib.figure")
+    drawn: list[Any] = []
+    monkeypatch.setattr("neaptide.commands.simulate.draw", lambda plot, path: drawn.append(plot))
+    assert main([*arguments, "--policy", "fcfs,neaptide", "--plot", str(tmp_path / "out.svg")]) == 0
+    figure = figures.Figure()
+    drawn[0](figure)
+    assert "TTFT target 1 s, TPOT target 50 ms" in figure.get_suptitle()
+    assert [axes.get_title() for axes in figure.axes] == ["Offline work", "Waits for the first token"]
+    labels = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in figure.axes]
+    assert set(labels[0]) == {"offline work", "no policy can exceed"}
+    assert labels[1] == ["fcfs", "neaptide", "fcfs, online alone", "TTFT target"]
 
 
 def test_the_row_of_online_alone_needs_both_kinds_of_work(

@@ -7,9 +7,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from neaptide_lab.experiments.judgement.cell import Cell
 from neaptide_lab.gym.loads import LOADS
-from neaptide_lab.gym.score import HEADINGS, Score, score
+from neaptide_lab.gym.score import HEADINGS, Measured, Score, score
 
 WIDTH = 80
 CONCEDED_POINTS = 1.0
@@ -24,7 +23,7 @@ class Card:
         others: scores of the table's policies on the same cells.
     """
 
-    def __init__(self, name: str, measured: Sequence[Any], others: Mapping[str, Score]) -> None:
+    def __init__(self, name: str, measured: Sequence[Measured], others: Mapping[str, Score]) -> None:
         self._name = name
         self._whole = score(measured)
         self._loads = {load: score([one for one in measured if one[0].case == load]) for load in LOADS}
@@ -41,11 +40,8 @@ class Card:
         loads.add_row("all", *self._whole.texts(), style="bold")
         console.print(loads, highlight=False)
         if self._others:
-            every = [(self._name, self._whole), *self._others.items()]
-            ranked = _table("policy", 20)
-            for name, one in sorted(every, key=lambda each: _worth(each[1]), reverse=True):
-                ranked.add_row(name, *one.texts(), style="bold" if name == self._name else "")
-            console.print(ranked, highlight=False)
+            every = {**self._others, self._name: self._whole}
+            console.print(ranking(every, self._name), highlight=False)
         for note in self._notes():
             console.print(f"- {note}", highlight=False, markup=False)
 
@@ -81,6 +77,14 @@ class Card:
             yield f"not measured on all of these cells: {', '.join(self._partial)}"
 
 
+def ranking(scores: Mapping[str, Score], own: str | None = None) -> Table:
+    """Policies with the most chats in time first, and among equals those with the most offline work."""
+    table = _table("policy", 20)
+    for name, one in sorted(scores.items(), key=lambda each: _worth(each[1]), reverse=True):
+        table.add_row(name, *one.texts(), style="bold" if name == own else "")
+    return table
+
+
 def _table(first: str, width: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(first, max_width=width, overflow="fold", vertical="bottom")
@@ -95,7 +99,3 @@ def _worth(one: Score) -> tuple[float, float]:
 
 def _offline(one: Score) -> float:
     return one.offline_tokens_per_s or 0.0
-
-
-def cells_text(cells: Sequence[Cell]) -> str:
-    return f"{len(cells)} cell{'s' if len(cells) != 1 else ''}"

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -13,9 +13,10 @@ from neaptide.commands.outputs import JSON_HELP, check_writable, print_json, wri
 from neaptide_lab.experiments.judgement.cell import Cell
 from neaptide_lab.experiments.judgement.runs import BOUND, ROOT, Failed, Run, Runner, Tree, cache_folder, in_a_process
 from neaptide_lab.experiments.judgement.worker import Figures
-from neaptide_lab.gym.card import WIDTH, Card, cells_text
+from neaptide_lab.gym.card import WIDTH, Card, ranking
 from neaptide_lab.gym.contender import contender
 from neaptide_lab.gym.loads import DEVICES, LOADS, SEEDS, cells, device_of
+from neaptide_lab.gym.score import Score
 from neaptide_lab.gym.table import PAGE, POLICIES, GymTable, page
 
 POLICY_HELP = "FILE.py, FILE.py:Class, module:Class or a policy's name; @1024 and @1024x256 set step tokens and slots"
@@ -101,11 +102,17 @@ def run_table(args: argparse.Namespace) -> int:
         return _refuse(str(error))
     status = _renew(args, table, chosen) if args.run else 0
     _note_older(table, chosen, Tree(ROOT))
-    scores = [(policy, table.score(policy, chosen)) for policy in args.policies]
-    print(f"policies on {cells_text(chosen)}; a mean is over those of them that were run")
-    for policy, one in scores:
-        print(f"{policy}: {one.cells} run; " + (", ".join(one.texts()) if one.cells else "-"))
+    console = Console(width=WIDTH)
+    for count, scores in _by_count({policy: table.score(policy, chosen) for policy in args.policies}).items():
+        console.print(f"{count} of {len(chosen)} cells:", highlight=False)
+        console.print(ranking(scores), highlight=False)
     return status
+
+
+def _by_count(scores: Mapping[str, Score]) -> dict[int, dict[str, Score]]:
+    """Policies by the number of cells that were run, the most first: only means over as many can be compared."""
+    counts = sorted({one.cells for one in scores.values() if one.cells}, reverse=True)
+    return {count: {policy: one for policy, one in scores.items() if one.cells == count} for count in counts}
 
 
 def run_list(args: argparse.Namespace) -> int:
@@ -119,10 +126,10 @@ def run_list(args: argparse.Namespace) -> int:
 
 
 def _renew(args: argparse.Namespace, table: GymTable, chosen: Sequence[Cell]) -> int:
-    """Runs what the table lacks, policy by policy, and writes it after each cell."""
+    """Runs what the table lacks, cell by cell so that policies can be compared soon, and writes it after each run."""
     tree, runner, began_s, failed = Tree(ROOT), _runner(args, ROOT), time.monotonic(), 0
-    for policy in (BOUND, *args.policies):
-        for cell in chosen:
+    for cell in chosen:
+        for policy in (BOUND, *args.policies):
             if args.limit_s is not None and time.monotonic() - began_s > args.limit_s:
                 break
             code = tree.digest(policy)

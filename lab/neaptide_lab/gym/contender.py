@@ -5,7 +5,7 @@ import inspect
 import re
 import sys
 from dataclasses import dataclass
-from importlib import import_module
+from importlib import import_module, invalidate_caches
 from pathlib import Path
 from types import ModuleType
 
@@ -44,21 +44,22 @@ def contender(text: str) -> Contender:
         if not file.is_file():
             raise ValueError(f"{file}: no such file")
         folder = file.resolve().parent
-        text = f"{file.stem}:{match['name'] or _only_policy(file)}{match['limits'] or ''}"
+        module = _imported(file)
+        text = f"{file.stem}:{match['name'] or _only_policy(file, module)}{match['limits'] or ''}"
     points = parse_points(text)
     if len(points) != 1:
         raise ValueError("the gym takes one policy at a time")
     return Contender(text, folder, _digest(find_policy(points[0].policy)))
 
 
-def _only_policy(file: Path) -> str:
+def _only_policy(file: Path, module: ModuleType) -> str:
     """The name of the only policy of a file."""
     names = [
         name
-        for name, each in vars(_imported(file)).items()
+        for name, each in vars(module).items()
         if isinstance(each, type) and issubclass(each, Scheduler) and each.__module__ == file.stem
     ]
-    usable = [name for name in names if not inspect.isabstract(getattr(sys.modules[file.stem], name))]
+    usable = [name for name in names if not inspect.isabstract(vars(module)[name])]
     if len(usable) == 1:
         return usable[0]
     if usable:
@@ -72,6 +73,7 @@ def _imported(file: Path) -> ModuleType:
     if not file.stem.isidentifier():
         raise ValueError(f"{file} cannot be imported: give it a name of letters, digits and underscores")
     sys.path.append(str(file.resolve().parent))
+    invalidate_caches()
     try:
         module = import_module(file.stem)
     except (Exception, SystemExit) as error:
@@ -90,9 +92,9 @@ def _digest(policy: type[Scheduler]) -> str:
     if folder is not None and not folder.is_relative_to(sys.prefix):  # not among the installed packages
         roots |= {name for name in list(sys.modules) if "." not in name and _folder(sys.modules[name]) == folder}
     files = {
-        Path(module.__file__)
+        Path(file)
         for name, module in list(sys.modules.items())
-        if name.partition(".")[0] in roots - {*OF_THE_TREE} and getattr(module, "__file__", None)
+        if name.partition(".")[0] in roots - {*OF_THE_TREE} and (file := getattr(module, "__file__", None)) is not None
     }
     digest = hashlib.sha256()
     for path in sorted(files):

@@ -86,8 +86,8 @@ def page(table: GymTable) -> str:
     lines = [
         "# The gym: every policy on the same loads",
         "",
-        "Written by `neaptide gym table --run`. [Write a policy](../../docs/write-a-policy.md#measure-it) says what the",
-        "columns are. Blank cells were not run. Planning is processor time on the machine that ran it.",
+        "Written by `neaptide gym table --run`. [Write a policy](../../docs/write-a-policy.md#measure-it) says what",
+        "each column is. Blank cells were not run. Planning is processor time on the machine that ran it.",
     ]
     for title, every in (("Quick form", cells(quick=True)), ("Full form", cells())):
         lines += ["", f"## {title}", "", *_totals(table, every), "", *_by_load(table, every)]

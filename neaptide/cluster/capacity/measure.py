@@ -32,7 +32,7 @@ class Size:
 @dataclass(slots=True, frozen=True)
 class MeasuredSize:
     attainment: dict[str, float]
-    """For all requests that arrived in the window."""
+    """For all requests that arrived in the window; 0 without any."""
     too_large: int
     """Requests among them that exceed a replica's memory: never submitted, and missed."""
     offline_tokens_per_s: float
@@ -60,7 +60,7 @@ def measure(
         result = _run(scenario, size.replicas, on_progress).result
         met = {name: _count(result.online, name) for name in TARGETS}
         submitted, tokens_per_s, valid = result.online.requests, result.offline.tokens_per_s or 0.0, result.valid
-    attainment = {name: count / (submitted + too_large) for name, count in met.items()}
+    attainment = {name: count / max(submitted + too_large, 1) for name, count in met.items()}
     return MeasuredSize(attainment, too_large, tokens_per_s, valid)
 
 

@@ -41,6 +41,8 @@ class Question:
 
     base: Scenario
     """Device, policy, targets and limits; its loads are ignored."""
+    policy: str = ""
+    """The policy with its limits, as the plan names it; empty: the base's policy."""
     trace: Sequence[TraceRequest]
     """In the order of arrival, each within the context (see ``within_context``)."""
     offline: Sequence[OfflineSet] = ()
@@ -119,6 +121,8 @@ class _Planner:
         holds = [point.holds for point in tried]
         return Plan(
             profile=question.base.profile.name,
+            policy=question.policy or question.base.policy,
+            finds_memory=question.find == "kv",
             devices=question.base.profile.tensor_parallel,
             price_per_hour=question.price_per_hour,
             peak=Peak(start_s=peak.start_s, end_s=peak.end_s, requests=peak.num_inside, work_s=self._work_s),
@@ -195,6 +199,13 @@ class _Planner:
             valid=measured.valid,
         )
 
+    def _alone(self, number: int) -> float:
+        """Offline tokens/s of one replica without online work, in as long a time as the peak's."""
+        question, size = self._question, replace(self._size(number), replicas=1)
+        nothing = Stretch([], (question.margin_s, question.margin_s + self._peak.length_s), 0.0)
+        with self._watch(f"{self._name(size)}: offline work alone") as on_progress:
+            return measure(question.base, nothing, size, self._rows, on_progress).offline_tokens_per_s
+
     def _whole(self, number: int) -> Beside:
         """The whole trace with offline work, or the mean of its samples."""
         question = self._question
@@ -232,6 +243,7 @@ class _Planner:
             tokens=sum(rows),
             whole=whole,
             tokens_per_day=DAY_S * whole.tokens_per_s,
+            alone_tokens_per_s=self._alone(number),
             finish_s=(low_s, high_s),
         )
 

@@ -2,6 +2,9 @@
 
 import msgspec
 
+HOUR_S = 3600
+MILLION = 1e6
+
 
 class Beside(msgspec.Struct, kw_only=True):
     """A part of the trace with offline work, on all replicas together."""
@@ -53,13 +56,29 @@ class OfflinePlan(msgspec.Struct, kw_only=True):
     """The whole trace."""
     tokens_per_day: float
     """If the trace repeated all day."""
+    alone_tokens_per_s: float
+    """One replica of the answer's size without online work."""
     finish_s: tuple[float | None, float | None]
     """Low and high time for all rows, at the rates of the whole trace and of its peak, the faster one first. None: no
     offline work is done at that rate."""
 
 
+class TriedLimits(msgspec.Struct, kw_only=True):
+    """Step tokens and slots that were tried for a policy."""
+
+    policy: str
+    """With its limits."""
+    replicas: int | None
+    """None: no size met the targets."""
+    attained: float | None
+    offline_tokens_per_s: float | None
+    """For the whole trace."""
+
+
 class Plan(msgspec.Struct, kw_only=True):
     profile: str
+    policy: str
+    """With its limits, if it has its own."""
     devices: int
     """Devices per replica."""
     price_per_hour: float | None
@@ -74,9 +93,31 @@ class Plan(msgspec.Struct, kw_only=True):
     """Whether no tried size fails above one that is enough. The size above the answer was tried if it exists."""
     offline: OfflinePlan | None = None
 
+    finds_memory: bool = False
+    """Whether KV memory was searched, and not the number of replicas."""
+    limits: list[TriedLimits] = []
+    """The limits from which this plan's were chosen; empty if they were given."""
+
+    @property
+    def unit_price(self) -> float:
+        """Hourly price of a replica, or its number of devices if there is no price."""
+        return self.devices if self.price_per_hour is None else self.price_per_hour
+
     @property
     def cost(self) -> float | None:
         """Hourly cost of the answer, or its number of devices if there is no price; None without an answer."""
-        if self.answer is None:
+        return None if self.answer is None else self.answer.replicas * self.unit_price
+
+    @property
+    def price_per_million_tokens(self) -> float | None:
+        """The whole cost over the offline tokens of an hour; None without any."""
+        if self.cost is None or self.offline is None or not self.offline.whole.tokens_per_s:
             return None
-        return self.answer.replicas * (self.devices if self.price_per_hour is None else self.price_per_hour)
+        return MILLION * self.cost / (HOUR_S * self.offline.whole.tokens_per_s)
+
+    @property
+    def alone_price_per_token(self) -> float | None:
+        """What a replica without chats takes for an offline token; None without offline work."""
+        if self.offline is None or not self.offline.alone_tokens_per_s:
+            return None
+        return self.unit_price / (HOUR_S * self.offline.alone_tokens_per_s)

@@ -24,6 +24,8 @@ from neaptide.loadgen.workloads.traces import (
 )
 
 Tokenize = Callable[[str], Sequence[int]]
+Prompt = str | tuple[int, ...]
+"""A text, or token ids."""
 
 MMLU_SHOTS = 5
 GSM8K_SHOTS = 8
@@ -107,11 +109,12 @@ def openai_batch(base: int, path: Path, limit: int | None, tokenize: Tokenize | 
     lines = numbered_jsonl(path)
     if not lines:
         raise ValueError(f"{path.name} has no requests")
-    prompts, outputs = [], []
+    prompts: list[Prompt] = []
+    outputs = []
     for number, line in lines[:limit]:
         try:
             body = line["body"]
-            prompts.append(_body_text(body))
+            prompts.append(_body_prompt(body))
         except KeyError as error:
             raise ValueError(f"{path.name}, line {number}: not a request: {error} is missing") from error
         except (TypeError, AttributeError) as error:
@@ -125,13 +128,14 @@ def openai_batch(base: int, path: Path, limit: int | None, tokenize: Tokenize | 
 
 
 def text_requests(
-    base: int, prompts: Sequence[str], output_tokens: Sequence[int], tokenize: Tokenize | None = None
+    base: int, prompts: Sequence[Prompt], output_tokens: Sequence[int], tokenize: Tokenize | None = None
 ) -> list[TraceRequest]:
-    """Requests of real texts: prompts with equal beginnings have equal first segments, in whole blocks."""
-    sizes, pieces = _text_blocks(prompts) if tokenize is None else _token_blocks(prompts, tokenize)
+    """Requests of real prompts: those with equal beginnings have equal first segments, in whole blocks."""
     ids: dict[tuple[int, object], int] = {}
-    chains = []
-    for blocks in pieces:
+    sizes, chains = [], []
+    for prompt in prompts:
+        size, blocks = _blocks(prompt, tokenize)
+        sizes.append(size)
         chain, before = [], -1
         for block in blocks:
             before = ids.setdefault((before, block), len(ids))
@@ -143,17 +147,16 @@ def text_requests(
     ]
 
 
-def _text_blocks(prompts: Sequence[str]) -> tuple[list[int], Iterable[list[str]]]:
-    chars = TEXT_BLOCK_TOKENS * CHARS_PER_TOKEN
-    blocks = ([prompt[at : at + chars] for at in range(0, len(prompt), chars)] for prompt in prompts)
-    # a few characters may be less than a token
-    return [max(1, _tokens(prompt)) for prompt in prompts], blocks
-
-
-def _token_blocks(prompts: Sequence[str], tokenize: Tokenize) -> tuple[list[int], Iterable[list[tuple[int, ...]]]]:
-    rows = [tuple(tokenize(prompt)) for prompt in prompts]
-    size = TEXT_BLOCK_TOKENS
-    return [len(row) for row in rows], ([row[at : at + size] for at in range(0, len(row), size)] for row in rows)
+def _blocks(prompt: Prompt, tokenize: Tokenize | None) -> tuple[int, Iterable[object]]:
+    """The prompt's tokens, and its blocks."""
+    if isinstance(prompt, str):
+        if tokenize is None:
+            chars = TEXT_BLOCK_TOKENS * CHARS_PER_TOKEN
+            # a few characters may be less than a token
+            return max(1, _tokens(prompt)), (prompt[at : at + chars] for at in range(0, len(prompt), chars))
+        prompt = tuple(tokenize(prompt))
+    tokens = prompt
+    return len(tokens), (tokens[at : at + TEXT_BLOCK_TOKENS] for at in range(0, len(tokens), TEXT_BLOCK_TOKENS))
 
 
 def _joined(base: int, chains: list[list[int]], input_tokens: list[int]) -> list[Segments]:
@@ -182,12 +185,27 @@ def _tokens(text: str) -> int:
     return len(text) // CHARS_PER_TOKEN
 
 
-def _body_text(body: Row) -> str:
+def _body_prompt(body: Row) -> Prompt:
     if "messages" in body:
         return "".join(f"{message['role']}: {_content_text(message['content'])}\n" for message in body["messages"])
     if "prompt" not in body and "input" not in body:
         raise KeyError("messages, prompt or input")
-    return _content_text(body["prompt"] if "prompt" in body else body["input"])
+    content = body["prompt"] if "prompt" in body else body["input"]
+    ids = _token_ids(content)
+    return _content_text(content) if ids is None else ids
+
+
+def _token_ids(content: Any) -> tuple[int, ...] | None:
+    """The token ids of a prompt, or of several, one after the other; None if it is text."""
+    if not isinstance(content, list):
+        return None
+    if content and all(isinstance(part, list) for part in content):
+        content = [token for part in content for token in part]
+    if not any(type(token) is int for token in content):
+        return None
+    if not all(type(token) is int and token >= 0 for token in content):
+        raise TypeError("token ids")
+    return tuple(content)
 
 
 def _content_text(content: Any) -> str:

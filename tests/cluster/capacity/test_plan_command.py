@@ -1,5 +1,6 @@
 """``neaptide plan`` from the outside."""
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,13 @@ import msgspec
 import pytest
 
 from neaptide.cli import main
+from neaptide.cluster.capacity import tuning
 from neaptide.commands import outputs
+from neaptide.commands.plan import _ordered
+from neaptide.commands.simulation_flags import offline_of
 from neaptide.estimator.device_profile import save_profile
+from neaptide.loadgen.workloads.offline_sets import load_offline
+from neaptide.simulation.scenario import Scenario
 from tests.simulation.scenes import COST, profile
 
 NUM_REQUESTS = 24
@@ -110,6 +116,102 @@ def test_the_cheapest_of_several_profiles(
     assert shown[-1] == f"cheapest: {cheapest}, {cost}"
 
 
+def test_several_policies_are_planned_and_the_better_one_is_named(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One slot needs two replicas; with eight a single one is enough."""
+    assert main([*arguments, "--policy", "priority@64x1,priority@64x8"]) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out.splitlines()[-1])
+    assert [(plan["policy"], plan["answer"]["replicas"]) for plan in result["plans"]] == [
+        ("priority@64x1", 2),
+        ("priority@64x8", 1),
+    ]
+    assert (result["cheapest"], result["cheapest_policy"]) == ("scene", "priority@64x8")
+    assert "priority@64x1: scene, 1 replica: the peak" in captured.err
+    assert "cheapest: scene with priority@64x8, 1 device" in captured.out
+
+
+def test_step_tokens_and_slots_are_searched(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tuning, "STEP_TOKENS", (4, 64))
+    monkeypatch.setattr(tuning, "SLOTS", (1, 8))
+    assert main([*arguments, "--tune"]) == 0
+    shown, result = found(capsys)
+    (plan,) = result["plans"]
+    assert [(each["policy"], each["replicas"]) for each in plan["limits"]] == [
+        ("priority@4x1", 2),
+        ("priority@64x1", 2),
+        ("priority@64x8", 1),
+    ]
+    assert (plan["policy"], plan["settings"]["max_num_seqs"]) == ("priority@64x8", 8)
+    assert any(line.split()[:2] == ["64x8", "1"] for line in shown)
+
+
+def test_limits_of_ones_own_are_not_searched(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "--tune", "--policy", "priority@64x8"]) == 0
+    (plan,) = found(capsys)[1]["plans"]
+    assert (plan["policy"], plan["limits"]) == ("priority@64x8", [])
+
+
+def test_the_price_of_offline_tokens_stands_beside_the_price_of_an_hour(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two replicas at 3 an hour each."""
+    flags = ["--offline", str(tmp_path / "batch.jsonl"), "--max-num-seqs", "2", "--price", "3"]
+    assert main([*arguments, *flags]) == 0
+    shown, result = found(capsys)
+    (plan,) = result["plans"]
+    replicas, offline = plan["answer"]["replicas"], plan["offline"]
+    price = 3 * replicas / (3600 * offline["whole"]["tokens_per_s"] / 1e6)
+    assert plan["cost_per_hour"] == 3 * replicas
+    assert plan["price_per_million_offline_tokens"] == pytest.approx(price)
+    assert offline["alone_tokens_per_s"] > offline["whole"]["tokens_per_s"] / replicas
+    credit = 3 / offline["alone_tokens_per_s"]
+    assert plan["net_cost_per_hour"] == pytest.approx(3 * replicas - credit * offline["whole"]["tokens_per_s"])
+    assert any(f"cost: {3 * replicas} per hour, {price:.4g} per million offline tokens" in line for line in shown)
+
+
+def test_the_lines_of_a_file_keep_their_order(arguments: list[str], tmp_path: Path) -> None:
+    args = argparse.Namespace(offline=[str(tmp_path / "batch.jsonl"), "bbh"], keep_order=False, seed=3)
+    (tmp_path / "batch.jsonl").write_text(
+        "".join(json.dumps({"body": {"prompt": "x" * 80 * k, "max_tokens": 3}}) + "\n" for k in range(1, 9))
+    )
+    of_file, bundled = offline_of(args)
+    assert [row.input_tokens for row in of_file.requests] == [20 * k for k in range(1, 9)]
+    assert bundled.requests != load_offline("bbh", 3, keep_order=True).requests
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "offline_plan", "order"),
+    [
+        ("h100", "neaptide", "auto", "ends"),
+        ("h100", "neaptide", "off", None),
+        ("h100", "priority", "auto", None),
+        ("cpu-4", "neaptide", "auto", None),
+        ("cpu-4", "neaptide", "on", "ends"),
+    ],
+)
+def test_offline_work_is_ordered_as_a_server_would(
+    name: str, policy: str, offline_plan: str, order: str | None
+) -> None:
+    scenario = Scenario(profile=msgspec.structs.replace(profile(), name=name), policy=policy)
+    ordered = _ordered(scenario, argparse.Namespace(offline_plan=offline_plan))
+    assert ordered.order == order
+    assert ordered.planner_is_told is (order is None)
+
+
+def test_no_line_for_people_is_wider_than_a_terminal(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--policy", "priority@64x1,priority@64x8", "--offline", str(tmp_path / "batch.jsonl")]
+    assert main([*arguments, *flags]) == 0
+    shown, _ = found(capsys)
+    tables = [line for line in shown if not line.startswith(("  ", "cheapest", "scene", str(tmp_path)))]
+    assert max(map(len, tables)) <= 80
+
+
 def test_memory_is_found_in_parts_of_what_the_profile_has(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,7 +289,7 @@ def test_the_json_line_is_printed_though_its_file_could_not_be_written(
         (["--profile", "abacus"], "no profile 'abacus'"),
         (["--offline", "nothing"], "no offline set 'nothing'"),
         (["--policy", "best"], "there is no policy 'best'"),
-        (["--policy", "fcfs,lpm"], "plan accepts one policy"),
+        (["--policy", "fcfs,best"], "there is no policy 'best'"),
         (["--attainment", "90"], "--attainment must be above 0"),
         (["--attainment", "0"], "--attainment must be above 0"),
         (["--peak-s", "0"], "--peak-s must be positive"),
