@@ -236,6 +236,7 @@ def test_every_simulation_is_told_and_moves_on(monkeypatch: pytest.MonkeyPatch) 
         "scene, 1 replica: the peak",
         "scene, 2 replicas: the peak",
         "scene, 2 replicas: the peak, with offline work",
+        "scene, 1 replica: offline work alone",
     ]
     assert len(seen) > 10
     assert all(0.0 < done <= total for done, total in seen)
