@@ -167,9 +167,9 @@ def test_several_policies_make_a_row_each_and_one_of_online_alone(
     ]
     assert [r["offline"]["tokens_per_s"] > 0 for r in results] == [True, True, True, False]
     shown = [line.strip() for line in table]
-    # A long name is folded.
-    assert all(any(line.startswith(name.partition(" ")[0]) for line in shown) for name, *_ in limits)
-    assert any(line.startswith("online alone") for line in shown)
+    assert all(any(line.startswith(name.partition(",")[0]) for line in shown) for name, *_ in limits)
+    # Both of its rows among the chats, of which the longer name may be folded, and one of offline work.
+    assert sum(line.startswith("fcfs@64") for line in shown) == 3
     assert max(map(len, table)) <= 80
     assert any(line.startswith("Best: ") for line in shown)
 
