@@ -230,3 +230,28 @@ def test_a_wrong_setting_stops_the_start(made: dict[str, Any]) -> None:
     made["vllm_config"].additional_config = {"neaptide": {"tpot": 1}}
     with pytest.raises(ValueError, match="unknown field `tpot`"):
         make_scheduler(**made)
+
+
+def late_prompts_that_run(**changed: Any) -> VirtualServer:
+    """Two chats with a part of their prompts computed, which are late for certain."""
+    server = started(max_num_batched_tokens=64, **changed)
+    for number in range(2):
+        server.add(f"late{number}", prompt(500, number), 5, 0, targets={"ttft_ms": 60_000})
+        server.step()
+        server.now_s += 61.0
+    computed = [request.num_computed_tokens for request in server.scheduler.running]
+    assert len(computed) == 2
+    assert max(computed) <= 64
+    return server
+
+
+@pytest.mark.parametrize(("max_num_seqs", "num_blocks"), [(2, 2912), (8, 70)], ids=["slots", "blocks"])
+def test_late_prompts_go_on_while_chats_find_no_room(max_num_seqs: int, num_blocks: int) -> None:
+    """What is planned for chats that wait would be lost, and those that run would never make room."""
+    server = late_prompts_that_run(max_num_seqs=max_num_seqs, num_blocks=num_blocks)
+    server.add("chat", prompt(980, 2), 5, 0, targets={"ttft_ms": 60_000})
+    for _ in range(10):
+        output, _ = server.step()
+        assert output.total_num_scheduled_tokens >= 16
+        assert "chat" not in output.num_scheduled_tokens
+    assert ttft_s(server, "chat") < 60.0

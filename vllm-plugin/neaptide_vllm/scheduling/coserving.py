@@ -173,14 +173,7 @@ class CoServing(Base):
         """Plans a step, makes room for it and opens the queues."""
         self._update_targets()
         self._roster.follow(self.running)
-        step = Step(
-            self._start_s(began_s),
-            self._roster,
-            self.cost_model,
-            self.max_num_scheduled_tokens,
-            self.block_size,
-            self.current_step + 1 if self._pauses_decodes else None,
-        )
+        step = self._begun(began_s)
         ready: list[Online] = []
         blocked: list[Request] = []
         for online in self.waiting.online:
@@ -188,13 +181,28 @@ class CoServing(Base):
                 blocked.append(online.request)
             else:
                 ready.append(online)
+        if not self._slots_free() and not self._victims(step):
+            ready = []  # They would take the step's time from those that run, and none could begin.
         has_offline = bool(step.offline or self.waiting.offline)
         named = [online.request for online in self.planner.plan(step, ready, has_offline)]
         self._keep_for_online(step, began_s)
-        self._make_way(step, named, began_s)
+        if named and not self._make_way(step, named, began_s):
+            step = self._begun(began_s)
+            self.planner.plan(step, (), has_offline)
         # vLLM looks whether those that were blocked are ready.
         self.waiting.begin(named + blocked, step.offline_limit_s > 0.0 and self._slots_left > 0)
         return step
+
+    def _begun(self, began_s: float) -> Step:
+        """An empty step."""
+        return Step(
+            self._start_s(began_s),
+            self._roster,
+            self.cost_model,
+            self.max_num_scheduled_tokens,
+            self.block_size,
+            self.current_step + 1 if self._pauses_decodes else None,
+        )
 
     def _give_up(self) -> None:
         """Planning failed: the server goes on without."""
@@ -376,29 +384,37 @@ class CoServing(Base):
         kept_slots = max(self._slot_headroom.headroom_blocks(now_s), step.num_online)
         self._slots_left = max(self.max_num_active_reqs - kept_slots, 1) - num_offline
 
-    def _make_way(self, step: Step, named: Iterable[Request], now_s: float) -> None:
+    def _slots_free(self) -> int:
+        return int(self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input)
+
+    def _victims(self, step: Step) -> list[Request]:
+        """Running offline requests that may be preempted, the last one first to go."""
+        return sorted(filter(self._request_blocks_can_be_freed, step.offline))
+
+    def _make_way(self, step: Step, named: Iterable[Request], now_s: float) -> bool:
         """Preempts offline requests, the youngest first, for chats that wait for blocks or slots: no more than it
-        takes, and none if all would not do."""
+        takes, and none if all would not do. Returns whether any chat finds room."""
         free = self.kv_cache_manager.block_pool.get_num_free_blocks() - self._own_watermark
-        slots = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input
+        slots, num_fitting = self._slots_free(), 0
         victims: list[Request] | None = None
         for request in named:
             needed = self._blocks_of(request.num_tokens)
             if free >= needed and slots >= 1:
-                free, slots = free - needed, slots - 1
+                free, slots, num_fitting = free - needed, slots - 1, num_fitting + 1
                 continue
             if victims is None:
-                victims = sorted(filter(self._request_blocks_can_be_freed, step.offline))
+                victims = self._victims(step)
             chosen: list[Request] = []
             gained = 0
             while victims and (free + gained < needed or slots + len(chosen) < 1):
                 chosen.append(victims.pop())
                 gained += self._blocks_of(chosen[-1].num_computed_tokens)
             if free + gained < needed or slots + len(chosen) < 1:
-                return
+                break
             for victim in chosen:
                 self._preempt_for_chat(step, victim, now_s)
-            free, slots = free + gained - needed, slots + len(chosen) - 1
+            free, slots, num_fitting = free + gained - needed, slots + len(chosen) - 1, num_fitting + 1
+        return num_fitting > 0
 
     def _preempt_for_chat(self, step: Step, victim: Request, now_s: float) -> None:
         self.running.remove(victim)
