@@ -262,7 +262,7 @@ def test_nan_is_not_json(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "complaint"),
     [
         (["golden", "--trace", "azure_conv_2023"], "--trace goes with forecast-coverage"),
-        (["golden", "--keep", "runs"], "--keep goes with tuned-rivals, bros-latency, bros-slo, bros-rt-only"),
+        (["golden", "--keep", "runs"], "--keep goes with tuned-rivals, quotes, bros-latency, bros-slo, bros-rt-only"),
         (["tuned-rivals", "--cells", "OPT"], "--cells goes with bros-latency, bros-slo, bros-rt-only"),
         (["tuned-rivals", "--window-s", "60"], "--window-s goes with bros-latency, bros-slo, bros-rt-only"),
         (["bros-latency", "--cells", "OPT-66B"], "there is no cell 'OPT-66B'; there are: OPT-13B, ShareGPT at 3/s; "),
