@@ -273,6 +273,7 @@ COMMANDS: dict[str, Callable[[Subparsers], None]] = {
     "calibrate": _from_commands("calibrate"),
     "simulate": _from_commands("simulate"),
     "plan": _from_commands("plan"),
+    "observe": _from_commands("observe"),
     "offline-plan": _from_commands("offline.plan"),
 }
 

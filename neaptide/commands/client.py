@@ -20,6 +20,11 @@ class CommandError(Exception):
 def add_client(parser: argparse.ArgumentParser, base_url: str) -> None:
     """Adds the flags of a client: server and key. ``base_url`` is the default server."""
     add_server(parser, base_url)
+    add_key(parser)
+
+
+def add_key(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the key to send."""
     keys = parser.add_mutually_exclusive_group()
     keys.add_argument("--api-key-file", metavar="FILE", type=Path, help="file with the key to send")
     keys.add_argument("--api-key", metavar="KEY", help="the key itself; other users of the machine can see it")

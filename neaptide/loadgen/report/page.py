@@ -53,12 +53,17 @@ def report(
         heading = f"<h2>{escape(name)}</h2>" if several else ""
         sections.append(f"{heading}<section class='plots'>{_plots(progress, alone=not several)}</section>")
     sections += [_errors(runs), _settings(settings)]
+    return document(title, f"<h1>{escape(title)}</h1>{''.join(sections)}")
+
+
+def document(title: str, body: str) -> str:
+    """A whole page around its content, with the style of all reports; it loads nothing."""
     style = resources.files("neaptide.loadgen.report").joinpath("page.css").read_text(encoding="utf-8")
     head = "<meta charset='utf-8'><meta name='viewport' content='width=device-width,initial-scale=1'>"
     head += "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none';style-src 'unsafe-inline'\">"
     return (
         f"<!doctype html><html lang='en'><head>{head}<title>{escape(title)}</title><style>{style}</style></head>"
-        f"<body><main><h1>{escape(title)}</h1>{''.join(sections)}</main></body></html>\n"
+        f"<body><main>{body}</main></body></html>\n"
     )
 
 

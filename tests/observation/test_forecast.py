@@ -1,0 +1,112 @@
+"""Intervals, settings of rivals, and a forecast of a load whose outcome is known."""
+
+from contextlib import nullcontext
+
+import msgspec
+import pytest
+
+from neaptide.observation.forecast import (
+    ALONE,
+    INSIDE,
+    INSTEAD,
+    Forecast,
+    ForecastQuestion,
+    Sample,
+    attainment_estimate,
+    batch_like,
+    batch_of,
+    forecast,
+    priority_points,
+    rate_estimate,
+)
+from neaptide.simulation.scenario import Scenario
+from tests.observation.scenes import BLOCK_SIZE, STEP_TOKENS, device
+from tests.simulation.scenes import online
+
+
+def test_draws_and_the_chance_of_few_chats_widen_a_share() -> None:
+    alone = attainment_estimate([0.9], 100)
+    assert (alone.low, alone.high) == pytest.approx((0.8388, 0.9398), abs=1e-3)
+    spread = attainment_estimate([0.9, 0.8, 0.95, 0.85], 100)
+    assert spread.low < alone.low < 0.9 < alone.high < spread.high
+    assert attainment_estimate([1.0], 30).high == 1.0
+    assert attainment_estimate([1.0], 30).low == pytest.approx(30 / (30 + 1.645**2), abs=1e-6)
+
+
+def test_a_rate_is_as_uncertain_as_step_times_and_draws() -> None:
+    assert rate_estimate([100.0], 0.0).low == 100.0
+    found = rate_estimate([100.0], 0.1)
+    assert (found.low, found.high) == pytest.approx((83.55, 116.45))
+    assert rate_estimate([100.0, 90.0, 110.0], 0.1).low < found.low
+
+
+def test_settings_of_priority_begin_with_the_servers_own_and_none_is_tried_twice() -> None:
+    points = [(point.seats, point.step_tokens) for point in priority_points(256, 2048)]
+    assert points == [(256, 2048), (256, 512), (64, 512), (16, 128)]
+    small = [(point.seats, point.step_tokens) for point in priority_points(2, 32)]
+    assert small == [(2, 32)]
+
+
+def test_batch_lines_are_as_long_as_the_chats_and_share_nothing() -> None:
+    chats = online((0.0, 20, 3), (1.0, 50, 7))
+    found = batch_like(chats, seed=0)
+    assert {(row.input_tokens, row.output_tokens) for row in found.requests} == {(20, 3), (50, 7)}
+    assert found.sharing().ratio == 0.0
+    found.check_refill()
+
+
+@pytest.fixture(scope="module")
+def found() -> Forecast:
+    """Chats of 40 tokens and 10 of answer every 2 s, and lines that are alike."""
+    chats = online(*((2.0 * k, 40, 10) for k in range(8)))
+    base = Scenario(
+        profile=device(),
+        ttft_slo_s=1.0,
+        tpot_slo_s=0.3,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=16,
+        max_num_batched_tokens=STEP_TOKENS,
+    )
+    question = ForecastQuestion(
+        base=base,
+        samples=[Sample(chats, device())] * 2,
+        batch=batch_of("lines", [(40, 10)] * 64),
+        overhead_s=0.05,
+        simulate_s=16.0,
+    )
+    return forecast(question, lambda name: nullcontext())
+
+
+def test_chats_alone_take_what_their_steps_take(found: Forecast) -> None:
+    """A prompt of 40 tokens: 0.12 s and 40 ms. Each further token: 0.12 s, 3 ms and the context."""
+    alone = found.option(ALONE)
+    assert alone.attainment.value == 1.0
+    assert alone.batch_tokens_per_s.value == 0.0
+    assert alone.mean_ttft_s == pytest.approx(0.05 + 0.16, rel=1e-6)
+    assert alone.mean_gap_s == pytest.approx(0.123 + 2e-5 * (41 + 49) / 2, rel=1e-6)
+
+
+def test_batch_work_runs_beside_chats_that_stay_in_time(found: Forecast) -> None:
+    for name in (INSIDE, INSTEAD):
+        option = found.option(name)
+        assert option.attainment.value == 1.0
+        assert option.batch_tokens_per_s.value > 100.0
+        assert option.valid
+
+
+def test_rivals_are_there_with_their_best_setting(found: Forecast) -> None:
+    assert found.option(found.best_priority).name.startswith("priority@")
+    assert found.option("fcfs").attainment.value < 0.5
+
+
+def test_one_replica_is_enough_for_such_chats(found: Forecast) -> None:
+    assert (found.replicas.number, found.replicas.attainment) == (1, 1.0)
+
+
+def test_equal_draws_add_no_spread(found: Forecast) -> None:
+    rate = found.option(INSIDE).batch_tokens_per_s
+    assert rate.low == pytest.approx(rate.value, rel=0.2)
+
+
+def test_a_forecast_is_plain_json(found: Forecast) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Forecast) == found
