@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -50,6 +49,7 @@ from neaptide.simulation.scenario import Scenario
 LEAST_CHATS = 20
 """Fewer say nothing about shares."""
 LEAST_EVERY_S = 0.1
+DEFAULT_RECORD = Path("observe.jsonl")
 FIT_DRAWS = 20
 """Fits for the intervals of costs. They take less time than simulations."""
 MAX_DRAWS = 50
@@ -69,7 +69,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add("--for", dest="for_s", type=_seconds, default=600, metavar="TIME", help="how long to record, such as 2h (10m)")
     add("--every-s", type=float, default=1.0, metavar="X", help="seconds between two looks at the metrics (1)")
     add("--engine", metavar="N", help="which engine of a server with several; vLLM's label")
-    add("--out", type=Path, metavar="RECORD", help="keep the record in this file")
+    add("--out", type=Path, metavar="RECORD", help="the record's file (observe.jsonl)")
     add("--record-only", action="store_true", help="record, and forecast nothing")
     trace_help = "arrivals and lengths of the recorded chats from a trace, such as an access log, not from the metrics"
     add("--trace", metavar="TRACE", help=trace_help)
@@ -151,8 +151,8 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError("--batch and --batch-lengths exclude each other")
     if not _is_url(args.source) and (args.record_only or args.out is not None or args.engine is not None):
         raise ValueError("--out, --record-only and --engine need the address of a server")
-    if args.record_only and args.out is None:
-        raise ValueError("--record-only needs --out")
+    if _is_url(args.source) and args.out is None:
+        args.out = DEFAULT_RECORD
     for path in (args.json, args.out, None if args.record_only else args.html):
         if path is not None:
             check_writable(path)
@@ -170,10 +170,8 @@ def _check(args: argparse.Namespace) -> None:
 def _run(args: argparse.Namespace) -> int:
     if not _is_url(args.source):
         return _forecast(args, read_record(Path(args.source)) if _is_record(args.source) else None)
-    with TemporaryDirectory(prefix="neaptide-observe-") as directory:
-        path = args.out or Path(directory, "record.jsonl")
-        _record(args, path)
-        return 0 if args.record_only else _forecast(args, read_record(path))
+    _record(args)
+    return 0 if args.record_only else _forecast(args, read_record(args.out))
 
 
 def _is_record(source: str) -> bool:
@@ -181,16 +179,17 @@ def _is_record(source: str) -> bool:
     return path.is_file() and is_record(path)
 
 
-def _record(args: argparse.Namespace, path: Path) -> None:
+def _record(args: argparse.Namespace) -> None:
     """Polls the server into a file, with a progress bar on a terminal."""
     args.server = args.source
     what = Polling(args.source, args.every_s, args.for_s, args.engine)
     shown = shown_url(args.source)
-    with open_client(args) as client, path.open("wb") as file, progress(f"recording {shown}", says_so=True) as bar:
+    with open_client(args) as client, progress(f"recording {shown}", says_so=True) as bar:
         started_s = time.monotonic()
-        count = record_polls(client, what, file, on_poll=lambda at_s: bar and bar(at_s, args.for_s))
+        count = record_polls(client, what, args.out, on_poll=lambda at_s: bar and bar(at_s, args.for_s))
         took_s = time.monotonic() - started_s
-    print(f"neaptide observe: {count:,} looks at {shown} in {took_s:.0f} s", file=sys.stderr)
+    said = f"{count:,} looks at {shown} in {took_s:.0f} s are in {args.out}"
+    print(f"neaptide observe: {said}", file=sys.stderr)
 
 
 # ---- forecast ----
@@ -200,10 +199,10 @@ def _forecast(args: argparse.Namespace, record: Record | None) -> int:
     given = load_profile(args.profile) if args.profile is not None else None
     if record is None and given is None:
         raise ValueError(f"{args.source} is a trace, which says nothing of step times: add --profile")
-    kv_tokens, block_size, kv_is_known = _memory(args, record, given)
+    kv_tokens, block_size, kv_source = _memory(args, record, given)
     times = None
     if record is not None and given is None:
-        shape = Shape(args.max_num_batched_tokens, kv_tokens if kv_is_known else None)
+        shape = Shape(args.max_num_batched_tokens, kv_tokens)
         times = fit_step_times(record, shape, max(args.draws, FIT_DRAWS), args.seed)
     source = args.trace or (args.source if record is None else None)
     samples = [
@@ -217,7 +216,7 @@ def _forecast(args: argparse.Namespace, record: Record | None) -> int:
     observed = None
     if record is not None:
         observed = observed_figures(record, traffic_of(record, args.seed), args.ttft_slo_s, args.tpot_slo_s)
-    facts = _facts(args, record, samples, observed, times, given, (kv_tokens, kv_is_known))
+    facts = _facts(args, record, samples, observed, times, given, (kv_tokens, kv_source))
     line = json.dumps(_json(args, facts), allow_nan=False)
     args.html.write_text(page(facts), encoding="utf-8")
     write_json(line, args.json)
@@ -234,7 +233,7 @@ def _facts(
     observed: ObservedFigures | None,
     times: StepTimes | None,
     given: DeviceProfile | None,
-    memory: tuple[int, bool],
+    memory: tuple[int, str],
 ) -> Facts:
     batch, said = _batch(args, samples[0].requests)
     base = Scenario(
@@ -270,7 +269,7 @@ def _facts(
         batch=said,
         profile=None if given is None else given.name,
         kv_tokens=memory[0],
-        kv_is_known=memory[1],
+        kv_source=memory[1],
         observed=observed,
         simulated=simulated,
         times=times,
@@ -278,17 +277,17 @@ def _facts(
     )
 
 
-def _memory(args: argparse.Namespace, record: Record | None, given: DeviceProfile | None) -> tuple[int, int, bool]:
-    """Tokens of the KV cache, its block size, and whether a server or the profile says so."""
+def _memory(args: argparse.Namespace, record: Record | None, given: DeviceProfile | None) -> tuple[int, int, str]:
+    """Tokens of the KV cache, its block size, and who says so."""
     labels = record.header.labels if record is not None else {}
     blocks, size = (labels.get(name, "") for name in ("num_gpu_blocks", "block_size"))
     block_size = int(size) if size.isdecimal() and 0 < int(size) <= 1 << 20 else 16
     if args.kv_tokens is not None:
-        return max(args.kv_tokens, block_size), block_size, False
+        return max(args.kv_tokens, block_size), block_size, "as you say"
     if blocks.isdecimal() and 0 < int(blocks) < 1 << 40:
-        return int(blocks) * block_size, block_size, True
+        return int(blocks) * block_size, block_size, "as the server says"
     if given is not None:
-        return given.kv_capacity_tokens, given.block_size, True
+        return given.kv_capacity_tokens, given.block_size, "as the profile says"
     raise RecordError("the server does not say how large its KV cache is: add --kv-tokens")
 
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import BinaryIO
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -42,13 +42,14 @@ class Polling:
 def record_polls(
     client: httpx.Client,
     what: Polling,
-    file: BinaryIO,
+    path: Path,
     timer: Timer = Timer(),
     on_poll: Callable[[float], None] = lambda at_s: None,
 ) -> int:
     """Polls until the time is over or the caller is interrupted. Returns the number of polls that succeeded.
 
-    A poll that fails is recorded as such, and the next one is made when it is due. Ctrl-C ends the record early.
+    A poll that fails is recorded as such, and the next one is made when it is due. Ctrl-C ends the record early. The
+    file is touched only after the first poll.
 
     Raises:
         PollingError: the first poll fails.
@@ -61,25 +62,26 @@ def record_polls(
     except (httpx.HTTPError, httpx.InvalidURL, ExpositionError) as error:
         raise PollingError(f"{shown_url(address)}: {_line(error)}") from None
     header = Header(server=shown_url(what.url), started=started, every_s=what.every_s, labels=dict(first.labels))
-    writer = RecordWriter(file, header)
     at_s = timer.now() - start_s
-    writer.add(at_s, first)
     count = 1
-    try:
-        for number in range(1, round(what.for_s / what.every_s) + 1):
-            timer.sleep(max(start_s + number * what.every_s - timer.now(), 0.0))
-            try:
-                found = scrape(client, address, what.engine, timer.now)
-            except (httpx.HTTPError, ExpositionError) as error:
-                writer.fail(timer.now() - start_s, _line(error))
-                continue
-            # The page was made just before it was read.
-            at_s = max(timer.now() - start_s, at_s + 1e-6)
-            writer.add(at_s, found)
-            count += 1
-            on_poll(at_s)
-    except KeyboardInterrupt:
-        pass
+    with path.open("wb") as file:
+        writer = RecordWriter(file, header)
+        writer.add(at_s, first)
+        try:
+            for number in range(1, round(what.for_s / what.every_s) + 1):
+                timer.sleep(max(start_s + number * what.every_s - timer.now(), 0.0))
+                try:
+                    found = scrape(client, address, what.engine, timer.now)
+                except (httpx.HTTPError, ExpositionError) as error:
+                    writer.fail(timer.now() - start_s, _line(error))
+                    continue
+                # The page was made just before it was read.
+                at_s = max(timer.now() - start_s, at_s + 1e-6)
+                writer.add(at_s, found)
+                count += 1
+                on_poll(at_s)
+        except KeyboardInterrupt:
+            pass
     return count
 
 

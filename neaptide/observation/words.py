@@ -31,7 +31,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     profile: str | None
     """Name of the profile that step times are from; None if they were inferred."""
     kv_tokens: int
-    kv_is_known: bool
+    kv_source: str
+    """Who says so: ``as the server says``."""
     observed: ObservedFigures | None
     simulated: Means | None
     """What was recorded in the part that is simulated; None if that is not what was recorded."""
@@ -172,8 +173,7 @@ def assumptions(facts: Facts) -> Iterator[str]:
             f"{duration(seen.overhead_s)} of every TTFT are outside of queue and steps, and stay. Network time is not "
             f"included."
         )
-    known = "as the server says" if facts.kv_is_known else "as set, because the server does not say"
-    yield f"The KV cache holds {facts.kv_tokens:,} tokens, {known}."
+    yield f"The KV cache holds {facts.kv_tokens:,} tokens, {facts.kv_source}."
     limits = found.option(INSIDE)
     yield (
         f"The engine runs up to {limits.max_num_seqs} requests and {limits.max_num_batched_tokens:,} tokens in a step. "

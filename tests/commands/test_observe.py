@@ -132,7 +132,7 @@ def test_a_server_is_recorded_into_a_file(server: MetricsServer, tmp_path: Path)
 def test_too_few_chats_are_refused_in_one_line(
     server: MetricsServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--for", "1s", "--every-s", "0.5", "--html", str(tmp_path / "o.html")]
+    flags = ["--for", "1s", "--every-s", "0.5", "--html", str(tmp_path / "o.html"), "--out", str(tmp_path / "record")]
     assert main(["observe", server.url, *flags]) == 1
     assert "too few steps with streams were recorded" in capsys.readouterr().err
     assert not (tmp_path / "o.html").exists()
@@ -157,7 +157,7 @@ def test_a_server_without_series_of_vllm_is_one_line(tmp_path: Path, capsys: pyt
         (["--every-s", "0"], "--every-s must be at least 0.1, and at most the time of --for"),
         (["--draws", "51"], "--draws must be from 0 to 50"),
         (["--speed", "0"], "--speed must be positive and finite"),
-        (["--record-only"], "--record-only needs --out"),
+        (["--out", "/nowhere/record"], "/nowhere: no such directory"),
         (["--batch", "mmlu", "--batch-lengths", "1", "1"], "--batch and --batch-lengths exclude each other"),
         (["--batch-lengths", "x", "1"], "lengths are N, uniform:LOW:HIGH or lognormal:MEAN:DEVIATION in tokens"),
         (["--profile", "nothing"], "no profile 'nothing'"),

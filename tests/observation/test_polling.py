@@ -1,13 +1,13 @@
 """Polling of a server, on a clock that does not wait."""
 
-import io
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
 from neaptide.observation.polling import Polling, PollingError, Timer, metrics_url, record_polls, shown_url
-from neaptide.observation.record import Record, decode_record
+from neaptide.observation.record import Record, read_record
 from tests.observation.metrics_server import MetricsServer, metrics_server
 from tests.observation.pretended import VllmMetrics
 
@@ -39,43 +39,50 @@ def server() -> Iterator[MetricsServer]:
         yield state
 
 
-def polled(server: MetricsServer, clock: FakeClock, for_s: float = 4.0) -> Record:
-    file = io.BytesIO()
+def polled(server: MetricsServer, clock: FakeClock, path: Path) -> Record:
     with httpx.Client(trust_env=False) as client:
-        record_polls(client, Polling(server.url, 1.0, for_s), file, clock.timer)
-    return decode_record(file.getvalue(), "record")
+        record_polls(client, Polling(server.url, 1.0, 4.0), path, clock.timer)
+    return read_record(path)
 
 
-def test_the_server_is_asked_for_its_metrics_and_nothing_else(server: MetricsServer) -> None:
-    found = polled(server, FakeClock())
+def test_the_server_is_asked_for_its_metrics_and_nothing_else(server: MetricsServer, tmp_path: Path) -> None:
+    found = polled(server, FakeClock(), tmp_path / "record")
     assert (set(server.paths), server.methods) == ({"/metrics"}, {"GET"})
     assert (found.header.server, found.header.started) == (server.url, 5000.0)
     assert found.header.labels == {"model_name": "pretended", "block_size": "16", "num_gpu_blocks": "100"}
 
 
-def test_every_interval_has_what_rose_in_it(server: MetricsServer) -> None:
-    found = polled(server, FakeClock())
+def test_every_interval_has_what_rose_in_it(server: MetricsServer, tmp_path: Path) -> None:
+    found = polled(server, FakeClock(), tmp_path / "record")
     assert [(each.start_s, each.end_s) for each in found.intervals] == [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0), (3.0, 4.0)]
     assert [each.rise("prompt_tokens_total") for each in found.intervals] == [10.0, 20.0, 30.0, 40.0]
 
 
-def test_a_look_that_fails_ends_nothing(server: MetricsServer) -> None:
+def test_a_look_that_fails_ends_nothing(server: MetricsServer, tmp_path: Path) -> None:
     server.failing = frozenset({2})
-    found = polled(server, FakeClock())
+    found = polled(server, FakeClock(), tmp_path / "record")
     assert found.failures == 1
     assert [each.rise("prompt_tokens_total") for each in found.intervals] == [10.0, 50.0, 40.0]
 
 
-def test_ctrl_c_ends_the_record_early(server: MetricsServer) -> None:
+def test_ctrl_c_ends_the_record_early(server: MetricsServer, tmp_path: Path) -> None:
     clock = FakeClock()
     clock.stop_at_s = 102.5
-    assert polled(server, clock).seconds == 2.0
+    assert polled(server, clock, tmp_path / "record").seconds == 2.0
 
 
-def test_a_first_look_that_fails_is_one_line(server: MetricsServer) -> None:
+def test_a_first_look_that_fails_is_one_line(server: MetricsServer, tmp_path: Path) -> None:
     server.failing = frozenset({0})
     with pytest.raises(PollingError, match=r"/metrics: the server answered HTTP 503"):
-        polled(server, FakeClock())
+        polled(server, FakeClock(), tmp_path / "record")
+
+
+def test_a_record_of_before_is_kept_where_the_server_is_away(server: MetricsServer, tmp_path: Path) -> None:
+    server.failing = frozenset({0})
+    (tmp_path / "record").write_bytes(b"before")
+    with pytest.raises(PollingError):
+        polled(server, FakeClock(), tmp_path / "record")
+    assert (tmp_path / "record").read_bytes() == b"before"
 
 
 @pytest.mark.parametrize("url", ["http://a:1", "http://a:1/", "http://a:1/v1", "http://a:1/v1/", "http://a:1/metrics"])
