@@ -29,8 +29,8 @@ from neaptide.observation.figures import ObservedFigures, means_between, observe
 from neaptide.observation.forecast import (
     ALONE,
     ROWS,
+    ForecastOption,
     ForecastQuestion,
-    Option,
     Sample,
     batch_like,
     batch_of,
@@ -38,8 +38,8 @@ from neaptide.observation.forecast import (
 )
 from neaptide.observation.page import page
 from neaptide.observation.polling import Polling, PollingError, record_polls, shown_url
-from neaptide.observation.record import Record, RecordError, is_record, read_record
-from neaptide.observation.step_times import Shape, StepTimes, fit_step_times
+from neaptide.observation.record import RecordError, ServerRecord, is_record, read_record
+from neaptide.observation.step_times import EngineLimits, InferredStepTimes, fit_step_times
 from neaptide.observation.traffic import traffic_of
 from neaptide.observation.words import Facts
 from neaptide.server.batches.checking.create import window_seconds
@@ -195,14 +195,14 @@ def _record(args: argparse.Namespace) -> None:
 # ---- forecast ----
 
 
-def _forecast(args: argparse.Namespace, record: Record | None) -> int:
+def _forecast(args: argparse.Namespace, record: ServerRecord | None) -> int:
     given = load_profile(args.profile) if args.profile is not None else None
     if record is None and given is None:
         raise ValueError(f"{args.source} is a trace, which says nothing of step times: add --profile")
     kv_tokens, block_size, kv_source = _memory(args, record, given)
     times = None
     if record is not None and given is None:
-        shape = Shape(args.max_num_batched_tokens, kv_tokens)
+        shape = EngineLimits(args.max_num_batched_tokens, kv_tokens)
         times = fit_step_times(record, shape, max(args.draws, FIT_DRAWS), args.seed)
     source = args.trace or (args.source if record is None else None)
     samples = [
@@ -228,10 +228,10 @@ def _forecast(args: argparse.Namespace, record: Record | None) -> int:
 
 def _facts(
     args: argparse.Namespace,
-    record: Record | None,
+    record: ServerRecord | None,
     samples: list[Sample],
     observed: ObservedFigures | None,
-    times: StepTimes | None,
+    times: InferredStepTimes | None,
     given: DeviceProfile | None,
     memory: tuple[int, str],
 ) -> Facts:
@@ -277,7 +277,7 @@ def _facts(
     )
 
 
-def _memory(args: argparse.Namespace, record: Record | None, given: DeviceProfile | None) -> tuple[int, int, str]:
+def _memory(args: argparse.Namespace, record: ServerRecord | None, given: DeviceProfile | None) -> tuple[int, int, str]:
     """Tokens of the KV cache, its block size, and who says so."""
     labels = record.header.labels if record is not None else {}
     blocks, size = (labels.get(name, "") for name in ("num_gpu_blocks", "block_size"))
@@ -292,7 +292,7 @@ def _memory(args: argparse.Namespace, record: Record | None, given: DeviceProfil
 
 
 def _profile(
-    given: DeviceProfile | None, times: StepTimes | None, draw: int, kv_tokens: int, block_size: int
+    given: DeviceProfile | None, times: InferredStepTimes | None, draw: int, kv_tokens: int, block_size: int
 ) -> DeviceProfile:
     if times is None:
         assert given is not None
@@ -315,7 +315,9 @@ def _profile(
     )
 
 
-def _requests(args: argparse.Namespace, record: Record | None, trace: str | None, draw: int) -> list[TraceRequest]:
+def _requests(
+    args: argparse.Namespace, record: ServerRecord | None, trace: str | None, draw: int
+) -> list[TraceRequest]:
     """The chats of the best guess, or of a draw."""
     if trace is not None:
         return online_requests(trace, args.seed, speed=args.speed)
@@ -380,7 +382,7 @@ def _show(facts: Facts) -> None:
         console.print(f"- {warning}", soft_wrap=True)
 
 
-def _cells(option: Option) -> list[str]:
+def _cells(option: ForecastOption) -> list[str]:
     attained, rate = option.attainment, option.batch_tokens_per_s
     cells = [f"{100 * attained.value:.1f}", f"{100 * attained.low:.1f}-{100 * attained.high:.1f}"]
     cells += ["-", "-"] if option.name == ALONE else [f"{rate.value:,.0f}", f"{rate.low:,.0f}-{rate.high:,.0f}"]

@@ -15,8 +15,8 @@ from neaptide.observation.exposition import (
     TPOT,
     TTFT,
 )
-from neaptide.observation.record import Record, buckets_of
-from neaptide.observation.traffic import Traffic, arrivals_by_interval
+from neaptide.observation.record import ServerRecord, buckets_of
+from neaptide.observation.traffic import InferredTraffic, arrivals_by_interval
 
 MAX_OVERHEAD_S = 10.0
 
@@ -59,7 +59,9 @@ class ObservedFigures(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
 
 
-def observed_figures(record: Record, traffic: Traffic, ttft_slo_s: float, tpot_slo_s: float) -> ObservedFigures:
+def observed_figures(
+    record: ServerRecord, traffic: InferredTraffic, ttft_slo_s: float, tpot_slo_s: float
+) -> ObservedFigures:
     """The figures of a record with at least one interval."""
     totals = record.totals()
 
@@ -107,7 +109,7 @@ class Means(msgspec.Struct, frozen=True):
     gap_s: float | None
 
 
-def means_between(record: Record, start_s: float, end_s: float) -> Means:
+def means_between(record: ServerRecord, start_s: float, end_s: float) -> Means:
     """The means of the polls inside a part of a record, counted from the first poll."""
     first_s = record.intervals[0].start_s
     inside = [each for each in record.intervals if start_s <= each.end_s - first_s and each.start_s - first_s <= end_s]

@@ -73,7 +73,7 @@ class Estimate(msgspec.Struct, frozen=True):
     high: float
 
 
-class Option(msgspec.Struct, frozen=True, kw_only=True):
+class ForecastOption(msgspec.Struct, frozen=True, kw_only=True):
     """One way to run the chats, with batch work beside them unless it is ``alone``."""
 
     name: str
@@ -91,8 +91,8 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     """False if the batch ran out of lines."""
 
 
-class Replicas(msgspec.Struct, frozen=True, kw_only=True):
-    """Replicas that the peak needs, with chats alone."""
+class ReplicasNeeded(msgspec.Struct, frozen=True, kw_only=True):
+    """Number of replicas that the peak needs, with chats alone."""
 
     number: int | None
     """None: not even the most that were tried."""
@@ -109,13 +109,13 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     simulated_s: float
     chats: int
     draws: int
-    options: list[Option]
+    options: list[ForecastOption]
     best_priority: str
     """Among the settings with as many chats in time as ours inside, within a point, the one with the most batch work;
     if there is none, the one with the most chats in time."""
-    replicas: Replicas
+    replicas: ReplicasNeeded
 
-    def option(self, name: str) -> Option:
+    def option(self, name: str) -> ForecastOption:
         return next(option for option in self.options if option.name == name)
 
 
@@ -234,11 +234,11 @@ class _Forecaster:
             return max(good, key=lambda name: self._runs[name, 0].offline_tokens_per_s)
         return max(names, key=lambda name: (self._runs[name, 0].attained, self._runs[name, 0].offline_tokens_per_s))
 
-    def _option(self, name: str, scenario: Scenario) -> Option:
+    def _option(self, name: str, scenario: Scenario) -> ForecastOption:
         found = [self._runs[name, k] for k in range(len(self._question.samples)) if (name, k) in self._runs]
         first = found[0]
         mean_ttft_s, mean_gap_s = self._means[name]
-        return Option(
+        return ForecastOption(
             name=name,
             max_num_seqs=scenario.max_num_seqs,
             max_num_batched_tokens=scenario.max_num_batched_tokens,
@@ -251,7 +251,7 @@ class _Forecaster:
             valid=all(run.valid for run in found),
         )
 
-    def _replicas(self) -> Replicas:
+    def _replicas(self) -> ReplicasNeeded:
         question, sample = self._question, self._question.samples[0]
         length_s = sample.requests[-1].arrival_s - sample.requests[0].arrival_s
         target_s = max(question.base.ttft_slo_s - question.overhead_s, LEAST_TTFT_S)
@@ -265,7 +265,7 @@ class _Forecaster:
         )
         found = plan(asked, lambda name: self._watch(f"replicas: {name}"))
         shown = found.answer or found.tried[-1]
-        return Replicas(
+        return ReplicasNeeded(
             number=None if found.answer is None else found.answer.replicas,
             attainment=shown.attainment["both"],
             peak_s=found.peak.end_s - found.peak.start_s,

@@ -6,7 +6,7 @@ from html import escape
 from neaptide.loadgen.report.page import document
 from neaptide.loadgen.report.svg import Line, Plot, figure
 from neaptide.observation import words
-from neaptide.observation.forecast import ALONE, FCFS, INSIDE, INSTEAD, Estimate, Option
+from neaptide.observation.forecast import ALONE, FCFS, INSIDE, INSTEAD, Estimate, ForecastOption
 from neaptide.observation.words import Facts
 
 TITLE = "Batch work beside your chats"
@@ -58,7 +58,7 @@ def _table(facts: Facts) -> str:
     return f"<div class='wide' tabindex='0'>{table}</div>"
 
 
-def _cells(option: Option) -> list[str]:
+def _cells(option: ForecastOption) -> list[str]:
     attained, rate = option.attainment, option.batch_tokens_per_s
     cells = [f"{100 * attained.value:.1f}", f"{100 * attained.low:.1f} to {100 * attained.high:.1f}"]
     if option.name == ALONE:

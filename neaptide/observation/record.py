@@ -64,7 +64,7 @@ class RecordWriter:
 
 
 @dataclass(slots=True, frozen=True)
-class Interval:
+class PollInterval:
     """What happened between two polls."""
 
     start_s: float
@@ -101,11 +101,11 @@ class Interval:
 
 
 @dataclass(slots=True, frozen=True)
-class Record:
+class ServerRecord:
     """A record that has been read."""
 
     header: Header
-    intervals: Sequence[Interval]
+    intervals: Sequence[PollInterval]
     failures: int
     """Polls that failed."""
 
@@ -140,12 +140,12 @@ def is_record(path: Path) -> bool:
     return KIND.encode() in line and line.startswith(b"{")
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: Path) -> ServerRecord:
     """Reads a record like ``decode_record``. Raises OSError too."""
     return decode_record(path.read_bytes(), path.name)
 
 
-def decode_record(content: bytes, name: str) -> Record:
+def decode_record(content: bytes, name: str) -> ServerRecord:
     """The record of a file's content. An incomplete last line is left out.
 
     Raises:
@@ -169,10 +169,10 @@ def decode_record(content: bytes, name: str) -> Record:
                 break
             raise RecordError(f"{name}, line {number}: {error}") from None
     intervals = list(_intervals(polls, name))
-    return Record(header, intervals, sum(poll.error is not None for poll in polls))
+    return ServerRecord(header, intervals, sum(poll.error is not None for poll in polls))
 
 
-def _intervals(polls: Sequence[PollLine], name: str) -> Iterator[Interval]:
+def _intervals(polls: Sequence[PollLine], name: str) -> Iterator[PollInterval]:
     """The intervals between polls that succeeded."""
     last_s: float | None = None
     now: Values = {}
@@ -187,7 +187,7 @@ def _intervals(polls: Sequence[PollLine], name: str) -> Iterator[Interval]:
         last_s = poll.at_s
 
 
-def _between(start_s: float, end_s: float, before: Values, after: Values) -> Interval:
+def _between(start_s: float, end_s: float, before: Values, after: Values) -> PollInterval:
     """An interval. A counter that fell, or counts since another time, mean a restart: all counters began at zero."""
     counted = [key for key in after if key not in GAUGES and key != CREATED]
     restarted = any(after[key] < before.get(key, 0.0) for key in counted)
@@ -195,4 +195,4 @@ def _between(start_s: float, end_s: float, before: Values, after: Values) -> Int
     base: Values = {} if restarted else before
     rises = {key: rise for key in counted if (rise := after[key] - base.get(key, 0.0)) > 0.0}
     gauges = [{key: values[key] for key in GAUGES if key in values} for values in (before, after)]
-    return Interval(start_s, end_s, rises, {} if restarted else gauges[0], gauges[1], restarted)
+    return PollInterval(start_s, end_s, rises, {} if restarted else gauges[0], gauges[1], restarted)

@@ -31,7 +31,7 @@ from neaptide.observation.exposition import (
     STEP_TOKENS,
     TTFT,
 )
-from neaptide.observation.record import Interval, Record, RecordError
+from neaptide.observation.record import PollInterval, RecordError, ServerRecord
 
 COSTS = ("fixed_s", "prompt_step_s", "token_s", "stream_s", "kv_token_s", "pair_s")
 """The fitted costs: a step without prompts, one with prompts, each token, each stream, each token of the context read,
@@ -48,7 +48,7 @@ PRIOR_ROWS = 1.0
 
 
 @dataclass(slots=True, frozen=True)
-class Shape:
+class EngineLimits:
     """What is known of the engine's limits and memory."""
 
     max_num_batched_tokens: int
@@ -57,7 +57,7 @@ class Shape:
 
 
 @dataclass(slots=True, frozen=True)
-class StepTimes:
+class InferredStepTimes:
     """A fit."""
 
     costs: dict[str, float]
@@ -90,14 +90,14 @@ class StepTimes:
 
 
 @dataclass(slots=True, frozen=True)
-class _Row:
+class _FitRow:
     at_s: float
     features: tuple[float, ...]
     seconds: float
     is_gap: bool
 
 
-def fit_step_times(record: Record, shape: Shape, num_draws: int, seed: int) -> StepTimes:
+def fit_step_times(record: ServerRecord, shape: EngineLimits, num_draws: int, seed: int) -> InferredStepTimes:
     """Fits the costs of a step.
 
     Raises:
@@ -118,7 +118,7 @@ def fit_step_times(record: Record, shape: Shape, num_draws: int, seed: int) -> S
     limits = [
         limit for each in record.intervals for limit, n in each.buckets(STEP_TOKENS) if n and math.isfinite(limit)
     ]
-    return StepTimes(
+    return InferredStepTimes(
         costs=costs,
         spread=spread,
         draws=draws,
@@ -129,16 +129,16 @@ def fit_step_times(record: Record, shape: Shape, num_draws: int, seed: int) -> S
     )
 
 
-def computed_prompt_tokens(interval: Interval) -> float:
+def computed_prompt_tokens(interval: PollInterval) -> float:
     """Prompt tokens that were computed, not found in the cache."""
     cached = interval.rise(CACHED_TOKENS) or interval.rise(HITS)
     return max(interval.rise(PROMPT_TOKENS) - cached, 0.0)
 
 
-def _joined(intervals: Sequence[Interval]) -> list[Interval]:
+def _joined(intervals: Sequence[PollInterval]) -> list[PollInterval]:
     """The intervals, joined until each holds ``LEAST_STEPS`` steps. Those of a restart are left out."""
-    joined: list[Interval] = []
-    parts: list[Interval] = []
+    joined: list[PollInterval] = []
+    parts: list[PollInterval] = []
     for each in intervals:
         if each.restarted:
             parts = []
@@ -153,19 +153,19 @@ def _joined(intervals: Sequence[Interval]) -> list[Interval]:
             mean = {
                 name: sum(p.gauge(name) * p.seconds for p in parts) / sum(p.seconds for p in parts) for name in names
             }
-            joined.append(Interval(parts[0].start_s, parts[-1].end_s, rises, mean, mean))
+            joined.append(PollInterval(parts[0].start_s, parts[-1].end_s, rises, mean, mean))
             parts = []
     return joined
 
 
-def _streams(each: Interval) -> float:
+def _streams(each: PollInterval) -> float:
     """Mean number of streams in a step without prompts, at least 1."""
     steps, prompts = each.count(STEP_TOKENS), _prompt_steps(each)
     beside = prompts * min(each.sum(ITL) / each.seconds, each.count(ITL) / max(steps, 1.0))
     return max((each.count(ITL) - beside) / max(steps - prompts, 1.0), 1.0)
 
 
-def _prompt_steps(each: Interval) -> float:
+def _prompt_steps(each: PollInterval) -> float:
     """Steps in which a prompt ended: those with more tokens than there are streams, at most one for each prompt."""
     prompts = each.count(TTFT)
     if not prompts:
@@ -175,7 +175,7 @@ def _prompt_steps(each: Interval) -> float:
     return min(max(larger, 1.0), prompts, each.count(STEP_TOKENS))
 
 
-def _rows(groups: Sequence[Interval], k: int, each: Interval, shape: Shape) -> list[_Row]:
+def _rows(groups: Sequence[PollInterval], k: int, each: PollInterval, shape: EngineLimits) -> list[_FitRow]:
     rows = []
     gaps, prompts = each.count(ITL), each.count(TTFT)
     streams = _streams(each)
@@ -188,7 +188,7 @@ def _rows(groups: Sequence[Interval], k: int, each: Interval, shape: Shape) -> l
         chunks = _chunks(tokens, streams, shape)
         share = min(steps * chunks * beside / gaps, 1.0)
         rows.append(
-            _Row(
+            _FitRow(
                 each.start_s,
                 (
                     1.0 - share,
@@ -213,7 +213,7 @@ def _rows(groups: Sequence[Interval], k: int, each: Interval, shape: Shape) -> l
         beside = then.sum(ITL) / then.seconds
         chunks = _chunks(tokens, beside, shape)
         rows.append(
-            _Row(
+            _FitRow(
                 each.start_s,
                 (
                     0.0,
@@ -230,7 +230,7 @@ def _rows(groups: Sequence[Interval], k: int, each: Interval, shape: Shape) -> l
     return rows
 
 
-def _chunks(tokens: float, streams: float, shape: Shape) -> float:
+def _chunks(tokens: float, streams: float, shape: EngineLimits) -> float:
     """Steps that compute a step's prompt tokens."""
     return float(max(math.ceil(tokens / max(shape.max_num_batched_tokens - streams, 1.0)), 1))
 
@@ -239,7 +239,7 @@ def _pairs(tokens: float) -> float:
     return tokens * (tokens + 1) / 2
 
 
-def _context_tokens(groups: Sequence[Interval], each: Interval, shape: Shape) -> float:
+def _context_tokens(groups: Sequence[PollInterval], each: PollInterval, shape: EngineLimits) -> float:
     """KV tokens that all streams hold together."""
     if shape.kv_tokens is not None and each.gauge(KV_USAGE) > 0:
         return each.gauge(KV_USAGE) * shape.kv_tokens
@@ -248,7 +248,7 @@ def _context_tokens(groups: Sequence[Interval], each: Interval, shape: Shape) ->
     return each.gauge(RUNNING) * tokens / ended if ended else 0.0
 
 
-def _fit(rows: Sequence[_Row]) -> dict[str, float]:
+def _fit(rows: Sequence[_FitRow]) -> dict[str, float]:
     features = np.array([row.features for row in rows])
     seconds = np.array([row.seconds for row in rows])
     pull = np.zeros((1, len(COSTS)))
@@ -257,16 +257,16 @@ def _fit(rows: Sequence[_Row]) -> dict[str, float]:
     return dict(zip(COSTS, fitted.tolist(), strict=True))
 
 
-def _blocks(rows: Sequence[_Row], length_s: float) -> list[list[_Row]]:
+def _blocks(rows: Sequence[_FitRow], length_s: float) -> list[list[_FitRow]]:
     """The rows by minute, or by shorter parts of a short record."""
     block_s = min(BLOCK_S, max(length_s / LEAST_BLOCKS, 1e-3))
-    blocks: dict[int, list[_Row]] = {}
+    blocks: dict[int, list[_FitRow]] = {}
     for row in rows:
         blocks.setdefault(int(row.at_s // block_s), []).append(row)
     return list(blocks.values())
 
 
-def _held_out_error(blocks: Sequence[Sequence[_Row]]) -> float:
+def _held_out_error(blocks: Sequence[Sequence[_FitRow]]) -> float:
     errors: list[float] = []
     for fold in range(min(FOLDS, len(blocks))):
         seen = [row for k, block in enumerate(blocks) if k % FOLDS != fold for row in block]
@@ -277,7 +277,7 @@ def _held_out_error(blocks: Sequence[Sequence[_Row]]) -> float:
     return float(np.median(errors)) if errors else math.nan
 
 
-def _predicted(costs: dict[str, float], row: _Row) -> float:
+def _predicted(costs: dict[str, float], row: _FitRow) -> float:
     return sum(costs[name] * feature for name, feature in zip(COSTS, row.features, strict=True))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from neaptide.loadgen.workloads.traces import Segments, TraceRequest, content_base
 from neaptide.observation.draws import drawn_counts, drawn_values
 from neaptide.observation.exposition import ANSWERS, E2E, HITS, PROMPTS, QUERIES, RUNNING, WAITING
-from neaptide.observation.record import Interval, Record
+from neaptide.observation.record import PollInterval, ServerRecord
 
 LEAST_HITS = 0.01
 """Share of prompt tokens from the cache below which prompts are taken to share nothing."""
@@ -23,7 +23,7 @@ BLOCK_TOKENS = 16
 
 
 @dataclass(slots=True, frozen=True)
-class Traffic:
+class InferredTraffic:
     """The requests of a record."""
 
     requests: list[TraceRequest]
@@ -49,7 +49,7 @@ class _Ended:
     is_exact: bool
 
 
-def traffic_of(record: Record, seed: int) -> Traffic:
+def traffic_of(record: ServerRecord, seed: int) -> InferredTraffic:
     """The requests of a record. Everything that is drawn depends on the seed alone."""
     rng = np.random.default_rng([content_base("observed") >> 31, seed])
     arrivals, aborted = arrivals_by_interval(record.intervals)
@@ -80,10 +80,10 @@ def traffic_of(record: Record, seed: int) -> Traffic:
         segments = _segments(rng, base, number, one.prompt_tokens, hit_ratio, block_tokens)
         requests.append(TraceRequest(arrival_s - first_s, segments, one.answer_tokens))
     requests.sort(key=lambda request: request.arrival_s)
-    return Traffic(requests, sum(one.is_exact for one in known), aborted, len(others), hit_ratio)
+    return InferredTraffic(requests, sum(one.is_exact for one in known), aborted, len(others), hit_ratio)
 
 
-def arrivals_by_interval(intervals: Sequence[Interval]) -> tuple[list[int], int]:
+def arrivals_by_interval(intervals: Sequence[PollInterval]) -> tuple[list[int], int]:
     """Number of arrivals in each interval, and the number of requests that left without an end.
 
     More of these than arrivals in one interval make a negative sum. It counts as no arrival.
@@ -100,7 +100,7 @@ def _open(gauges: dict[str, float]) -> float:
     return gauges.get(RUNNING, 0.0) + gauges.get(WAITING, 0.0)
 
 
-def _ended(rng: np.random.Generator, intervals: Sequence[Interval]) -> Iterator[_Ended]:
+def _ended(rng: np.random.Generator, intervals: Sequence[PollInterval]) -> Iterator[_Ended]:
     for each in intervals:
         prompts = drawn_counts(rng, each.buckets(PROMPTS), each.sum(PROMPTS))
         answers = np.sort(drawn_counts(rng, each.buckets(ANSWERS), each.sum(ANSWERS)))
@@ -113,12 +113,12 @@ def _ended(rng: np.random.Generator, intervals: Sequence[Interval]) -> Iterator[
             yield _Ended(arrival_s, int(prompts[k]), int(answers[k]), number == 1)
 
 
-def _at(intervals: Sequence[Interval], at_s: float) -> Interval:
+def _at(intervals: Sequence[PollInterval], at_s: float) -> PollInterval:
     starts = [each.start_s for each in intervals]
     return intervals[max(int(np.searchsorted(starts, at_s, side="right")) - 1, 0)]
 
 
-def _block_tokens(record: Record) -> int:
+def _block_tokens(record: ServerRecord) -> int:
     text = record.header.labels.get("block_size", "")
     return int(text) if text.isdecimal() and int(text) > 0 else BLOCK_TOKENS
 

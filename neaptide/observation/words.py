@@ -6,8 +6,8 @@ import msgspec
 
 from neaptide.durations import duration
 from neaptide.observation.figures import Means, ObservedFigures
-from neaptide.observation.forecast import ALONE, FCFS, INSIDE, INSTEAD, Estimate, Forecast, Option
-from neaptide.observation.step_times import StepTimes
+from neaptide.observation.forecast import ALONE, FCFS, INSIDE, INSTEAD, Estimate, Forecast, ForecastOption
+from neaptide.observation.step_times import InferredStepTimes
 
 CLOSE = 0.1
 """Largest relative difference between replayed and recorded means with which a forecast is trusted."""
@@ -36,11 +36,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     observed: ObservedFigures | None
     simulated: Means | None
     """What was recorded in the part that is simulated; None if that is not what was recorded."""
-    times: StepTimes | None
+    times: InferredStepTimes | None
     forecast: Forecast
 
 
-class Check(msgspec.Struct, frozen=True):
+class ReplayCheck(msgspec.Struct, frozen=True):
     """A mean that was recorded, and the same one when the recorded chats are simulated alone."""
 
     name: str
@@ -52,7 +52,7 @@ class Check(msgspec.Struct, frozen=True):
         return abs(self.replayed_s - self.recorded_s) <= CLOSE * self.recorded_s
 
 
-def option_name(facts: Facts, option: Option) -> str:
+def option_name(facts: Facts, option: ForecastOption) -> str:
     """The name of an option for people."""
     if option.name in NAMES:
         return NAMES[option.name]
@@ -110,14 +110,14 @@ def recorded(facts: Facts) -> str:
     return " ".join(parts)
 
 
-def checks(facts: Facts) -> list[Check]:
+def checks(facts: Facts) -> list[ReplayCheck]:
     """The recorded means beside those of a replay. Only a record has them."""
     seen, alone = facts.simulated, facts.forecast.option(ALONE)
     found = []
     if seen is not None and seen.gap_s is not None and alone.mean_gap_s is not None:
-        found.append(Check("gap between tokens", seen.gap_s, alone.mean_gap_s))
+        found.append(ReplayCheck("gap between tokens", seen.gap_s, alone.mean_gap_s))
     if seen is not None and seen.ttft_s is not None and alone.mean_ttft_s is not None:
-        found.append(Check("TTFT", seen.ttft_s, alone.mean_ttft_s))
+        found.append(ReplayCheck("TTFT", seen.ttft_s, alone.mean_ttft_s))
     return found
 
 
@@ -142,7 +142,7 @@ def warnings(facts: Facts) -> Iterator[str]:
             f"{facts.forecast.option(INSIDE).max_num_seqs}: the costs there are extrapolated in a straight line."
         )
     if facts.forecast.chats < 100:
-        yield f"Only {facts.forecast.chats} chats were simulated. Record for longer."
+        yield f"Only {facts.forecast.chats} chats were simulated: record for longer."
     if not facts.forecast.option(INSIDE).valid:
         yield "The batch ran out of lines, so its rate is too low."
 

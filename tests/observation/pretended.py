@@ -16,7 +16,7 @@ from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.steps.plan import StepResult
 from neaptide.engine.steps.step import Step
 from neaptide.observation.exposition import read_exposition
-from neaptide.observation.record import Header, Record, RecordWriter, read_record
+from neaptide.observation.record import Header, RecordWriter, ServerRecord, read_record
 
 LABELS = ("model_name", "engine")
 VALUES = ("pretended", "0")
@@ -182,7 +182,7 @@ class Pretender(EngineObserver):
 class Recorded:
     """A pretended server's record, and the truth."""
 
-    record: Record
+    record: ServerRecord
     truth: Pretender
     path: Path = field(default_factory=Path)
 

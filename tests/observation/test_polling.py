@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from neaptide.observation.polling import Polling, PollingError, Timer, metrics_url, record_polls, shown_url
-from neaptide.observation.record import Record, read_record
+from neaptide.observation.record import ServerRecord, read_record
 from tests.observation.metrics_server import MetricsServer, metrics_server
 from tests.observation.pretended import VllmMetrics
 
@@ -39,7 +39,7 @@ def server() -> Iterator[MetricsServer]:
         yield state
 
 
-def polled(server: MetricsServer, clock: FakeClock, path: Path) -> Record:
+def polled(server: MetricsServer, clock: FakeClock, path: Path) -> ServerRecord:
     with httpx.Client(trust_env=False) as client:
         record_polls(client, Polling(server.url, 1.0, 4.0), path, clock.timer)
     return read_record(path)

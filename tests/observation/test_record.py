@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neaptide.observation.exposition import Scrape
-from neaptide.observation.record import Header, Record, RecordError, RecordWriter, decode_record, is_record, read_record
+from neaptide.observation.record import (
+    Header,
+    RecordError,
+    RecordWriter,
+    ServerRecord,
+    decode_record,
+    is_record,
+    read_record,
+)
 from neaptide.observation.traffic import arrivals_by_interval
 
 HEADER = Header(server="http://a", started=5.0, every_s=1.0, labels={"model_name": "m"})
@@ -25,7 +33,7 @@ def written(*polls: tuple[float, dict[str, float] | str]) -> bytes:
     return file.getvalue()
 
 
-def read(tmp_path: Path, content: bytes) -> Record:
+def read(tmp_path: Path, content: bytes) -> ServerRecord:
     path = tmp_path / "record.jsonl"
     path.write_bytes(content)
     return read_record(path)

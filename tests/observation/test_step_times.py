@@ -5,15 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from neaptide.observation.record import Header, Interval, Record, RecordError
-from neaptide.observation.step_times import COSTS, Shape, fit_step_times
+from neaptide.observation.record import Header, PollInterval, RecordError, ServerRecord
+from neaptide.observation.step_times import COSTS, EngineLimits, fit_step_times
 
 TRUE = {"fixed_s": 0.02, "prompt_step_s": 0.02, "token_s": 2e-4, "stream_s": 4e-4, "kv_token_s": 2e-6, "pair_s": 0.0}
 CONTEXT = 300.0
 KV_TOKENS = 100_000
 
 
-def interval(start_s: float, streams: int, steps: int) -> Interval:
+def interval(start_s: float, streams: int, steps: int) -> PollInterval:
     """Streams alone, none of which begins or ends."""
     step_s = 0.02 + streams * (6e-4 + 2e-6 * CONTEXT)
     rises = {
@@ -24,12 +24,12 @@ def interval(start_s: float, streams: int, steps: int) -> Interval:
         "generation_tokens_total": float(steps * streams),
     }
     gauges = {"num_requests_running": float(streams), "kv_cache_usage_perc": streams * CONTEXT / KV_TOKENS}
-    return Interval(start_s, start_s + steps * step_s, rises, gauges, gauges)
+    return PollInterval(start_s, start_s + steps * step_s, rises, gauges, gauges)
 
 
-def record(count: int = 60) -> Record:
+def record(count: int = 60) -> ServerRecord:
     numbers = np.random.default_rng(3).integers(1, 24, size=count).tolist()
-    return Record(
+    return ServerRecord(
         Header(server="http://a", started=0.0, every_s=1.0),
         [interval(30.0 * k, n, 25) for k, n in enumerate(numbers)],
         0,
@@ -37,7 +37,7 @@ def record(count: int = 60) -> Record:
 
 
 def test_the_time_of_steps_of_streams_is_recovered_exactly() -> None:
-    found = fit_step_times(record(), Shape(2048, KV_TOKENS), num_draws=3, seed=0)
+    found = fit_step_times(record(), EngineLimits(2048, KV_TOKENS), num_draws=3, seed=0)
     for streams in (1, 8, 23, 100):
         fitted_s = found.costs["fixed_s"] + streams * (
             found.costs["token_s"] + found.costs["stream_s"] + CONTEXT * found.costs["kv_token_s"]
@@ -48,7 +48,7 @@ def test_the_time_of_steps_of_streams_is_recovered_exactly() -> None:
 
 
 def test_every_interval_holds_its_value() -> None:
-    found = fit_step_times(record(), Shape(2048, KV_TOKENS), num_draws=4, seed=0)
+    found = fit_step_times(record(), EngineLimits(2048, KV_TOKENS), num_draws=4, seed=0)
     assert len(found.draws) == 4
     for name in COSTS:
         low, high = found.spread[name]
@@ -57,18 +57,18 @@ def test_every_interval_holds_its_value() -> None:
 
 def test_a_restart_and_what_came_before_it_in_a_joined_row_are_left_out() -> None:
     whole = record()
-    broken = Interval(0.0, 1.0, {"inter_token_latency_seconds_sum": 1e9}, {}, {}, restarted=True)
-    with_restart = Record(whole.header, [broken, *whole.intervals], 0)
-    shape = Shape(2048, KV_TOKENS)
+    broken = PollInterval(0.0, 1.0, {"inter_token_latency_seconds_sum": 1e9}, {}, {}, restarted=True)
+    with_restart = ServerRecord(whole.header, [broken, *whole.intervals], 0)
+    shape = EngineLimits(2048, KV_TOKENS)
     assert fit_step_times(with_restart, shape, 0, 0).costs == fit_step_times(whole, shape, 0, 0).costs
 
 
 def test_too_few_steps_are_said_to_be_too_few() -> None:
     with pytest.raises(RecordError, match="too few steps"):
-        fit_step_times(record(5), Shape(2048, None), 0, 0)
+        fit_step_times(record(5), EngineLimits(2048, None), 0, 0)
 
 
 def test_without_the_size_of_the_cache_contexts_follow_from_lengths() -> None:
-    found = fit_step_times(record(), Shape(2048, None), 0, 0)
+    found = fit_step_times(record(), EngineLimits(2048, None), 0, 0)
     assert math.isfinite(found.error)
     assert found.costs["fixed_s"] == pytest.approx(0.02, rel=1e-2)
