@@ -223,7 +223,12 @@ def rows_of(cases: Sequence[QuotedCase], *, judged: bool) -> list[Row]:
         _share("ended by p50", covers50, P50_COVERS, judge),
         Row("p90 less the end, mean", ours_s, digits=0, unit="s"),
         Row("the same by the mean spare rate", spare_s, digits=0, unit="s"),
-        Row("ratio of the two", ours_s / spare_s, MOST_MARGIN, holds=judge(ours_s <= MOST_MARGIN * spare_s)),
+        Row(
+            "ratio of the two",
+            ours_s / spare_s if spare_s else math.inf,
+            MOST_MARGIN,
+            holds=judge(ours_s <= MOST_MARGIN * spare_s),
+        ),
         Row("windows refused wrongly", float(wrongly), 0.0, digits=0, holds=judge(not wrongly)),
     ]
     if errors:
