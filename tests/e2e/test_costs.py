@@ -75,7 +75,8 @@ def test_the_sums_over_keys_are_the_devices_time_and_a_kill_leaves_one_receipt(t
         assert abs(sum(by_key.values()) / busy_s - 1) < 0.01
         receipt = server.http.get(f"/v1/batches/{batch_id}/receipt").raise_for_status().json()
         tokens = receipt["tokens"]
-        assert tokens["computed_decode"] == 40 * 7
+        # A prompt of which a step computes the last token alone counts there as a decode.
+        assert 40 * 7 <= tokens["computed_decode"] <= 40 * 8
         # A chat of the same key reads no more than the first tokens of the prefix, if any.
         assert abs(tokens["prefill_share"] - tokens["computed_prefill"]) <= tokens["computed_prefill"] / 10
         assert tokens["found_in_cache"] > tokens["computed_prefill"]

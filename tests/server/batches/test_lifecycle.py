@@ -7,7 +7,7 @@ import pytest
 
 from neaptide.engine.params import FinishReason
 from neaptide.server.batches.objects import batch_object
-from neaptide.server.batches.storing import batch_rows
+from neaptide.server.batches.storing import batch_rows, cost_rows
 from neaptide.server.batches.storing.models import NewLine
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.http.errors import ConflictError, NotFoundError
@@ -426,7 +426,7 @@ async def test_finalizing_twice_gives_the_same_files(tmp_path: Path, monkeypatch
         crashed = asyncio.Event()
 
         async def crash_before_the_last_commit(operation: object, *args: object, **kwargs: object) -> object:
-            if operation is batch_rows.finish_batch:
+            if operation is cost_rows.finish_batch:
                 crashed.set()
                 await asyncio.Event().wait()
             return await write(operation, *args, **kwargs)  # type: ignore[arg-type]

@@ -189,7 +189,7 @@ def test_a_sweep_compares_every_rival_on_every_trace(monkeypatch: pytest.MonkeyP
         assert set(points).union(*given_up.values()) == names
     for rival in RIVALS:
         assert sum(f"best point of {rival}" in row.case for row in result.rows) == 2
-    shares = [row.ours for row in result.rows if "of the bound" in row.case]
+    shares = [row.ours for row in result.rows if "of what no policy could exceed" in row.case]
     assert len(shares) == 2
     assert min(shares) > 0
     bounded = [row for row in result.rows if "clairvoyant" in row.case]

@@ -63,8 +63,12 @@ def forget_costs(conn: sa.Connection, today: int) -> None:
 
 
 def _put(conn: sa.Connection, table: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> None:
-    insert = (sqlite if conn.dialect.name == "sqlite" else postgresql).insert(table).values(**key, **values)
+    insert = _insert(conn, table).values(**key, **values)
     conn.execute(insert.on_conflict_do_update(index_elements=list(key), set_=values))
+
+
+def _insert(conn: sa.Connection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
+    return sqlite.insert(table) if conn.dialect.name == "sqlite" else postgresql.insert(table)
 
 
 def finish_batch(
@@ -89,7 +93,8 @@ def finish_batch(
         parts = [sums_decoder.decode(text) for text in conn.execute(earlier).scalars()]
         receipt = receipt_of(batch_rows.require_batch(conn, batch_id), total([*parts, sums]))
         text = msgspec.json.encode(receipt).decode()
-        conn.execute(batch_receipts.insert().values(batch_id=batch_id, receipt=text))
+        insert = _insert(conn, batch_receipts).values(batch_id=batch_id, receipt=text)
+        conn.execute(insert.on_conflict_do_nothing())  # the first one stands, and no batch waits for a second
         conn.execute(batch_costs.delete().where(t.batch_id == batch_id))
     return is_ended
 

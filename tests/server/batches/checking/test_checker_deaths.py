@@ -4,6 +4,7 @@ import asyncio
 import io
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -147,6 +148,7 @@ async def test_it_waits_longer_after_every_kill(tmp_path: Path, monkeypatch: pyt
             delay_s = 0.0
         await sleep(delay_s)
 
-    monkeypatch.setattr(f"{VALIDATION}.asyncio.sleep", note)
+    # In that module alone: others rest, too.
+    monkeypatch.setattr(f"{VALIDATION}.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": note}))
     await ended(tmp_path, MortalChecker(*[False] * 8))
     assert delays == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
