@@ -32,7 +32,7 @@ def show_run(run: Run) -> None:
 
 def show_replicas(result: ClusterResult) -> None:
     """Prints the figures of each replica, after those of the whole."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in ("replica", "from s", "to s", "at the end"):
         table.add_column(column.replace(" ", "\n"), no_wrap=True, vertical="bottom")
     for column in ("online requests", "attained% both", "TTFT ms p99", "offline tok/s", "hits% on/off", "steps"):
@@ -53,7 +53,7 @@ def show_replicas(result: ClusterResult) -> None:
             str(one.steps),
         )
     console = Console(width=WIDTH)
-    console.print(table, highlight=False)
+    console.print(table, highlight=False, crop=False)
     rows = result.rows
     console.print(
         f"router {result.router}, placement {result.placement}, {result.replica_hours:.2f} replica hours, "

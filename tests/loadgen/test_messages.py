@@ -51,7 +51,7 @@ def test_an_empty_offline_file_is_refused(tmp_path: Path, content: str) -> None:
         ('{"body": {"model": "m"}}', "'messages, prompt or input' is missing"),
         ('{"body": {"messages": [{"role": "user"}]}}', "'content' is missing"),
         ('{"body": {"messages": [1]}}', "a field has the wrong type"),
-        ('{"body": {"prompt": [1, 2]}}', "a field has the wrong type"),
+        ('{"body": {"prompt": [1, "a"]}}', "a field has the wrong type"),
         ('{"body": {"prompt": ""}}', "the prompt is empty"),
     ],
 )
