@@ -1,4 +1,6 @@
-"""Lengths of time for people."""
+"""Lengths of time: their units in seconds, and as people read them."""
+
+MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
 
 
 def duration(seconds: float) -> str:
@@ -10,10 +12,10 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7_200:
-        return f"{seconds / 60:.0f} min"
+        return f"{seconds / MINUTE_S:.0f} min"
     if seconds < 172_800:
-        return f"{_one_decimal(seconds / 3_600)} h"
-    return f"{_one_decimal(seconds / 86_400)} days"
+        return f"{_one_decimal(seconds / HOUR_S)} h"
+    return f"{_one_decimal(seconds / DAY_S)} days"
 
 
 def _one_decimal(value: float) -> str:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from neaptide.commands.receipts import DAY_S, cost_lines, cost_objects
+from neaptide.commands.receipts import cost_lines, cost_objects
+from neaptide.durations import DAY_S
 from neaptide.server.settings import SettingsError
 from neaptide.server.settings_sources import data_path, load_settings
 

@@ -53,8 +53,8 @@ DEFAULT_RECORD = Path("observe.jsonl")
 FIT_DRAWS = 20
 """Fits for the intervals of costs. They take less time than simulations."""
 MAX_DRAWS = 50
-NEVER_CUT = 1000
-"""Wider than any table: a narrower terminal wraps lines, so that no number is cut."""
+WIDTH = 80
+"""Columns of the table, on a terminal of any width."""
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -369,11 +369,11 @@ def _json(args: argparse.Namespace, facts: Facts) -> dict[str, Any]:
 
 
 def _show(facts: Facts) -> None:
-    console = Console(width=NEVER_CUT, highlight=False, markup=False)
+    console = Console(width=WIDTH, highlight=False, markup=False)
     console.print(words.sentence(facts), soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for column in ("chats in time%", "90%", "batch tok/s", "90%", "TTFT ms p50/p99", "TPOT ms p50/p99"):
+    table.add_column("", overflow="fold")
+    for column in ("chats in\ntime%", "\n90%", "batch\ntok/s", "\n90%", "TTFT ms\np50/p99", "TPOT ms\np50/p99"):
         table.add_column(column, justify="right", no_wrap=True)
     for option in facts.forecast.options:
         table.add_row(words.option_name(facts, option), *_cells(option))

@@ -18,7 +18,7 @@ from rich.table import Table
 from neaptide.cluster.capacity.cheapest import cheapest, credit_per_token, net_per_hour
 from neaptide.cluster.capacity.measure import TARGETS
 from neaptide.cluster.capacity.planner import Question, Watch, plan, within_context
-from neaptide.cluster.capacity.result import HOUR_S, Beside, OfflinePlan, Plan, Point
+from neaptide.cluster.capacity.result import Beside, OfflinePlan, Plan, Point
 from neaptide.cluster.capacity.tuning import points_of, tuned
 from neaptide.commands.outputs import JSON_HELP, check_plot, check_writable, draw, print_json, write_json
 from neaptide.commands.simulate_tables import WIDTH, short_names
@@ -33,13 +33,13 @@ from neaptide.commands.simulation_flags import (
     progress,
     scenario_of,
 )
+from neaptide.durations import DAY_S, HOUR_S, MINUTE_S
 from neaptide.engine.scheduler.policies import find_policy
 from neaptide.estimator.device_profile import DeviceProfile, load_profile
 from neaptide.simulation.points import parse_points
 from neaptide.simulation.replica import SimulationError
 from neaptide.simulation.scenario import Scenario
 
-MINUTE_S, DAY_S = 60, 86_400
 AUTO, ON, OFF = "auto", "on", "off"
 CPU = "cpu"
 """Beginning of the device's name in a profile of a server that does not plan its offline pool by itself."""
@@ -327,7 +327,7 @@ def _limits_table(found: Plan) -> Table:
 
 
 def _costs_table(plans: Sequence[Plan], best: Plan) -> Table:
-    """What each plan costs by the hour and by the offline token."""
+    """Table of plans with their costs by the hour and by the offline token."""
     table, credit = _new_table(), credit_per_token(plans)
     for heading in ("profile", "policy"):
         table.add_column(heading, overflow="fold", vertical="bottom")

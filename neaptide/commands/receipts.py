@@ -4,12 +4,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from neaptide.durations import duration
+from neaptide.durations import DAY_S, duration
 
 if TYPE_CHECKING:
     from neaptide.server.batches.storing.cost_rows import DayCost
 
-DAY_S = 86_400
 TIME_WORDS = {
     "checking": "checking its lines",
     "own_key": "work of its own key",

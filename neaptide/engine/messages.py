@@ -350,7 +350,7 @@ class HeldStep(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 
 class DeviceCharge(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """What a batch, or the chats or flex requests of a key, have cost since the last charge."""
+    """Cost of a batch, or of the chats or flex requests of a key, since the last charge."""
 
     share: str
     """API key's name, as in ``AddRequest``."""

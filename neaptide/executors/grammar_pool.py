@@ -13,6 +13,8 @@ from neaptide.executors.grammar_places import Bits
 from neaptide.models.grammars import Grammars
 
 _TASKS = Path("/proc/self/task")
+MAKER = "maker of threads"
+"""Name of the thread that creates a pool with a niceness."""
 _making = threading.Lock()
 """Pools are created one at a time, so that each pool's threads can be identified."""
 
@@ -36,7 +38,7 @@ class MatcherPool:
         """Thread ids of a pool with a niceness."""
         if niceness:
             with _making:
-                maker = threading.Thread(target=self._make, args=(num_threads, niceness))
+                maker = threading.Thread(target=self._make, name=MAKER, args=(num_threads, niceness))
                 maker.start()
                 maker.join()
         else:

@@ -292,6 +292,7 @@ async def _tell_hidden_batches(settings: Settings, service: "BatchService") -> N
 def _http_server(
     settings: Settings, context: "ServingContext", data_dir: Path
 ) -> "tuple[uvicorn.Server, BatchService, QuoteDesk, Shadow | None, WorkLog, RateLimiter, KeyReloader | None]":
+    from neaptide.durations import DAY_S
     from neaptide.estimator.device_profile import profile_names
     from neaptide.launch.connections import Server, uvicorn_config
     from neaptide.launch.device_time import device_time
@@ -300,7 +301,6 @@ def _http_server(
     from neaptide.server.batches.lines import ContextCompiler
     from neaptide.server.batches.planning.planner import Planner
     from neaptide.server.batches.service import BatchService
-    from neaptide.server.batches.storing.files import DAY_S
     from neaptide.server.batches.wiring import BatchSettings
     from neaptide.server.counterfactual.service import Shadow
     from neaptide.server.http.hosts import HostFilter

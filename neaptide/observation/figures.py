@@ -1,4 +1,4 @@
-"""What a record says by itself, without any model."""
+"""Figures of a record by itself, without any model."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What Neaptide would do beside recorded chats, by simulation on inferred step times."""
+"""Forecast of Neaptide beside recorded chats, by simulation on inferred step times."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ class Sample:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ForecastQuestion:
-    """What is forecast. Times are in seconds."""
+    """Subject of a forecast. Times are in seconds."""
 
     base: Scenario
     """Targets and limits; loads, profile and policy are ignored."""
@@ -105,7 +105,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a ``ForecastQuestion``."""
 
     start_s: float
-    """Where the simulated part begins, in seconds since the first poll."""
+    """Start of the simulated part, in seconds since the first poll."""
     simulated_s: float
     chats: int
     draws: int

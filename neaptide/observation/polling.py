@@ -31,7 +31,7 @@ class Timer:
 
 @dataclass(slots=True, frozen=True)
 class Polling:
-    """What is polled, how often and for how long."""
+    """Address, frequency and length of a polling."""
 
     url: str
     every_s: float

@@ -65,7 +65,7 @@ class RecordWriter:
 
 @dataclass(slots=True, frozen=True)
 class PollInterval:
-    """What happened between two polls."""
+    """Changes between two polls."""
 
     start_s: float
     end_s: float

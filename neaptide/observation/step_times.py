@@ -49,7 +49,7 @@ PRIOR_ROWS = 1.0
 
 @dataclass(slots=True, frozen=True)
 class EngineLimits:
-    """What is known of the engine's limits and memory."""
+    """Known limits and memory of the engine."""
 
     max_num_batched_tokens: int
     kv_tokens: int | None

@@ -6,6 +6,7 @@
 - **When one arrived** follows from its end and its latency. Within an interval places are random.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -72,9 +73,10 @@ def traffic_of(record: ServerRecord, seed: int) -> InferredTraffic:
     hit_ratio = min(totals.get(HITS, 0.0) / queries, 1.0) if queries else 0.0
     block_tokens = _block_tokens(record)
     base = content_base(f"observed {seed}")
+    starts_s = [each.start_s for each in record.intervals]
     requests = []
     for number, (one, place_s) in enumerate(zip(known + others, places_s.tolist(), strict=False)):
-        interval = _at(record.intervals, place_s)
+        interval = record.intervals[max(bisect_right(starts_s, place_s) - 1, 0)]
         own_s = one.arrival_s
         arrival_s = own_s if number < len(known) and interval.start_s <= own_s < interval.end_s else place_s
         segments = _segments(rng, base, number, one.prompt_tokens, hit_ratio, block_tokens)
@@ -111,11 +113,6 @@ def _ended(rng: np.random.Generator, intervals: Sequence[PollInterval]) -> Itera
         for k in range(number):
             arrival_s = float(ends_s[k] - latencies_s[k])
             yield _Ended(arrival_s, int(prompts[k]), int(answers[k]), number == 1)
-
-
-def _at(intervals: Sequence[PollInterval], at_s: float) -> PollInterval:
-    starts = [each.start_s for each in intervals]
-    return intervals[max(int(np.searchsorted(starts, at_s, side="right")) - 1, 0)]
 
 
 def _block_tokens(record: ServerRecord) -> int:

@@ -35,7 +35,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Who says so: ``as the server says``."""
     observed: ObservedFigures | None
     simulated: Means | None
-    """What was recorded in the part that is simulated; None if that is not what was recorded."""
+    """Recorded means of the simulated part; None if the load was changed."""
     times: InferredStepTimes | None
     forecast: Forecast
 
@@ -74,7 +74,7 @@ def sentence(facts: Facts) -> str:
 
 
 def replicas(facts: Facts) -> str:
-    """How many replicas the peak needs."""
+    """Number of replicas that the peak needs."""
     need = facts.forecast.replicas
     peak = f"the busiest {duration(need.peak_s)}"
     if need.number is None:
@@ -88,7 +88,7 @@ def targets(facts: Facts) -> str:
 
 
 def recorded(facts: Facts) -> str:
-    """What was recorded."""
+    """Summary of the record."""
     seen = facts.observed
     if seen is None:
         return f"The chats are those of {facts.source}. Nothing was recorded of a server."
@@ -148,7 +148,7 @@ def warnings(facts: Facts) -> Iterator[str]:
 
 
 def assumptions(facts: Facts) -> Iterator[str]:
-    """What the forecast rests on."""
+    """Assumptions of the forecast."""
     seen, times, found = facts.observed, facts.times, facts.forecast
     if times is not None:
         fixed_s, token_s = times.costs["fixed_s"], times.costs["token_s"]
@@ -205,7 +205,7 @@ def falsifiers(facts: Facts) -> Iterator[str]:
 
 
 def silences(facts: Facts) -> Iterator[str]:
-    """What the page does not say."""
+    """Limits of the page."""
     yield "Other hours, other traffic and growth: only what was recorded is simulated" + (
         "." if facts.speed == 1.0 else f", at {facts.speed:g} times its speed."
     )

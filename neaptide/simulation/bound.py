@@ -30,7 +30,7 @@ Bounds = dict[str, float | None]
 """``long_run``, ``window``, and of a run ``in_time``."""
 
 TargetsKept = Literal["every token", "both targets", "nothing"]
-"""What a run kept of an online request: every token's deadline from arrival, its two targets in the mean, or less."""
+"""Targets that a run kept: every token's deadline from arrival, the two targets in the mean, or less."""
 
 
 @dataclass(slots=True, frozen=True)

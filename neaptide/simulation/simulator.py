@@ -184,7 +184,7 @@ class _Simulation:
 
 @dataclass(slots=True, frozen=True)
 class RunEnds:
-    """How a run ended, apart from the measurements of its steps and online requests."""
+    """End of a run, apart from the measurements of its steps and online requests."""
 
     end_s: float
     makespan_s: float | None

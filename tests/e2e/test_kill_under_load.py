@@ -17,12 +17,13 @@ from tests.patience import PATIENCE_S, Stopwatch
 from tests.server.batches.invariants import Facts, durable_rows, violations
 
 MAX_RESUME_S = 10.0
+MAX_TOKENS = 40
 TARGETS = ("engine", "api", "both")
 
 
 def body(index: int) -> dict[str, Any]:
     messages = [{"role": "user", "content": f"What is {index % 900} + {index % 7}?"}]
-    return {"model": "neaptide-tiny", "messages": messages, "temperature": 0, "max_completion_tokens": 40}
+    return {"model": "neaptide-tiny", "messages": messages, "temperature": 0, "max_completion_tokens": MAX_TOKENS}
 
 
 @contextmanager
@@ -99,7 +100,7 @@ def survive(server: RunningServer, seed: int, lines: int, facts: Facts, target: 
 
 
 def run_kills(tmp_path: Path, seeds: range, lines: int, target: str | None = None) -> None:
-    facts = Facts()
+    facts = Facts(max_decodes=MAX_TOKENS)
     with RunningServer(tmp_path / "server", env={"NEAPTIDE_NUM_THREADS": "1"}) as server:
         with chatting(server) as outcomes:
             for seed in seeds:

@@ -1,4 +1,4 @@
-"""What a policy did on some cells, summed beside the bound."""
+"""Score of a policy: its results on some cells, summed beside the bound."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from neaptide.cluster.capacity.result import HOUR_S, Plan
+from neaptide.cluster.capacity.result import Plan
+from neaptide.durations import HOUR_S
 
 
 def credit_per_token(plans: Sequence[Plan]) -> float:
-    """What an offline token is worth: the least that any of the devices takes for it without chats; 0 without
-    offline work."""
+    """Worth of an offline token: its lowest price on a device without chats; 0 without offline work."""
     prices = (plan.alone_price_per_token for plan in plans)
     return min((price for price in prices if price is not None), default=0.0)
 

@@ -16,12 +16,12 @@ from neaptide.cluster.capacity.measure import TARGETS, MeasuredSize, Size, measu
 from neaptide.cluster.capacity.result import Beside, OfflinePlan, Peak, Plan, Point
 from neaptide.cluster.capacity.search import smallest
 from neaptide.cluster.capacity.stretch import Stretch, busiest, cut, samples, works_s
+from neaptide.durations import DAY_S
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import OnProgress
 
-DAY_S = 86_400
 WHOLE_SAMPLES = 4
 """Number of samples of a trace that is longer than as many peaks. So a long trace takes no longer to simulate."""
 LEAST_ROWS = 2048

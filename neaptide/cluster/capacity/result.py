@@ -2,7 +2,8 @@
 
 import msgspec
 
-HOUR_S = 3600
+from neaptide.durations import HOUR_S
+
 MILLION = 1e6
 
 
@@ -117,7 +118,7 @@ class Plan(msgspec.Struct, kw_only=True):
 
     @property
     def alone_price_per_token(self) -> float | None:
-        """What a replica without chats takes for an offline token; None without offline work."""
+        """Price of an offline token on a replica without chats; None without offline work."""
         if self.offline is None or not self.offline.alone_tokens_per_s:
             return None
         return self.unit_price / (HOUR_S * self.offline.alone_tokens_per_s)

@@ -22,7 +22,7 @@ MIN_RUNS = 1024
 
 
 class CostAccount:
-    """What one batch, or the chats or flex requests of one key, have cost since the last report."""
+    """Cost of one batch, or of the chats or flex requests of one key, since the last report."""
 
     __slots__ = (
         "batch_id",

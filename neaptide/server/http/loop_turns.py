@@ -16,7 +16,7 @@ PERIOD_S = 0.025
 NUM_STANDING = 4
 """Measurements of which the least counts: work that piles up makes each turn long, one long call only one."""
 TURNS_TO_FIRST_TOKEN = 10
-"""Turns in which a chat's bytes become its first token's bytes, counted on an idle server."""
+"""Turns in which a chat's bytes become its first token's bytes (a test counts them)."""
 OWN_SHARE = 0.5
 """Largest share of the TTFT target that the turns may take; the engine needs the rest."""
 

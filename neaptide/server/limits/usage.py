@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from neaptide.durations import DAY_S
+
 MINUTE_S = 60.0
-DAY_S = 86_400.0
 KEPT_DAYS = 3
 """Days whose counts are kept. A clock that was set forward and back finds the count of today."""
 

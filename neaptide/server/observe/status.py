@@ -1,4 +1,4 @@
-"""What is wrong with a server, in one sentence with its cause: a pure function of figures.
+"""Verdict on a server, in one sentence with its cause: a pure function of figures.
 
 The first thing that is wrong is told, in the order of what costs users most: no engine, no storage, errors, late
 chats, refusals, batches. ``docs/operations.md`` says what to do about each.
@@ -204,7 +204,7 @@ def _late(f: Figures) -> Status | None:
     above = [(name, *times[name]) for name in bad]
     told = [f"{name} p99 {short(p99_s)} for {short(slo_s)}" for name, p99_s, slo_s in above if p99_s and p99_s > slo_s]
     which = "their own targets" if not told and times[most][0] is not None else "their targets"
-    # Of the last minute, and chats still run: now. Else it has been so.
+    # "Now" needs chats of the last minute that still run.
     verb = "Chats miss" if is_now and (f.silent or f.running_online) else "Chats missed"
     late = f"{percent(missed[most], window.judged)} of {window.judged} missed {most}"
     span = "the last minute" if is_now else "the last 5 minutes"
@@ -281,7 +281,7 @@ def _fine(f: Figures) -> Status:
 
 
 def _met(window: Recent) -> str:
-    """How many chats met their targets, as the start of a sentence."""
+    """Share of chats that met their targets, as the start of a sentence."""
     late = max(window.ttft_missed, window.tpot_missed)
     return f"{window.judged - late} of {window.judged} chats met their targets" if late else "Chats meet their targets"
 

@@ -154,7 +154,7 @@ class ReceiptTokens(TypedDict):
 
 @exact
 class UnsignedReceipt(TypedDict):
-    """What a batch has cost, and what its time went to."""
+    """Costs of a batch and uses of its time."""
 
     object: Literal["batch.receipt"]
     id: str

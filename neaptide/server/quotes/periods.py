@@ -5,10 +5,10 @@ from collections import Counter
 
 import msgspec
 
+from neaptide.durations import DAY_S
 from neaptide.engine.messages import StepStats
 
 PERIOD_S = 600
-DAY_S = 86_400
 KEPT_S = 14 * DAY_S
 LENGTH_RATIO = 1.25
 """Upper limit of a length bucket over that of the one before; a quantile is at most 25% too high."""

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from neaptide.durations import DAY_S
 from neaptide.engine.arrays import FloatArray
 from neaptide.engine.messages import EngineReady
-from neaptide.server.quotes.periods import DAY_S, PERIOD_S, Period, Saturated
+from neaptide.server.quotes.periods import PERIOD_S, Period, Saturated
 
 PRIOR_ANSWER_TOKENS = 256
 """Expected answer length before any batch has ended; the scheduler uses the same value."""

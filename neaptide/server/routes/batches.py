@@ -122,7 +122,7 @@ def batches_router(service: BatchService, desk: QuoteDesk | None = None) -> APIR
 
     @router.get("/{batch_id}/receipt", responses=replies(BatchReceipt, 404, 409, 503), response_model=None)
     async def get_receipt(request: Request, batch_id: BatchId) -> BatchReceipt:
-        """What an ended batch has cost, and what its time went to. Its hash is confirmed by `check_receipt`."""
+        """Costs of an ended batch and the uses of its time. Its hash is confirmed by `check_receipt`."""
         with storage_faults(service.health):
             return await service.receipt(batch_id, principal_of(request).tenant)
 

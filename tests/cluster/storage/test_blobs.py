@@ -14,9 +14,9 @@ from neaptide.cli import main
 from neaptide.cluster.lease_order import LEASE_S
 from neaptide.cluster.sharing import SharedStorage, sharing_of
 from neaptide.cluster.storage.blobs import MARK_KEY, Blobs, BlobsUnavailableError, batch_key
+from neaptide.durations import DAY_S
 from neaptide.server.batches.storing.data_dir import StoreError
 from neaptide.server.batches.storing.faults import FileDamagedError, storage_faults
-from neaptide.server.batches.storing.files import DAY_S
 from neaptide.server.batches.storing.offline import Prune, check, leftover_blobs, prune
 from neaptide.server.batches.storing.store import Store
 from neaptide.server.http.errors import UnavailableError

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from neaptide.cli import main
+from neaptide.durations import DAY_S
 from neaptide.server.batches.storing.data_dir import DATABASE_NAME, DataDir
-from neaptide.server.batches.storing.files import DAY_S
 from tests.server.batches.fakes import FakeClock, Server, jsonl, line, numbered
 
 

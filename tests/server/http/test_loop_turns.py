@@ -12,6 +12,8 @@ from tests.server.conftest import USER, Server
 CHAT = "/v1/chat/completions"
 TOO_LONG_S = 1.01 * 0.5 / TURNS_TO_FIRST_TOKEN
 """Just above half of a target of a second, for all turns of a chat."""
+OF_CLIENT = 2
+"""Turns of a chat that its client takes on the same loop."""
 
 
 def standing(turns: LoopTurns, turn_s: float) -> None:
@@ -77,3 +79,21 @@ async def test_a_chat_is_refused_before_its_body_is_read_and_probes_are_not(serv
     assert f"neaptide_event_loop_turn_seconds {TOO_LONG_S}" in metrics
     server.context.turns.note(0.0)
     assert (await server.http.post(CHAT, json={"messages": USER, "max_tokens": 1})).status_code == 200
+
+
+async def test_a_chat_of_one_token_is_answered_within_the_turns_that_the_limit_counts_on(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, num_turns = asyncio.get_running_loop(), 0
+    run_once = loop._run_once  # type: ignore[attr-defined]
+
+    def counted() -> None:
+        nonlocal num_turns
+        num_turns += 1
+        run_once()
+
+    monkeypatch.setattr(loop, "_run_once", counted)
+    before = num_turns
+    reply = await server.http.post(CHAT, json={"messages": USER, "max_tokens": 1})
+    assert reply.status_code == 200
+    assert num_turns - before - OF_CLIENT == pytest.approx(TURNS_TO_FIRST_TOKEN, abs=2)

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from neaptide.durations import DAY_S
 from neaptide.server.batches.storing import usage_rows
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
 from neaptide.server.batches.storing.tables import key_usage
 from neaptide.server.limits.counts import OwnCounts, Taken
 from neaptide.server.limits.leased_counts import ALONE_S, REFUSED_S, LeasedCounts
-from neaptide.server.limits.usage import DAY_S, Excess, KeyLimits, LimitName
+from neaptide.server.limits.usage import Excess, KeyLimits, LimitName
 from tests.patience import PATIENCE_S
 from tests.postgres import PostgresServer
 

@@ -9,11 +9,12 @@ import httpx2
 import openai
 import pytest
 
+from neaptide.durations import DAY_S
 from neaptide.server.app import ServerState, create_app
 from neaptide.server.engine_client.client import EngineClient
 from neaptide.server.http.auth import AcceptedKey, KeyRing, principal_for
 from neaptide.server.limits.limiter import duration_text
-from neaptide.server.limits.usage import DAY_S, KeyLimits
+from neaptide.server.limits.usage import KeyLimits
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.patience import until
 from tests.server.conftest import USER, Server, make_context

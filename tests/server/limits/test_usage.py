@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide.server.limits.usage import DAY_S, Excess, KeyLimits, KeyUsage, Level, LimitName, Times
+from neaptide.durations import DAY_S
+from neaptide.server.limits.usage import Excess, KeyLimits, KeyUsage, Level, LimitName, Times
 
 RPM, TPM, TPD = LimitName
 NOON_S = 20_000 * DAY_S + DAY_S / 2

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from neaptide.durations import DAY_S
 from neaptide.engine.arrays import FloatArray
 from neaptide.loadgen.workloads.offline_sets import OfflineSet, load_offline
 from neaptide.loadgen.workloads.traces import TraceRequest
-from neaptide.server.quotes.periods import DAY_S
 from neaptide.server.quotes.work import BatchSize, DeviceTime, KnownBatch
 
 TASKS = ("sharegpt_lengths", "arxiv_summarization_lengths", "bros-be-256")

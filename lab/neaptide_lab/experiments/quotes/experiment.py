@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from neaptide.durations import DAY_S
 from neaptide.engine.messages import EngineReady
 from neaptide.estimator.device_profile import DeviceProfile, load_profile
 from neaptide.launch.device_time import device_time
 from neaptide.server.quotes.fluid import LoadPaths, finish_times
-from neaptide.server.quotes.periods import DAY_S, PERIOD_S, Period, Saturated
+from neaptide.server.quotes.periods import PERIOD_S, Period, Saturated
 from neaptide.server.quotes.quote import Quote, QuoteInputs, outlook, quote
 from neaptide.server.quotes.work import DeviceTime, chat_loads, learnt_efficiency
 from neaptide_lab.experiments.quotes.batches import (

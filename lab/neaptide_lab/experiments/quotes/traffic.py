@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from neaptide.durations import DAY_S
 from neaptide.engine.arrays import FloatArray, IntArray
 from neaptide.engine.messages import EngineReady
 from neaptide.loadgen.workloads.online_sets import (
@@ -16,7 +17,7 @@ from neaptide.loadgen.workloads.online_sets import (
     servegen_day_curve,
 )
 from neaptide.loadgen.workloads.traces import TraceRequest, content_base, data_file, load_lengths, read_csv
-from neaptide.server.quotes.periods import DAY_S, PERIOD_S, Period
+from neaptide.server.quotes.periods import PERIOD_S, Period
 
 DAY_PERIODS = DAY_S // PERIOD_S
 NUM_DAYS = 14
@@ -123,7 +124,7 @@ class ChatTraffic:
         return np.stack(columns, axis=1)
 
     def record(self, now_s: float) -> list[Period]:
-        """What a server has recorded until then, the unfinished period included."""
+        """Record of a server until then, the unfinished period included."""
         current = int(now_s) // PERIOD_S
         periods = [_period(k * PERIOD_S, PERIOD_S, self._sums[k]) for k in range(current)]
         if now_s > current * PERIOD_S:

@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from neaptide.durations import DAY_S
 from neaptide.estimator.device_profile import load_profile
 from neaptide.launch.device_time import device_time
-from neaptide.server.quotes.periods import DAY_S, PERIOD_S, Saturated
+from neaptide.server.quotes.periods import PERIOD_S, Saturated
 from neaptide.server.quotes.quote import Efficiency, Quote, WindowQuote
 from neaptide.server.quotes.work import BatchSize, chat_loads
 from neaptide_lab.experiments.quotes import traffic

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from neaptide.durations import DAY_S
 from neaptide.engine.messages import RecentSteps
 from neaptide.server.batches.receipts.sums import BatchSums, sums_encoder, total
 from neaptide.server.batches.storing import cost_rows
@@ -14,7 +15,6 @@ from neaptide.server.batches.storing.models import BatchRecord
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
 from neaptide.server.engine_client.client import EngineClient
 from neaptide.server.http.auth import share_of
-from neaptide.server.limits.usage import DAY_S
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class CostBook:
         self.label_of: Callable[[str], str] = str
         """Name of the key that has a share."""
         self.uses: TimeUses | None = None
-        """What the time of batches went to; None: not known."""
+        """Uses of the batches' time; None: not known."""
         self.totals: dict[tuple[str, str], KeyCost] = {}
         """Costs by name of the key and kind of work."""
         self._store = store
@@ -94,7 +94,7 @@ class CostBook:
             self._batches[record.id] = WatchedBatch(share_of(record.owner), BatchSums(), since_s)
 
     def sums(self, batch_id: str, end_s: float) -> BatchSums:
-        """What a batch that ends at ``end_s`` has cost since this start."""
+        """Costs of a batch that ends at ``end_s``, since this start."""
         watched = self._batches.get(batch_id)
         if watched is None:
             return BatchSums()

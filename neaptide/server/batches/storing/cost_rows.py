@@ -22,7 +22,7 @@ KEPT_DAYS = 400
 
 
 class CostOf(NamedTuple):
-    """What device time is counted by."""
+    """Day, key and kind of work for which device time is counted."""
 
     day: int
     """Days since 1970, in UTC."""

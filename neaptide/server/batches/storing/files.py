@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+from neaptide.durations import DAY_S
 from neaptide.engine.private_files import private_opener
 from neaptide.server.batches.served import named_model
 from neaptide.server.batches.storing import file_rows
@@ -47,7 +48,6 @@ logger = logging.getLogger(__name__)
 
 PURPOSES = ("batch", "user_data")
 MAX_FILENAME_CHARS = 255
-DAY_S = 86_400
 DEFAULT_LIFE_S = 30 * DAY_S
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3_600, 30 * DAY_S
 STALE_COPY_S = 3_600

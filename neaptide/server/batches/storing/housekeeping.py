@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import Callable
 
+from neaptide.durations import DAY_S
 from neaptide.server.batches.storing import file_rows, retention_rows
-from neaptide.server.batches.storing.files import DAY_S, FileStore
+from neaptide.server.batches.storing.files import FileStore
 from neaptide.server.batches.storing.store import Store
 
 IDEMPOTENCY_KEY_LIFE_S = 7 * DAY_S

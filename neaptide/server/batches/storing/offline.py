@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from neaptide.durations import DAY_S
 from neaptide.server.batches.storing import batch_rows, file_rows, retention_rows
 from neaptide.server.batches.storing.data_dir import (
     CACHE,
@@ -21,7 +22,7 @@ from neaptide.server.batches.storing.data_dir import (
     PROFILES,
     REQUEST_LOG,
 )
-from neaptide.server.batches.storing.files import DAY_S, FileStore
+from neaptide.server.batches.storing.files import FileStore
 from neaptide.server.batches.storing.housekeeping import IDEMPOTENCY_KEY_LIFE_S, Housekeeping
 from neaptide.server.batches.storing.leftovers import judges, missing_commits
 from neaptide.server.batches.storing.models import FileRecord

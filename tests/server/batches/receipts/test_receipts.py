@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from neaptide.durations import DAY_S
 from neaptide.engine.messages import DeviceCharge, RecentSteps, StepOutputs
 from neaptide.server.batches.receipts import receipt as receipts
 from neaptide.server.batches.receipts.receipt import Seal
 from neaptide.server.batches.storing import cost_rows
 from neaptide.server.batches.storing.cost_rows import CostOf, KeyCost
 from neaptide.server.batches.storing.data_dir import RECEIPT_KEY
-from neaptide.server.limits.usage import DAY_S
 from neaptide.server.why.device_time import DeviceTimeSums
 from tests.server.batches.fakes import FakeClock, Server, jsonl, line, numbered
 from tests.server.batches.test_http import app_of, http_client

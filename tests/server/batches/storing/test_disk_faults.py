@@ -13,8 +13,9 @@ from typing import BinaryIO
 
 import pytest
 
+from neaptide.durations import DAY_S
 from neaptide.server.batches.storing.data_dir import DATABASE_NAME
-from neaptide.server.batches.storing.files import DAY_S, Upload
+from neaptide.server.batches.storing.files import Upload
 from neaptide.server.batches.storing.models import FileRecord
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from tests.patience import until

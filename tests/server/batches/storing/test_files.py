@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from neaptide.durations import DAY_S
 from neaptide.engine.private_files import private_opener
-from neaptide.server.batches.storing.files import DAY_S, UploadForm
+from neaptide.server.batches.storing.files import UploadForm
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.http.errors import ConflictError, InvalidRequestError, NotFoundError, PayloadTooLargeError
 from tests.patience import PATIENCE_S, until

@@ -7,10 +7,11 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 
+from neaptide.durations import DAY_S
 from neaptide.engine.messages import AddBatch
 from neaptide.server.batches.running import expiry
 from neaptide.server.batches.storing import housekeeping
-from neaptide.server.batches.storing.files import DAY_S, UploadForm
+from neaptide.server.batches.storing.files import UploadForm
 from neaptide.server.batches.storing.store import Store
 from neaptide.server.batches.storing.tables import batch_lines, deleted_files, idempotency_keys
 from neaptide.server.http.errors import ConflictError, InvalidRequestError
