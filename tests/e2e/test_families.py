@@ -19,7 +19,9 @@ FAMILIES: dict[str, dict[str, Any]] = {"granite": GRANITE, "gpt_neox": {}, "olmo
 PROMPT = [7 * number % 400 + 10 for number in range(40)]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", ["granite", *(pytest.param(name, marks=pytest.mark.full) for name in ("gpt_neox", "olmo2"))]
+)
 def test_a_completion_beside_a_batch_equals_transformers(family: str, tmp_path: Path) -> None:
     directory = tmp_path / "model"
     model = write_family(family, directory, vocab_size=VOCAB, **FAMILIES[family])
