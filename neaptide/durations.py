@@ -1,10 +1,14 @@
 """Lengths of time: their units in seconds, and as people read them."""
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
+NOTHING_S = 1e-6
+"""What is shorter is rounding, and 0 ms."""
 
 
 def duration(seconds: float) -> str:
-    """A length of time with two digits or so: 4 ms, 180 ms, 1.4 s, 16 s, 75 min, 2.1 h, 3 days."""
+    """A length of time with two digits or so: under 1 ms, 4 ms, 180 ms, 1.4 s, 16 s, 75 min, 2.1 h, 3 days."""
+    if NOTHING_S < seconds < 0.0005:
+        return "under 1 ms"
     if seconds < 0.9995:
         return f"{1e3 * seconds:.0f} ms"
     if seconds < 9.95:

@@ -9,6 +9,9 @@ from neaptide.durations import duration
     ("seconds", "text"),
     [
         (0.0, "0 ms"),
+        (1e-9, "0 ms"),
+        (0.0004, "under 1 ms"),
+        (0.0006, "1 ms"),
         (0.1804, "180 ms"),
         (0.9995, "1 s"),
         (1.44, "1.4 s"),

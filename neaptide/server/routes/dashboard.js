@@ -142,8 +142,9 @@ function showPlots(points, latencies) {
   const whole = at("plots").clientWidth;
   width = whole < 2 * COLUMN + GAP ? whole : (whole - GAP) / 2;  // like the columns of the style sheet, so that text keeps its size
   const times = (values, factor) => values.map((value) => value === null ? null : factor * value);
-  const blocks = ["online", "offline", "cached", "free"].map((state) => ({ name: state, ys: points[`blocks_${state}`] }));
-  const highest = Math.max(...points.blocks_online.map((_, k) => blocks.reduce((sum, { ys }) => sum + (ys[k] || 0), 0)));
+  const blocksOf = (state) => ({ name: state, ys: points[`blocks_${state}`] });
+  const blocks = ["online", "offline", "cached"].map(blocksOf);
+  const highest = Math.max(...points.blocks_online.map((_, k) => [...blocks, blocksOf("free")].reduce((sum, { ys }) => sum + (ys[k] || 0), 0)));
   const draw = (...rest) => plot(points, ...rest);
   at("plots").replaceChildren(
     draw("TTFT", "ms", [{ name: "p50", ys: times(points.ttft_p50_s, 1000) }, { name: "p99", ys: times(points.ttft_p99_s, 1000) }],
@@ -154,7 +155,7 @@ function showPlots(points, latencies) {
     draw("Tokens computed, by class", "tokens/s", [
       { name: "online", ys: points.online_tokens_per_s }, { name: "offline", ys: points.offline_tokens_per_s },
     ], { stacked: true }),
-    draw("KV blocks", "blocks", [...blocks, { name: "reserved for chats (forecast)", ys: points.blocks_reserved, mark: true }],
+    draw("KV blocks", "of all", [...blocks, { name: "reserved for chats (forecast)", ys: points.blocks_reserved, mark: true }],
       { stacked: true, most: highest }),
     draw("Mean time of a step", "ms", [{ name: "predicted", ys: times(points.predicted_s, 1000) }, { name: "measured", ys: times(points.step_s, 1000) }]),
   );
@@ -187,7 +188,7 @@ function showComparison({ comparison, replays, replicas }) {
   ])));
   at("shadownote").textContent = replicas ? "Each replica replays its own traffic; see its own page." :
     !replays ? "Off (--shadow)." : !comparison ?
-      "Waiting for traffic: once a window of a minute or more has 20 chats, it is replayed under vLLM's schedulers." :
+      "None yet. Once the requests that came within a minute or more, 20 chats at least, have all ended, they are replayed under vLLM's schedulers." :
       `${duration(comparison.window_s)} of this server's own traffic, replayed under vLLM's schedulers; it ended ${duration(comparison.age_s)} ago.`;
 }
 

@@ -13,19 +13,13 @@ from neaptide.server.http.hosts import is_loopback
 from neaptide.server.openai.openapi import replies
 from neaptide.server.openai.replies import WhyReply, WhyStep, WhyWait
 from neaptide.server.why.batches import batch_wait
-from neaptide.server.why.desk import Explained, WhyDesk
+from neaptide.server.why.desk import Explained, WhyDesk, told
 from neaptide.server.why.parts import TokenWait
 from neaptide.server.why.requests import EndedRequest
 
 BATCH = "batch_"
 MAX_ID_CHARS = 128
 SHOWN_STEPS = 20
-NO_TOKEN = {
-    "ok": "it has no output, so nothing of it was late",
-    "aborted": "its client left before the first token",
-    "server_error": "it failed before the first token; the server's log has the error",
-}
-
 router = APIRouter()
 
 
@@ -53,12 +47,11 @@ async def why(id: str, request: Request) -> WhyReply:
 
 
 def _reply(request: EndedRequest, explained: list[Explained]) -> WhyReply:
-    reason = NO_TOKEN.get(request.outcome, "it was refused or ended without a token")
     return {
         "id": request.name,
         "tier": request.tier,
         "outcome": request.outcome,
-        "sentence": explained[0].sentence if explained else reason,
+        "sentence": told(request, explained),
         "waits": [_wait(one) for one in explained],
         "parts_s": {},
     }

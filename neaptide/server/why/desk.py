@@ -1,6 +1,6 @@
 """Answers why a chat was late, from the recorded steps and the times of the last requests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from anyio import CapacityLimiter, to_thread
@@ -14,6 +14,12 @@ from neaptide.server.why.steps import StepRing, StepsCut
 
 REPORTED_S = 1.0
 """An engine reports its steps within this time."""
+NO_TOKEN = {
+    "ok": "it has no output, so nothing of it was late",
+    "aborted": "its client left before the first token",
+    "server_error": "it failed before the first token; the server's log has the error",
+}
+FAILED = "it failed before its end; the server's log has the error; until then "
 MAX_SENTENCES = 64
 """Most sentences that are kept for the dashboard."""
 
@@ -33,6 +39,14 @@ class Explained:
     def brief(self) -> str:
         """The sentence without its smaller parts and times; all of it for what was in time."""
         return in_brief(self.wait, self.parts) if self.wait.late_s > 0 else self.sentence
+
+
+def told(request: EndedRequest, explained: Sequence[Explained], *, in_brief: bool = False) -> str:
+    """The sentence on a request: on its first late wait, or on what became of it without a token."""
+    if not explained:
+        return NO_TOKEN.get(request.outcome, "it was refused or ended without a token")
+    text = explained[0].brief if in_brief else explained[0].sentence
+    return FAILED + text if request.outcome == "server_error" else text
 
 
 class WhyDesk:
@@ -65,8 +79,7 @@ class WhyDesk:
         found = self.requests.find(name)
         if not found or self._clock() < found[0].ended_s + REPORTED_S:
             return ""
-        explained = await self.explain(found[0])
-        text = explained[0].brief if explained else ""
+        text = told(found[0], await self.explain(found[0]), in_brief=True)
         self._sentences[name] = text
         while len(self._sentences) > MAX_SENTENCES:
             del self._sentences[next(iter(self._sentences))]

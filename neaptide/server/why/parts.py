@@ -24,6 +24,9 @@ import numpy as np
 
 from neaptide.engine.messages import HeldStep
 
+LEAST_BATCH_SHARE = 1e-6
+"""Share of a step's time from which on it counts as batch work, not as rounding."""
+
 
 class Cause(StrEnum):
     """A part of the time that a chat waits, in the order in which parts count as lateness."""
@@ -146,6 +149,8 @@ class _Replay:
 
     def __init__(self, wait: TokenWait, around: StepsAround, floor_s: float) -> None:
         self.found = WaitParts()
+        self.has_batch_work = False
+        """Whether the replay leaves out any batch work."""
         self._wait = wait
         self._around = around
         self._floor_s = floor_s
@@ -186,6 +191,8 @@ class _Replay:
         if step.end_s > self._floor_s:
             self.found.steps.append(step)
         common, by_prompt = self._pieces(step, busy_s)
+        online_s = sum(common.values()) + sum(sum(pieces.values()) for _, pieces in by_prompt)
+        self.has_batch_work |= online_s < (1 - LEAST_BATCH_SHARE) * busy_s
         if not common and not by_prompt:
             return
         left = self._left + [_Prompt(number, come_s[number], pieces) for number, pieces in by_prompt]
@@ -321,7 +328,7 @@ class _FirstToken:
             replay.run(step)
         recorded_s = min(max(steps[-1].end_s, start_s), done_s) if steps else start_s
         seconds = replay.found.seconds
-        _fit(seconds, recorded_s - start_s)
+        _fit(seconds, recorded_s - start_s, has_batch_work=replay.has_batch_work)
         seconds[Cause.OTHER] += done_s - recorded_s
         seconds[Cause.BEFORE] += sent_s - wait.start_s
         seconds[Cause.ENGINE_GONE] += again_s - sent_s
@@ -353,18 +360,24 @@ def _gap_parts(wait: TokenWait, around: StepsAround) -> WaitParts:
         replay.run(step)
     seconds = replay.found.seconds
     engine_s = around.steps[ends[-1]].end_s - start_s
-    _fit(seconds, engine_s)
+    _fit(seconds, engine_s, has_batch_work=replay.has_batch_work)
     seconds[Cause.AFTER] += max(wait.end_s - wait.start_s - engine_s, 0.0)
     return replay.found
 
 
-def _fit(seconds: dict[Cause, float], real_s: float) -> None:
-    """Gives to batch work what the replay without it saved. Rounding aside, the replay never takes longer."""
+def _fit(seconds: dict[Cause, float], real_s: float, *, has_batch_work: bool) -> None:
+    """Gives to batch work what the replay without it saved, and makes the parts add up to the real time.
+
+    Without batch work a replay saves time too: it gives steps of their own to prompts that shared one.
+    """
     replayed_s = sum(seconds.values())
-    if replayed_s > real_s > 0:
+    batch_s = max(real_s - replayed_s, 0.0) if has_batch_work else 0.0
+    if replayed_s > 0:
         for cause in seconds:
-            seconds[cause] *= real_s / replayed_s
-    seconds[Cause.BATCH] += max(real_s - replayed_s, 0.0)
+            seconds[cause] *= (real_s - batch_s) / replayed_s
+    else:
+        seconds[Cause.BETWEEN] += real_s - batch_s
+    seconds[Cause.BATCH] += batch_s
 
 
 def _numbers(step: HeldStep) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":

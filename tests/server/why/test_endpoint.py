@@ -121,6 +121,17 @@ async def test_a_chat_without_a_token_is_told_so(late: LateServer) -> None:
     assert answer["sentence"] == "it failed before the first token; the server's log has the error"
 
 
+async def test_a_chat_that_fails_after_its_first_token_is_told_so(late: LateServer) -> None:
+    late.server.engine.fail_after = 1
+    body = {"model": MODEL_ID, "messages": USER, "max_tokens": 4, "ttft_slo_ms": 60_000}
+    failed = await late.server.http.post("/v1/chat/completions", json=body)
+    assert failed.status_code == 500
+    answer = (await late.why(failed.headers["x-request-id"])).json()
+    assert answer["sentence"].startswith(
+        "it failed before its end; the server's log has the error; until then on time: "
+    )
+
+
 async def test_requests_are_bounded(late: LateServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neaptide.server.why.requests.MAX_REQUESTS", 2)
     said = [await late.chat() for _ in range(3)]

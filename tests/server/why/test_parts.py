@@ -59,6 +59,18 @@ def test_batch_work_that_delayed_the_prompts_before_it_is_batch_work() -> None:
     assert milliseconds(wait, time.around()) == {Cause.BATCH: 50, Cause.OWN: 40}
 
 
+def test_without_batch_work_prompts_that_shared_a_step_are_no_batch_work() -> None:
+    time = Timeline()
+    time.taken_s = {OTHER: 0.0, THIRD: 0.12}
+    time.step(100, prompts={OTHER: 100})
+    time.idle(30)
+    time.step(120, prompts={OWN: 100, THIRD: 100})
+    wait = time.first_token(100, 30)
+    # A step for its own prompt alone would have been shorter.
+    assert sum(milliseconds(wait, time.around()).values()) == 150
+    assert Cause.BATCH not in milliseconds(wait, time.around())
+
+
 def test_prompts_that_came_while_batch_work_ran_would_not_have_shared_a_step() -> None:
     time = Timeline()
     time.taken_s = {OTHER: 0.02, THIRD: 0.09}
