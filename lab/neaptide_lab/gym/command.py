@@ -44,7 +44,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def _add_cells(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--quick", action="store_true", help="seven short cells of one device and one seed, a minute of one core")
+    add("--quick", action="store_true", help="seven short cells of one device and one seed, half a minute of one core")
     add("--load", nargs="+", choices=LOADS, default=list(LOADS), metavar="L", help=f"only of {', '.join(LOADS)} (all)")
     add("--device", nargs="+", choices=DEVICES, default=list(DEVICES), metavar="D", help=f"of {', '.join(DEVICES)}")
     seeds = ", ".join(map(str, SEEDS))

@@ -15,7 +15,7 @@ HEADINGS = (
     "of its\nbound %",
     "longest\nwait s",
     "preempted\non/off",
-    "planning ms\nmean/p99",
+    "plan ms\nmean/p99",
 )
 """Columns of a card and of the table."""
 Measured = tuple[Cell, Figures, Figures]

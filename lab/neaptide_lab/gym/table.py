@@ -87,25 +87,27 @@ def page(table: GymTable) -> str:
         "# The gym: every policy on the same loads",
         "",
         "Written by `neaptide gym table --run`. [Write a policy](../../docs/write-a-policy.md#measure-it) says what",
-        "each column is. Blank cells were not run. Planning is processor time on the machine that ran it.",
+        "each column is. What is not here was not run. Planning is processor time on the machine that ran it.",
     ]
     for title, every in (("Quick form", cells(quick=True)), ("Full form", cells())):
-        lines += ["", f"## {title}", "", *_totals(table, every), "", *_by_load(table, every)]
+        policies = [policy for policy in POLICIES if table.score(policy, every).cells]
+        lines += ["", f"## {title}", ""]
+        lines += [*_totals(table, policies, every), "", *_by_load(table, policies, every)] if policies else ["Not run."]
     return "\n".join(lines) + "\n"
 
 
-def _totals(table: GymTable, every: Sequence[Cell]) -> list[str]:
+def _totals(table: GymTable, policies: Sequence[str], every: Sequence[Cell]) -> list[str]:
     rows = [["policy", f"cells of {len(every)}", *(heading.replace("\n", " ") for heading in HEADINGS)]]
-    for policy in POLICIES:
+    for policy in policies:
         one = table.score(policy, every)
-        rows.append([f"`{policy}`", str(one.cells), *(one.texts() if one.cells else [""] * len(HEADINGS))])
+        rows.append([f"`{policy}`", str(one.cells), *one.texts()])
     return _markdown(rows)
 
 
-def _by_load(table: GymTable, every: Sequence[Cell]) -> list[str]:
+def _by_load(table: GymTable, policies: Sequence[str], every: Sequence[Cell]) -> list[str]:
     """Chats in time, and offline tokens per second, of each load."""
     rows = [["chats in time %, offline tok/s", *LOADS]]
-    for policy in POLICIES:
+    for policy in policies:
         scores = [table.score(policy, [cell for cell in every if cell.case == load]) for load in LOADS]
         rows.append([f"`{policy}`", *(f"{one.in_time}, {one.offline}" if one.cells else "" for one in scores)])
     bounds = [_bound(table, [cell for cell in every if cell.case == load]) for load in LOADS]
