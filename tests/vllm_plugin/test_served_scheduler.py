@@ -59,7 +59,7 @@ def test_without_the_flags_vllm_is_as_before(tmp_path: Path) -> None:
         assert greedy_texts(server) == texts
         page = server.http.get("/metrics").text
         assert "vllm:generation_tokens_total" in page
-        assert "neaptide" not in page
+        assert "neaptide_" not in page
         assert [server.http.get(path).status_code for path in ("/v1/files", "/v1/batches")] == [404, 404]
         server.stop()
 
