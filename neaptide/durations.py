@@ -1,6 +1,9 @@
-"""Lengths of time: their units in seconds, and as people read them."""
+"""Lengths of time: their units in seconds, and as people read and write them."""
+
+import re
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
+_UNIT_S = {"d": DAY_S, "h": HOUR_S, "m": MINUTE_S, "s": 1}
 NOTHING_S = 1e-6
 """What is shorter is rounding, and 0 ms."""
 
@@ -20,6 +23,17 @@ def duration(seconds: float) -> str:
     if seconds < 172_800:
         return f"{_one_decimal(seconds / HOUR_S)} h"
     return f"{_one_decimal(seconds / DAY_S)} days"
+
+
+def window_seconds(window: str) -> int:
+    """Length of a window such as ``24h`` or ``1h30m``. Raises ValueError for anything else."""
+    parts = re.findall(r"(\d{1,6})([dhms])", window)
+    if not parts or "".join(number + unit for number, unit in parts) != window:
+        raise ValueError(f"{window!r} is not a length of time such as 24h, 90m or 1h30m")
+    seconds = sum(int(number) * _UNIT_S[unit] for number, unit in parts)
+    if seconds == 0:
+        raise ValueError("a completion window cannot be empty")
+    return seconds
 
 
 def _one_decimal(value: float) -> str:

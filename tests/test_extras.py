@@ -1,6 +1,8 @@
 """What is said where an optional part is not installed."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -32,6 +34,14 @@ def test_the_extra_that_is_named_brings_the_package(package: str, extra: str) ->
 @pytest.mark.parametrize("package", EXTRA_OF)
 def test_the_base_installation_needs_none_of_them(package: str) -> None:
     assert package not in import_names(PROJECT["dependencies"])
+
+
+def test_the_flags_of_every_command_are_read_without_them() -> None:
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys({list(EXTRA_OF)})); from neaptide import cli; cli.build_parser()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_missing_part_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from neaptide.commands.client import CommandError, add_client, call, error_text, run_client
 from neaptide.commands.quotes import quote_lines
 from neaptide.commands.receipts import receipt_lines
+from neaptide.durations import window_seconds
 from neaptide.loadgen.client.batches import TERMINAL, errors_of
-from neaptide.server.batches.checking.create import window_seconds
 
 POLL_S = 1.0
 SHOWN_ERRORS = 10

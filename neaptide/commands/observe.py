@@ -19,6 +19,7 @@ from rich.table import Table
 from neaptide.commands.client import CommandError, add_key, open_client
 from neaptide.commands.outputs import STDOUT, check_writable, print_json, write_json
 from neaptide.commands.simulation_flags import progress
+from neaptide.durations import window_seconds
 from neaptide.estimator.device_profile import DeviceProfile, PlanningCost, load_profile
 from neaptide.loadgen.workloads.made_load import Lengths
 from neaptide.loadgen.workloads.offline_sets import OfflineSet, load_offline
@@ -42,7 +43,6 @@ from neaptide.observation.record import RecordError, ServerRecord, is_record, re
 from neaptide.observation.step_times import EngineLimits, InferredStepTimes, fit_step_times
 from neaptide.observation.traffic import traffic_of
 from neaptide.observation.words import Facts
-from neaptide.server.batches.checking.create import window_seconds
 from neaptide.simulation.replica import SimulationError
 from neaptide.simulation.scenario import Scenario
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from neaptide.server.batches.checking.create import parse_create, window_seconds
+from neaptide.durations import window_seconds
+from neaptide.server.batches.checking.create import parse_create
 from neaptide.server.batches.checking.validate import Checker
 from neaptide.server.batches.lines import LineCompiler
 from neaptide.server.batches.mending.report import report

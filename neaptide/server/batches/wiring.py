@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from neaptide.server.batches.checking.create import window_seconds
+from neaptide.durations import window_seconds
 from neaptide.server.batches.checking.validate import Checker, FileLimits
 from neaptide.server.batches.lines import LineCompiler
 from neaptide.server.batches.planning.planning import MakesPlans

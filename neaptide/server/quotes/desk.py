@@ -10,8 +10,8 @@ from functools import partial
 
 import msgspec
 
+from neaptide.durations import window_seconds
 from neaptide.engine.messages import EngineReady, StepStats
-from neaptide.server.batches.checking.create import window_seconds
 from neaptide.server.batches.checking.validate import ENDPOINTS
 from neaptide.server.batches.lines import CompiledLine
 from neaptide.server.batches.service import BatchService, Promise

@@ -14,7 +14,6 @@ MAX_METADATA_KEY_CHARS = 64
 MAX_METADATA_VALUE_CHARS = 512
 LAST_UNIX_S = 1 << 40
 """Latest time that a batch may name."""
-_UNIT_S = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +25,6 @@ class CreateBatch:
     output_expires_after_s: int | None = None
     accept_by: int | None = None
     """Unix time by which the batch must be promised."""
-
-
-def window_seconds(window: str) -> int:
-    """Length of a window such as ``24h`` or ``1h30m``. Raises ValueError for anything else."""
-    parts = re.findall(r"(\d{1,6})([dhms])", window)
-    if not parts or "".join(number + unit for number, unit in parts) != window:
-        raise ValueError(f"{window!r} is not a length of time such as 24h, 90m or 1h30m")
-    seconds = sum(int(number) * _UNIT_S[unit] for number, unit in parts)
-    if seconds == 0:
-        raise ValueError("a completion window cannot be empty")
-    return seconds
 
 
 def parse_create(body: Mapping[str, Any], windows: Sequence[str]) -> CreateBatch:
