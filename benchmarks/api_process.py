@@ -165,7 +165,10 @@ class Clients:
         for key, _ in self._selector.select(timeout_s):
             peer = key.fileobj
             assert isinstance(peer, socket.socket)
-            data = peer.recv(65_536)
+            try:
+                data = peer.recv(65_536)
+            except ConnectionError:
+                data = b""
             if not data:
                 self._selector.unregister(peer)
                 peer.close()
@@ -276,6 +279,7 @@ def arrivals(address: tuple[str, int], per_s: float, seconds: float) -> list[Exc
             clients.send(free.pop() if free else clients.open(), data)
             sent += 1
         free += clients.read(0.001)
+        free = [peer for peer in free if peer.fileno() >= 0]  # the server closes those that it has refused
     clients.close()
     return clients.ended
 

@@ -181,7 +181,7 @@ class CoServing(Base):
                 blocked.append(online.request)
             else:
                 ready.append(online)
-        if not self._slots_free() and not self._victims(step):
+        if ready and not self._slots_free() and not any(map(self._request_blocks_can_be_freed, step.offline)):
             ready = []  # They would take the step's time from those that run, and none could begin.
         has_offline = bool(step.offline or self.waiting.offline)
         named = [online.request for online in self.planner.plan(step, ready, has_offline)]
