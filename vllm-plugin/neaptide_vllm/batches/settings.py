@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from neaptide.durations import window_seconds
 from neaptide.engine.params import Tier
-from neaptide.server.batches.checking.create import window_seconds
 from neaptide.server.batches.storing.files import MAX_EXPIRY_S, MIN_EXPIRY_S
 from neaptide.server.batches.wiring import BatchSettings
 from neaptide.server.http.auth import KeyRing
