@@ -48,7 +48,7 @@ class ReleaseValue:
         self._freed |= {b for b in block_ids if self._released[b] == ref_cnt(b) and b not in keep}
 
     def of(self, victim: Request) -> int:
-        """Of the blocks that became available, how many would not without this victim."""
+        """Number of blocks that became available only with this victim."""
         return len(self._freed.intersection(self._kv.blocks_of(victim)))
 
     def remove(self, victim: Request) -> None:
@@ -66,11 +66,11 @@ class KVDraft:
         self.block_size = block_size
         self.enable_prefix_cache = enable_prefix_cache
         self._blocks: dict[Request, list[int]] = {}
-        """Block tables that differ ..."""
+        """Block tables that differ from the cache's."""
         self._computed: dict[Request, int] = {}
-        """... and progress ..."""
+        """Computed tokens that differ from the cache's."""
         self._indexed: dict[Request, int] = {}
-        """... and what is published."""
+        """Published blocks where their number differs from the cache's."""
         self.num_loaded = 0
         """Blocks that come from host memory."""
 

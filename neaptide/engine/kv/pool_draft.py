@@ -21,9 +21,9 @@ class BlockPoolDraft:
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._num_taken = 0
-        """Free blocks of the pool that are taken ..."""
+        """Free blocks of the pool that are taken."""
         self._freed: list[int] = []
-        """... and blocks that are free now and were not, the next to be taken last."""
+        """Blocks that are free now and were not, the next to be taken last."""
         self._no_longer_cached: set[int] = set()
         self._num_gone = {UNWANTED: 0, SEEN_ONLINE: 0}
         """Number of them by bucket, for the first two buckets."""
@@ -32,11 +32,11 @@ class BlockPoolDraft:
         self._emptied: set[int] = set()
         """Blocks that were evicted or freed: what is in them now belongs to other segments."""
         self._pool_buckets: Iterator[int] | None = None
-        """Those that were not reached; None before the first eviction, which few drafts come to ..."""
+        """Eviction buckets that were not reached; None before the first eviction, which few drafts come to."""
         self._pool_bucket: int | None = None
-        """... the one that evictions have come to ..."""
+        """Bucket that evictions have reached."""
         self._oldest: Iterator[int] = iter(())
-        """... and its blocks that are left, first to go first."""
+        """Blocks left in that bucket, first to go first."""
         self._marked: dict[int, tuple[PrefixNode, ...]] = {}
         """Segments of blocks where they differ from the pool's."""
         self._refs: dict[int, int] = {}

@@ -23,8 +23,8 @@ NOWHERE = -1
 """In the place of a block whose tokens are in host memory, all of them."""
 NUM_FACTS = 6
 ONLINE_FILL, ONLINE_TENANT, OFFLINE_FILL, OFFLINE_TENANT, PLACE, HOST_BLOCK = range(NUM_FACTS)
-"""Of a block: slots taken from its begin and from its end, by which tenants (their numbers); which block of its table
-it is to the offline one, and the block of host memory set aside for it. -1 for none."""
+"""Facts of a block: slots taken from its begin and from its end, and by which tenants (their numbers); its place in the
+offline tenant's table, and the block of host memory set aside for it. -1 for none."""
 
 
 class Pool(Protocol):
@@ -51,9 +51,9 @@ class Tenant:
         """Counts tenants: the youngest offline one loses its slots first."""
         self.blocks: list[int] = []
         self.host: dict[int, int] = {}
-        """By place in ``blocks``: the block of host memory set aside for it ..."""
+        """Block of host memory set aside for each place in ``blocks``."""
         self.away: dict[int, int] = {}
-        """... and how many of its slots are there: the newest ones."""
+        """Number of slots in host memory for each place in ``blocks``: the newest ones."""
 
     def copy(self) -> "Tenant":
         other = Tenant(self.request, self.number)
@@ -89,7 +89,7 @@ class TwoTenants:
         self._facts: IntArray = np.full((NUM_FACTS, num_blocks), -1, np.int64)
         self._tenants: dict[Request, Tenant] = {}
         self._changed: dict[Request, Tenant | None] | None = None
-        """Of a draft: where it differs from ``_tenants``, which are then another's."""
+        """A draft's differences from ``_tenants``, which are then another's."""
         self._by_number: dict[int, Request] = {}
         self._num_tenants = 0
         self._host_free = list(range(num_host_blocks - 1, -1, -1))

@@ -21,17 +21,17 @@ from neaptide.engine.offline.turns import Look
 from neaptide.engine.request import Request
 
 STEADY_SHARE = 0.75
-"""Of the memory, what answers of the right end hold on average where what they will hold is not foreseen: they grow,
-and the other end needs some."""
+"""Share of the memory that answers of the right end hold on average, where it is not foreseen: they grow, and the other
+end needs some."""
 FULL_SHARE = 0.97
-"""Of the memory, what both ends may hold where it is foreseen: blocks that are not full hold nothing in their rest."""
+"""Share of the memory that both ends may hold where it is foreseen: blocks that are not full hold nothing in their rest."""
 PROMPT_STEPS = 2.0
-"""For which a prompt of the dense end holds its blocks before it puts out anything: it has all of them from its first
-chunk on, and shares its steps with its neighbours."""
+"""Steps for which a prompt of the dense end holds its blocks before its first output: it has all of them from its
+first chunk on, and shares its steps with its neighbours."""
 RAW = "<i4"
 """Numbers in a message."""
 FIRST_USE = 1
-"""Of the plan's first row: preempted requests come before."""
+"""Use of the plan's first row: preempted requests come before."""
 
 
 def raw(numbers: npt.ArrayLike) -> bytes:
@@ -41,16 +41,16 @@ def raw(numbers: npt.ArrayLike) -> bytes:
 
 @dataclass(frozen=True)
 class Ends:
-    """Of an order that is sorted by density."""
+    """Both ends of an order that is sorted by density."""
 
     held_tokens: FloatArray
     """[order]"""
     lasting_steps: FloatArray
     """[order] tokens of the answers."""
     densities: list[float]
-    """Of windows ..."""
+    """Densities of windows."""
     window_memory_s: list[float]
-    """... and what they read."""
+    """Memory time of each window."""
     root_density: float
     token_s: float
     kv_token_s: float
@@ -59,7 +59,7 @@ class Ends:
     starts: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     """[order] of a timetable (``planning/timetable.py``); empty without one."""
     kv_tokens: int = 0
-    """Of the memory that it is for."""
+    """Size of the memory that it is for."""
     num_first: int = 0
     """Rows at the front that come before either end."""
     tile_tokens: int = 1
@@ -112,7 +112,7 @@ class Ends:
         return compute_s, memory_s, decodes_s
 
     def longest_steps(self, last: int) -> float:
-        """Of the answers up to this rank."""
+        """Longest of the answers up to this rank."""
         return float(self._longest_steps[last])
 
     @cached_property
@@ -297,12 +297,12 @@ class _Heads:
 
     @property
     def rank(self) -> int:
-        """Of the first row."""
+        """Rank of the first row."""
         return UNPLANNED if self.first is None else self.first.rank
 
     @property
     def last_rank(self) -> int:
-        """Of the last row of the plan, which has some."""
+        """Rank of the last row of the plan, which has some."""
         if self._last is None or self._last in self._taken:
             self._last = self._next(self._from_back)
         assert self._last is not None

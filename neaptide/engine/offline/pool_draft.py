@@ -21,7 +21,7 @@ class PoolDraft:
         self._head: Request | None = None
         """The next of the others, if it was looked at."""
         self._taken: set[Request] = set()
-        """Of the others."""
+        """Those of the others that were taken."""
         self._num_returned_passed = 0
 
     def __len__(self) -> int:

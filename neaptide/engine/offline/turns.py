@@ -33,7 +33,7 @@ class Look(ABC):
         """A request of the lane was looked at."""
 
     def open_to_a_plan(self, lanes: Collection[Lane]) -> list[Lane]:
-        """Of these lanes those of which a plan may choose the next row."""
+        """Lanes whose next row a plan may choose."""
         first = min(map(self.key, lanes))
         return [lane for lane in lanes if self.key(lane) == first]
 

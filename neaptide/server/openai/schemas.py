@@ -343,13 +343,13 @@ class QuoteBody(Body):
 
     input_file_id: str | None = Field(default=None, max_length=64)
     lines: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Number of lines, instead of a file ..."""
+    """Number of lines, instead of a file."""
     input_tokens: int = Field(default=500, ge=1, le=10_000_000)
-    """... prompt tokens of each line ..."""
+    """Prompt tokens of each line."""
     shared_tokens: int = Field(default=0, ge=0, le=10_000_000)
-    """... of which all lines begin with the same ..."""
+    """Number of first prompt tokens that all lines share."""
     max_tokens: int = Field(default=1024, ge=1, le=10_000_000)
-    """... and the limit of each answer."""
+    """Most tokens of each answer."""
     output_tokens: float | None = Field(default=None, gt=0, le=10_000_000)
     """Expected tokens of an answer; by default what the server has learnt."""
 

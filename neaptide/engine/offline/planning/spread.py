@@ -14,12 +14,12 @@ from neaptide.engine.offline.prefix_tree import NO_NODE, PrefixTree
 GOLDEN = 0.6180339887498949
 """Multiples of it, less their whole parts, lie evenly however many there are."""
 MIN_ROWS = 8
-"""Of a run of rows, for an order within it to matter."""
+"""Least length of a run of rows in which the order matters."""
 LARGE_SHARE, MAX_LOST = 0.07, 0.1
-"""Of the memory, a prompt that is large: it finds no room once memory is full. If it shares no more than so much of its
-own tokens, it comes first."""
+"""Share of the memory from which a prompt is large: it finds no room once memory is full. If it shares no more than the
+second share of its own tokens, it comes first."""
 LAST_SHARE = 0.25
-"""Of what memory reads while the longest answer lasts, in the answers that go by length."""
+"""Share of what memory reads while the longest answer lasts, in the answers that go by length."""
 
 
 def spread(ranked: Ranked, tree: PrefixTree, work: PoolWork, kv_tokens: int) -> Ranked:

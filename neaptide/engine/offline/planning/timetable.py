@@ -20,14 +20,14 @@ from neaptide.engine.offline.planning.spread import MIN_ROWS
 OPEN = -1
 """In place of a start: the row has none."""
 MAX_ROWS = 4096
-"""Of a timetable. Where there are more, each answer is small beside the memory, or it takes many of the longest to do
-them all; either way little is lost at the two ends of the run."""
+"""Most rows of a timetable. Where there are more, each answer is small beside the memory, or they take many times the
+longest answer; either way little is lost at the two ends of the run."""
 MIN_SHARE = 0.95
-"""Of what the sparse end reads, in rows with a start: others would take their room."""
+"""Least share of what the sparse end reads in rows with a start: others would take their room."""
 ROOM_SHARE = 0.98
-"""Of the room that there is, what is laid out: a timetable without slack is not kept."""
+"""Share of the room that is laid out: a timetable without slack is not kept."""
 LATE_SHARE = 0.02
-"""Of the longest answer: a row that starts later than that breaks the timetable."""
+"""Share of the longest answer: a row that starts later than that breaks the timetable."""
 
 
 def packed_starts(prompt_tokens: FloatArray, lasting_steps: FloatArray, room_tokens: float) -> FloatArray:

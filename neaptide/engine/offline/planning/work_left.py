@@ -14,13 +14,13 @@ class WorkLeft(NamedTuple):
 
     density: float
     held_tokens: float
-    """Summed over steps, by what waits and what runs, until all has ended ..."""
+    """Tokens held, summed over steps until all that waits and runs has ended."""
     read_tokens: float
-    """... and those of them that decodes read: all but a prompt's in its own step."""
+    """Tokens of these that decodes read: all but a prompt's in its own step."""
     longest_steps: float
-    """At least so many steps until then ..."""
+    """Least number of steps until then."""
     planned_steps: float = 0.0
-    """... and as many as a timetable has, while it is kept."""
+    """Number of steps of a timetable, while it is kept."""
 
 
 class StepMeans(NamedTuple):
@@ -34,7 +34,7 @@ class StepMeans(NamedTuple):
 def work_left(
     ends: Ends, timetable: Timetable | None, shares: MemoryShares, spans: Sequence[tuple[int, int]]
 ) -> WorkLeft:
-    """Of the rows that wait, with what those that run have still to read; the density of the whole plan where none
+    """Work of the rows that wait, with what those that run have still to read; the density of the whole plan where none
     waits.
 
     Args:
