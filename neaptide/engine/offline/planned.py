@@ -24,7 +24,7 @@ STEADY_SHARE = 0.75
 """Share of the memory that answers of the right end hold on average, where it is not foreseen: they grow, and the other
 end needs some."""
 FULL_SHARE = 0.97
-"""Share of the memory that both ends may hold where it is foreseen: blocks that are not full hold nothing in their rest."""
+"""Share of the memory that both ends may hold where it is foreseen: blocks that are not full have an empty rest."""
 PROMPT_STEPS = 2.0
 """Steps for which a prompt of the dense end holds its blocks before its first output: it has all of them from its
 first chunk on, and shares its steps with its neighbours."""
