@@ -21,9 +21,9 @@ NEW = {"alembic", "neaptide", "sqlalchemy"}
 BROUGHT = NEW | {"mako", "neaptide-vllm"}
 """All that the installation adds."""
 OPTIONAL = {"greenlet"}
-"""What some versions of sqlalchemy bring."""
+"""Packages that only some versions of sqlalchemy bring."""
 PARTS = ("pyproject.toml", "README.md", "LICENSE", "neaptide")
-"""What a build of neaptide needs."""
+"""Files and folders of a build of neaptide."""
 
 
 def with_vllm(test: Callable[..., None]) -> Callable[..., None]:

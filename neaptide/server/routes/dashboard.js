@@ -155,7 +155,7 @@ function showPlots(points, latencies) {
     draw("Tokens computed, by class", "tokens/s", [
       { name: "online", ys: points.online_tokens_per_s }, { name: "offline", ys: points.offline_tokens_per_s },
     ], { stacked: true }),
-    draw("KV blocks", "of all", [...blocks, { name: "reserved for chats (forecast)", ys: points.blocks_reserved, mark: true }],
+    draw("KV blocks", "blocks", [...blocks, { name: "reserved for chats (forecast)", ys: points.blocks_reserved, mark: true }],
       { stacked: true, most: highest }),
     draw("Mean time of a step", "ms", [{ name: "predicted", ys: times(points.predicted_s, 1000) }, { name: "measured", ys: times(points.step_s, 1000) }]),
   );

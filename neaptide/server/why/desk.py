@@ -19,7 +19,9 @@ NO_TOKEN = {
     "aborted": "its client left before the first token",
     "server_error": "it failed before the first token; the server's log has the error",
 }
+"""What became of a request without a token, by outcome."""
 FAILED = "it failed before its end; the server's log has the error; until then "
+"""Begin of the sentence on a request that failed after its first token."""
 MAX_SENTENCES = 64
 """Most sentences that are kept for the dashboard."""
 

@@ -3,10 +3,11 @@
 Pure: no clock, no torch, no server. The method has two stages.
 
 1. The steps are replayed without their batch work, in one pass since the engine last had no online work. Online work
-   takes the share of the step's measured time that the cost model gives to it. Steps are planned anew: each begins when
-   the one before it has ended, with the prompts that have come by then. So prompts that came while batch work made a
-   step long do not share one. Streams go on meanwhile, a token in every step. The difference to the real time is the
-   part of batch work. The order of the prompts is the real one.
+   takes the share of the step's measured time that the cost model gives to it. Until batch work is left out, steps are
+   the real ones. From then on they are planned anew: each begins when the one before it has ended, with the prompts that
+   have come by then. So prompts that came while batch work made a step long do not share one. Streams go on meanwhile,
+   a token in every step. The difference to the real time is the part of batch work. The order of the prompts is the
+   real one.
 2. The replayed time is split by what each step held.
 
 A target is used up first by what every request needs: its own prompt, the streams, the server's and the engine's own
@@ -25,7 +26,7 @@ import numpy as np
 from neaptide.engine.messages import HeldStep
 
 LEAST_BATCH_SHARE = 1e-6
-"""Share of a step's time from which on it counts as batch work, not as rounding."""
+"""Share of a step's predicted time from which on it counts as batch work, not as rounding."""
 
 
 class Cause(StrEnum):
@@ -149,8 +150,8 @@ class _Replay:
 
     def __init__(self, wait: TokenWait, around: StepsAround, floor_s: float) -> None:
         self.found = WaitParts()
-        self.has_batch_work = False
-        """Whether the replay leaves out any batch work."""
+        self._has_batch_work = False
+        """Whether the replay has left out any batch work."""
         self._wait = wait
         self._around = around
         self._floor_s = floor_s
@@ -191,21 +192,20 @@ class _Replay:
         if step.end_s > self._floor_s:
             self.found.steps.append(step)
         common, by_prompt = self._pieces(step, busy_s)
-        online_s = sum(common.values()) + sum(sum(pieces.values()) for _, pieces in by_prompt)
-        self.has_batch_work |= online_s < (1 - LEAST_BATCH_SHARE) * busy_s
         if not common and not by_prompt:
             return
         left = self._left + [_Prompt(number, come_s[number], pieces) for number, pieces in by_prompt]
         streams_s, num_streams = common.get(Cause.STREAMS, 0.0), len(_numbers(step))
         common[Cause.BETWEEN] = common.get(Cause.BETWEEN, 0.0) + between_s
+        if not self._has_batch_work:
+            # Nothing was left out so far: the step is the real one, with all its prompts.
+            self._run_one(planned_s, _sum([common, *(pieces for _, pieces in by_prompt)]), [*come_s], num_streams)
+            return
         while True:
             start_s = self._next_start_s(min((one.come_s for one in left), default=-math.inf), streams_s, num_streams)
             taken = [one for one in left if one.come_s <= start_s]
             left = [one for one in left if one.come_s > start_s]
-            pieces = dict(common)
-            for one in taken:
-                for cause, seconds in one.seconds.items():
-                    pieces[cause] = pieces.get(cause, 0.0) + seconds
+            pieces = _sum([common, *(one.seconds for one in taken)])
             self._run_one(start_s, pieces, [one.number for one in taken], num_streams)
             if not left or any(one.number in self._own for one in taken):
                 break
@@ -269,6 +269,7 @@ class _Replay:
         share = min(step.online_s / step.predicted_s, 1.0) if step.predicted_s > 0 else float(bool(_has_online(step)))
         online_s = busy_s * share
         waits_for = self._waits_for(step)
+        self._has_batch_work |= share < 1.0 - LEAST_BATCH_SHARE or waits_for is Cause.BATCH
         if online_s <= 0 or not _has_online(step) or waits_for is Cause.BATCH:
             return {}, []
         masks_s = min(step.mask_s, online_s)
@@ -328,7 +329,7 @@ class _FirstToken:
             replay.run(step)
         recorded_s = min(max(steps[-1].end_s, start_s), done_s) if steps else start_s
         seconds = replay.found.seconds
-        _fit(seconds, recorded_s - start_s, has_batch_work=replay.has_batch_work)
+        _fit(seconds, recorded_s - start_s)
         seconds[Cause.OTHER] += done_s - recorded_s
         seconds[Cause.BEFORE] += sent_s - wait.start_s
         seconds[Cause.ENGINE_GONE] += again_s - sent_s
@@ -360,24 +361,27 @@ def _gap_parts(wait: TokenWait, around: StepsAround) -> WaitParts:
         replay.run(step)
     seconds = replay.found.seconds
     engine_s = around.steps[ends[-1]].end_s - start_s
-    _fit(seconds, engine_s, has_batch_work=replay.has_batch_work)
+    _fit(seconds, engine_s)
     seconds[Cause.AFTER] += max(wait.end_s - wait.start_s - engine_s, 0.0)
     return replay.found
 
 
-def _fit(seconds: dict[Cause, float], real_s: float, *, has_batch_work: bool) -> None:
-    """Gives to batch work what the replay without it saved, and makes the parts add up to the real time.
-
-    Without batch work a replay saves time too: it gives steps of their own to prompts that shared one.
-    """
+def _fit(seconds: dict[Cause, float], real_s: float) -> None:
+    """Gives to batch work what the replay without it saved. Rounding aside, the replay never takes longer."""
     replayed_s = sum(seconds.values())
-    batch_s = max(real_s - replayed_s, 0.0) if has_batch_work else 0.0
-    if replayed_s > 0:
+    if replayed_s > real_s > 0:
         for cause in seconds:
-            seconds[cause] *= (real_s - batch_s) / replayed_s
-    else:
-        seconds[Cause.BETWEEN] += real_s - batch_s
-    seconds[Cause.BATCH] += batch_s
+            seconds[cause] *= real_s / replayed_s
+    seconds[Cause.BATCH] += max(real_s - replayed_s, 0.0)
+
+
+def _sum(parts: Sequence[Mapping[Cause, float]]) -> dict[Cause, float]:
+    """Seconds of several parts together, by cause."""
+    found: dict[Cause, float] = {}
+    for part in parts:
+        for cause, seconds in part.items():
+            found[cause] = found.get(cause, 0.0) + seconds
+    return found
 
 
 def _numbers(step: HeldStep) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
