@@ -4,7 +4,7 @@ Pure: no clock, no torch, no server. The method has two stages.
 
 1. The steps are replayed without their batch work, in one pass since the engine last had no online work. Online work
    takes the share of the step's measured time that the cost model gives to it. Until batch work is left out, steps are
-   the real ones. From then on they are planned anew: each begins when the one before it has ended, with the prompts that
+   the real ones. Then they are planned anew: each begins when the one before it has ended, with the prompts that
    have come by then. So prompts that came while batch work made a step long do not share one. Streams go on meanwhile,
    a token in every step. The difference to the real time is the part of batch work. The order of the prompts is the
    real one.
