@@ -21,6 +21,6 @@ def smallest(values: FloatArray) -> float:
     return float(values.item(values.argmin()))
 
 
-def largest(values: IntArray) -> int:
+def largest(values: IntArray | FloatArray) -> int:
     """Largest of at least one value; see ``smallest``."""
     return int(values[values.argmax()])

@@ -1,8 +1,9 @@
 """The running account of one step: tokens, predicted seconds; and what prompts take in steps like it."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -76,12 +77,17 @@ class StepBudget:
         self._asked: BatchShape | None = None
         """What was asked about last; most steps are before they are made so. The answer holds for as long as a draft is
         made: the cost model learns between two of them."""
-        self._answer = Prediction(0.0, 0.0)
+        self._answer = self._own = Prediction(0.0, 0.0)
+        self._own_shape: BatchShape | None = None
+        """Of the step when it was asked about as it is, which is often between questions about chunks."""
 
     @property
     def prediction(self) -> Prediction:
         """What the step takes as it is."""
-        return self._answer if self.shape == self._asked else self.predict(self.shape.copy())
+        if self.shape != self._own_shape:
+            self._own = self._answer if self.shape == self._asked else self.predict(self.shape.copy())
+            self._own_shape = self._asked
+        return self._own
 
     def predict(self, shape: BatchShape) -> Prediction:
         """Time of a step of this shape, which does not change any more, with the wait for masks."""
@@ -153,14 +159,26 @@ class StepBudget:
         Args:
             swapped_blocks: of the context, that come from host memory.
         """
+        return self.largest(self.with_chunk(context_tokens, swapped_blocks), max_tokens, limit_s)
+
+    def with_chunk(self, context_tokens: int, swapped_blocks: int = 0) -> Callable[[int], Prediction]:
+        """What the step, as it is now, takes with a chunk of so many tokens behind this context."""
+
+        def predict(num_tokens: int) -> Prediction:
+            shape = self.shape.plus(num_tokens, context_tokens)
+            shape.swapped_blocks += swapped_blocks
+            return self.predict(shape)
+
+        return predict
+
+    def largest(self, chunk: Callable[[int], Prediction], max_tokens: int, limit_s: float) -> int:
+        """``largest_chunk`` of a ``with_chunk``."""
         most = min(max_tokens, self.tokens_left)
         if most <= 0:
             return 0
 
         def seconds(num_tokens: int) -> float:
-            shape = self.shape.plus(num_tokens, context_tokens)
-            shape.swapped_blocks += swapped_blocks
-            return self._most_s(self.predict(shape), limit_s)
+            return self._most_s(chunk(num_tokens), limit_s)
 
         all_s = seconds(most)
         if all_s <= limit_s:
@@ -196,20 +214,26 @@ class PromptSteps:
     """Increase of ``token_steps`` with each token of context."""
 
     @classmethod
-    def beside(cls, budget: StepBudget, limit_s: float, least_tokens: int, longest_tokens: int) -> "PromptSteps":
-        """Beside what is in the step by now.
+    def beside(
+        cls, budget: StepBudget, limits_s: Sequence[float], least_tokens: int, longest_tokens: int
+    ) -> "list[PromptSteps]":
+        """Beside what is in the step by now, for each limit of the steps to come.
 
         Args:
-            limit_s: of the steps to come.
             least_tokens: of prompts in every step, whatever the limit; at least 1.
             longest_tokens: of the prompts that are asked for.
         """
         most, context = max(budget.tokens_left, least_tokens), longest_tokens // 2
-        first = max(budget.largest_chunk(most, 0, limit_s), least_tokens)
-        behind = max(budget.largest_chunk(most, context, limit_s), least_tokens)
-        seconds, margin_s = budget.predict_with(first)
-        context_steps = max(1 / behind - 1 / first, 0.0) / context if context else 0.0
-        return cls(seconds, margin_s, budget.predict_with(0).seconds, 1 / first, context_steps)
+        # The limits ask about the same chunks again and again.
+        plain, deep = cache(budget.with_chunk(0)), cache(budget.with_chunk(context))
+        alone_s = budget.prediction.seconds
+        steps: list[PromptSteps] = []
+        for limit_s in limits_s:
+            first = max(budget.largest(plain, most, limit_s), least_tokens)
+            behind = max(budget.largest(deep, most, limit_s), least_tokens)
+            context_steps = max(1 / behind - 1 / first, 0.0) / context if context else 0.0
+            steps.append(cls(*plain(first), alone_s, 1 / first, context_steps))
+        return steps
 
     def of(self, num_tokens: FloatArray, context_tokens: FloatArray) -> FloatArray:
         """[prompts] steps that so many tokens of each take behind so much context."""

@@ -146,7 +146,9 @@ class Judgement:
         # those that came before it.
         spare_s = prompts.ttft_slo_s - config.delivery_latency_s - self.alone_s - own_s
         error_s = _relative_error(whole) * (own_s + self.alone_s)
-        waits_s = np.sort((spare_s + ERRORS * error_s).ravel()) / ((1.0 + rho) * (1 + config.overlap_depth))
+        waits_s = (spare_s + ERRORS * error_s).ravel()
+        waits_s.sort()
+        waits_s /= (1.0 + rho) * (1 + config.overlap_depth)
         share = self._rate / len(waits_s) if "arrivals" not in self._left_out else 0.0
         least_wait_s = max(float(waits_s[0]), 0.0)
         self._set_waits(waits_s[waits_s.searchsorted(0.0) :], share)
@@ -237,8 +239,9 @@ class Judgement:
         contexts = np.array([prompt.context_tokens for prompt in every], float)
         drops_longest = "longest-late" not in self._left_out
         best, best_late, best_kept = Candidate("prompts", 0.0, 0.0), math.inf, [True] * len(prompts)
-        for limit_s in self._lengths(draft, every):
-            pace = PromptSteps.beside(draft.budget, limit_s, draft.block_size, longest)
+        limits_s = self._lengths(draft, every)
+        paces = PromptSteps.beside(draft.budget, limits_s, draft.block_size, longest)
+        for limit_s, pace in zip(limits_s, paces, strict=True):
             steps = pace.of(tokens, contexts).tolist()
             kept, num_late, total = _fewest_late(prompts, steps, due_s, pace, drops_longest)
             num_late += self._late_beside(total + (steps[-1] if late is not None else 0.0), pace)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neaptide.engine.arrays import FloatArray, IntArray
+from neaptide.engine.arrays import FloatArray, IntArray, largest, smallest
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel
 from neaptide.engine.scheduler.judged import OnlineRequest
@@ -35,9 +35,10 @@ class RecentPrompts(NamedTuple):
 
     @classmethod
     def of(cls, tokens: FloatArray, ttft_slo_s: FloatArray) -> "RecentPrompts":
-        mean_tokens = max(float(tokens.mean()), 1.0)
-        spread = float((tokens * tokens).mean()) / mean_tokens**2
-        return cls(tokens, ttft_slo_s, mean_tokens, spread, max(int(tokens.max()), 1), float(ttft_slo_s.min()))
+        count = len(tokens)
+        mean_tokens = max(float(np.add.reduce(tokens)) / count, 1.0)
+        spread = float(np.add.reduce(tokens * tokens)) / count / mean_tokens**2
+        return cls(tokens, ttft_slo_s, mean_tokens, spread, max(largest(tokens), 1), smallest(ttft_slo_s))
 
 
 class RecentTraffic:
@@ -50,21 +51,24 @@ class RecentTraffic:
         self.config, self._cost_model = config, cost_model
         self._arrivals_s: list[float] = []
         """In order; more than ``RECENT``, because a crowd's rate is counted over less than the window."""
-        self._prompts: deque[list[float]] = deque(maxlen=RECENT)
-        """Uncomputed tokens and TTFT target of each, in seconds."""
+        self._prompts: FloatArray = np.zeros((2, RECENT))
+        """Uncomputed tokens and TTFT targets in seconds, the youngest last."""
+        self._num_arrived = 0
         self.prompts: RecentPrompts | None = None
         """Sums of the recent prompts at the last ``begin``; None before the first."""
         self._have_changed = False
-        self._waiting: dict[OnlineRequest, list[float]] = {}
+        self._waiting: dict[OnlineRequest, int] = {}
+        """How many had arrived with each that was not admitted."""
         self._answers: deque[int] = deque([FIRST_ANSWER_TOKENS], maxlen=RECENT)
         self._sum_answers()
 
     def observe_arrival(self, request: OnlineRequest) -> None:
         insort(self._arrivals_s, request.arrival_s)
         del self._arrivals_s[: -4 * RECENT]
-        entry = [float(request.num_prompt_tokens), self._possible_ttft_s(request.ttft_slo_s)]
-        self._prompts.append(entry)
-        self._waiting[request] = entry
+        self._prompts[:, :-1] = self._prompts[:, 1:]
+        self._prompts[:, -1] = request.num_prompt_tokens, self._possible_ttft_s(request.ttft_slo_s)
+        self._num_arrived += 1
+        self._waiting[request] = self._num_arrived
         self._have_changed = True
 
     def _possible_ttft_s(self, ttft_slo_s: float) -> float:
@@ -78,8 +82,9 @@ class RecentTraffic:
 
     def observe_admission(self, request: OnlineRequest, num_tokens: int) -> None:
         """The request was admitted with ``num_tokens`` tokens to compute."""
-        if (entry := self._waiting.pop(request, None)) is not None:
-            entry[0] = float(num_tokens)
+        number = self._waiting.pop(request, -RECENT)
+        if (num_younger := self._num_arrived - number) < RECENT:
+            self._prompts[0, -1 - num_younger] = num_tokens
             self._have_changed = True
 
     def observe_end(self, request: OnlineRequest) -> None:
@@ -99,7 +104,7 @@ class RecentTraffic:
     def begin(self) -> None:
         """A step is about to be planned. Sums that several arrivals have changed are made once."""
         if self._have_changed:
-            self.prompts = RecentPrompts.of(*np.array(self._prompts).T.copy())
+            self.prompts = RecentPrompts.of(*self._prompts[:, -self._num_arrived :].copy())
             self._have_changed = False
 
     def _sum_answers(self) -> None:

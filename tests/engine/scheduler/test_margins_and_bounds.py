@@ -217,7 +217,7 @@ def test_a_prompt_that_the_streams_decodes_would_make_late_goes_behind_one_that_
 
 
 def test_a_token_behind_more_context_takes_more_of_a_step() -> None:
-    steps = PromptSteps.beside(StepBudget(PerContext(), 100), 64 * TOKEN_S, least_tokens=4, longest_tokens=64)
+    (steps,) = PromptSteps.beside(StepBudget(PerContext(), 100), [64 * TOKEN_S], least_tokens=4, longest_tokens=64)
     # 64 tokens without context fill a step, behind 32 tokens 32 do.
     assert steps.of(np.array([32.0, 64.0, 32.0]), np.array([0.0, 0.0, 32.0])).tolist() == [0.75, 2.0, 1.25]
 
@@ -225,7 +225,7 @@ def test_a_token_behind_more_context_takes_more_of_a_step() -> None:
 def test_what_is_in_every_step_gets_on_where_nothing_fits() -> None:
     budget = StepBudget(PerToken(), 100)
     budget.add_decodes(64, Reads(64 * 6, 6))
-    steps = PromptSteps.beside(budget, 64 * TOKEN_S, least_tokens=4, longest_tokens=8)
+    (steps,) = PromptSteps.beside(budget, [64 * TOKEN_S], least_tokens=4, longest_tokens=8)
     assert (steps.of(np.array([6.0]), np.array([0.0])).tolist(), steps.seconds(1.5)) == ([1.5], (68 + 66) * TOKEN_S)
 
 
