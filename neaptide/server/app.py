@@ -9,14 +9,14 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from starlette.middleware.cors import CORSMiddleware
 
 import neaptide
-from neaptide.engine.messages import Occupancy, StepStats
+from neaptide.engine.messages import EngineReady, Occupancy, StepStats
 from neaptide.server.batches.metrics import BatchMetrics
 from neaptide.server.batches.service import BatchService
 from neaptide.server.context import ServingContext
 from neaptide.server.counterfactual.service import Shadow
 from neaptide.server.engine_client.capacity_queries import CapacityQueries
 from neaptide.server.engine_client.engine_state import EngineState
-from neaptide.server.engine_client.events import RequestFailed
+from neaptide.server.engine_client.events import EngineLost, RequestFailed
 from neaptide.server.http.audit import AuditMiddleware
 from neaptide.server.http.auth import AuthMiddleware, KeyRing
 from neaptide.server.http.error_replies import install_handlers
@@ -82,6 +82,8 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     state.context.client.subscribe(StepStats, metrics.on_stats)
     state.context.client.subscribe(RequestFailed, metrics.on_request_failed)
     state.context.client.subscribe(Occupancy, metrics.history.on_occupancy)
+    state.context.client.subscribe(EngineLost, metrics.history.on_engine_lost)
+    state.context.client.subscribe(EngineReady, metrics.history.on_engine_ready)
     engine = EngineState(state.context.client, state.context.clock)
     metrics.loop_turn.set_function(lambda: state.context.turns.standing_s)
     EngineMetrics(state.registry, engine)

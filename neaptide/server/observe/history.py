@@ -88,6 +88,14 @@ _SUMS = (
 )
 
 
+class Absence(msgspec.Struct):
+    """A time without an engine, in unix time."""
+
+    start_s: float
+    end_s: float | None = None
+    """None while it lasts."""
+
+
 class LateChat(msgspec.Struct, kw_only=True, frozen=True):
     """A choice that missed a target. No field has text of its caller."""
 
@@ -131,6 +139,7 @@ class History:
     def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall
         self._intervals: deque[Interval] = deque()
+        self._absences: deque[Absence] = deque()
 
     @property
     def now_s(self) -> float:
@@ -146,6 +155,21 @@ class History:
         """The intervals of the last 15 minutes in which something was reported, oldest first."""
         self._forget()
         return list(self._intervals)
+
+    @property
+    def absences(self) -> list[Absence]:
+        """The times without an engine that touch the last 15 minutes, oldest first."""
+        self._forget()
+        return list(self._absences)
+
+    def on_engine_lost(self, _: object) -> None:
+        """Notes that there is no engine from now on. The replacement may end before it is ready."""
+        if not self._absences or self._absences[-1].end_s is not None:
+            self._absences.append(Absence(self._wall()))
+
+    def on_engine_ready(self, _: object) -> None:
+        if self._absences and self._absences[-1].end_s is None:
+            self._absences[-1].end_s = self._wall()
 
     def on_choice(self, tier: str, choice: JudgedChoice) -> None:
         """Notes the end of one choice of an online request."""
@@ -191,8 +215,11 @@ class History:
         return self._intervals[-1]
 
     def _forget(self) -> None:
-        while self._intervals and self._intervals[0].start_s <= self._wall() - KEPT_S - INTERVAL_S:
+        oldest_s = self._wall() - KEPT_S - INTERVAL_S
+        while self._intervals and self._intervals[0].start_s <= oldest_s:
             self._intervals.popleft()
+        while self._absences and (end_s := self._absences[0].end_s) is not None and end_s <= oldest_s:
+            self._absences.popleft()
 
 
 def _count(counts: dict[int, int] | dict[str, int], key: int | str) -> None:

@@ -15,6 +15,7 @@ from neaptide.server.observe.facts import ServerFacts
 from neaptide.server.observe.history import (
     INTERVAL_S,
     KEPT_S,
+    Absence,
     Interval,
     LateChat,
     Targets,
@@ -63,6 +64,8 @@ class Report(msgspec.Struct, kw_only=True):
     outlooks: dict[str, int] = {}
     """Number of batches by deadline status."""
     intervals: list[Interval] = []
+    absences: list[Absence] = []
+    """Times without an engine; on a gateway, those of all servers."""
     late: list[LateChat] = []
     """The last ones, newest first."""
     replays: bool = False
@@ -181,6 +184,7 @@ def view(report: Report, replicas: Mapping[str, Report] | None = None) -> dict[s
         "tiers": [_tier(tier, whole, report) for tier in Tier if tier is not Tier.BATCH],
         "pending_lines": report.pending_lines,
         "points": _points(report),
+        "absences": [msgspec.to_builtins(one) for one in report.absences],
         "late": [msgspec.to_builtins(one) for one in report.late],
         "replays": report.replays,
         "comparison": None if report.comparison is None else _comparison(report.comparison),
@@ -315,5 +319,6 @@ def merged_report(reports: Mapping[str, Report], at_s: float) -> Report:
         waiting_batches=min(one.waiting_batches for one in found),
         outlooks=dict(sum((Counter(one.outlooks) for one in found), Counter[str]())),
         intervals=merged(one.intervals for one in found),
+        absences=[absence for one in found for absence in one.absences],
         late=late[:20],
     )

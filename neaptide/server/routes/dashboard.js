@@ -2,6 +2,7 @@
 const PERIOD_MS = 2000, ANSWER_MS = 8000, SHOWN_BATCHES = 20, SHOWN_LATE = 10;
 const ICONS = { ok: "✓", info: "i", warn: "!", bad: "✕" };
 const COLUMN = 480, GAP = 20, HEIGHT = 190, LEFT = 50, RIGHT = 8, TOP = 10, BOTTOM = 20;
+const NARROWEST = 3;  // pixels of a time without an engine, which may be a second
 const SVG = "http://www.w3.org/2000/svg";
 let key = "", width = COLUMN, standstill = "";
 let locked = !document.getElementById("key").hidden;  // batches are not requested until a key is entered
@@ -36,7 +37,7 @@ function row(cells, names = []) {
   return line;
 }
 
-function plot(points, title, unit, series, { stacked = false, most = 0, target = null } = {}) {
+function plot({ points, absences, at_s }, title, unit, series, { stacked = false, most = 0, target = null } = {}) {
   const times = points.start_s, count = times.length;
   let below = new Array(count).fill(0), highest = most || target * 1.2 || 0;
   const tops = series.map(({ ys, mark }) => {
@@ -53,8 +54,8 @@ function plot(points, title, unit, series, { stacked = false, most = 0, target =
     return figure;
   }
   highest = most || roundUp(highest || 1);
-  const end = times[count - 1], span = Math.max(60, end - times[0]);
-  const x = (s) => LEFT + (1 - (end - s) / span) * (width - LEFT - RIGHT);
+  const span = Math.max(60, at_s - times[0]), middle = (times[1] - times[0]) / 2;
+  const x = (s) => LEFT + (1 - (at_s - s) / span) * (width - LEFT - RIGHT);
   const y = (value) => HEIGHT - BOTTOM - Math.min(value, highest) / highest * (HEIGHT - TOP - BOTTOM);
   const svg = drawn("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": `${title}, ${unit}, the last 15 minutes` });
   for (const share of [0, 0.5, 1]) {
@@ -63,9 +64,14 @@ function plot(points, title, unit, series, { stacked = false, most = 0, target =
   }
   svg.append(drawn("text", { x: LEFT, y: HEIGHT - 4 }, `−${duration(span)}`));
   svg.append(drawn("text", { x: width - RIGHT, y: HEIGHT - 4, "text-anchor": "end" }, "now"));
+  const away = absencesSince(absences, times[0], at_s);
+  for (const [from, to] of away) {
+    const left = Math.min(x(from), width - RIGHT - NARROWEST), wide = Math.max(x(to) - left, NARROWEST);
+    svg.append(drawn("rect", { class: "away", x: left, y: TOP, width: wide, height: HEIGHT - TOP - BOTTOM }));
+  }
   let floor = new Array(count).fill(0);
   series.forEach(({ ys, mark }, k) => {
-    const point = (i, value) => `${x(times[i]).toFixed(1)} ${y(value).toFixed(1)}`;
+    const point = (i, value) => `${x(times[i] + middle).toFixed(1)} ${y(value).toFixed(1)}`;
     if (stacked && !mark) {
       const edge = (values, [from, to]) => values.slice(from, to).map((value, i) => point(from + i, value));
       const areas = stretches(ys).map((one) => `M${[...edge(tops[k], one), ...edge(floor, one).reverse()].join("L")}Z`);
@@ -84,6 +90,7 @@ function plot(points, title, unit, series, { stacked = false, most = 0, target =
   const legend = made("div", undefined, "legend");
   const named = series.map(({ name, mark }, k) => [name, mark ? "mark" : `s${k}`]);
   if (target) named.push([`target ${short(target)}`, "mark"]);
+  if (away.length > 0) named.push(["engine away", "away"]);
   for (const [name, style] of named) {
     const entry = made("span", undefined, style);
     entry.append(made("i"), name);
@@ -136,7 +143,8 @@ function showTiers(tiers) {
   ])));
 }
 
-function showPlots(points, latencies) {
+function showPlots(seen) {
+  const { points, latencies } = seen;
   at("plots").hidden = at("plotsnote").hidden = !points.start_s;
   if (!points.start_s) return;
   const whole = at("plots").clientWidth;
@@ -145,7 +153,7 @@ function showPlots(points, latencies) {
   const blocksOf = (state) => ({ name: state, ys: points[`blocks_${state}`] });
   const blocks = ["online", "offline", "cached"].map(blocksOf);
   const highest = Math.max(...points.blocks_online.map((_, k) => [...blocks, blocksOf("free")].reduce((sum, { ys }) => sum + (ys[k] || 0), 0)));
-  const draw = (...rest) => plot(points, ...rest);
+  const draw = (...rest) => plot(seen, ...rest);
   at("plots").replaceChildren(
     draw("TTFT", "ms", [{ name: "p50", ys: times(points.ttft_p50_s, 1000) }, { name: "p99", ys: times(points.ttft_p99_s, 1000) }],
       { target: 1000 * latencies[0].target_s }),
@@ -252,7 +260,7 @@ async function refresh() {
     showLatencies(seen.latencies);
     showFigures(seen);
     showTiers(seen.tiers);
-    showPlots(seen.points, seen.latencies);
+    showPlots(seen);
     showLate(seen.late);
     showReplicas(seen.replicas);
     showComparison(seen);

@@ -92,6 +92,7 @@ async def report_of(state: State) -> Report:
         occupancy=tuple(getattr(engine.occupancy, name) for name in Occupancy.__struct_fields__),
         in_flight=dict(metrics.num_in_flight),
         intervals=metrics.history.intervals,
+        absences=metrics.history.absences,
         late=[await _explained(one, state.why) for one in list(metrics.late)],
     )
     if batches is not None and totals is not None:

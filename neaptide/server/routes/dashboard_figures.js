@@ -33,6 +33,11 @@ function stretches(values) {
   return found;
 }
 
+// Times without an engine, as [from, to] within the plot; one that lasts ends now.
+function absencesSince(absences, first_s, at_s) {
+  return absences.map(({ start_s, end_s }) => [Math.max(start_s, first_s), end_s ?? at_s]).filter(([, to]) => to > first_s);
+}
+
 // Whether there is nothing to draw. Where the axis has an end of its own, as shares have, a zero is a value.
 function isNothing(lines, most) {
   return lines.every((ys) => ys.every((y) => most ? y === null : !y));

@@ -5,7 +5,8 @@ const assert = require("node:assert/strict"), fs = require("node:fs"), vm = requ
 const elements = new Map();
 function element() {
   return { hidden: true, textContent: "", className: "", value: "", clientWidth: 900, children: [], addEventListener() {},
-    append() {}, setAttribute() {}, querySelector() { return element(); },
+    append(...more) { this.children.push(...more); }, setAttribute(name, value) { this[name] = value; },
+    querySelector() { return element(); },
     replaceChildren(...children) { this.children = children; } };
 }
 const asked = [];
@@ -25,7 +26,7 @@ const context = {
   },
 };
 vm.createContext(context);
-const own = ["percent", "latency", "short", "duration", "roundUp", "stretches", "isNothing", "factsOf", "reasonOf", "batchRows", "refresh"];
+const own = ["percent", "latency", "short", "duration", "roundUp", "stretches", "isNothing", "factsOf", "reasonOf", "batchRows", "plot", "refresh"];
 vm.runInContext(`${fs.readFileSync(0, "utf8")}\nglobalThis.own = { ${own.join(", ")} };`, context);
 const f = context.own;
 
@@ -62,6 +63,16 @@ const cases = {
   },
   "time without an engine is a gap"() {
     assert.deepEqual([[null, 5, 0, null, null, 3], [null, null]].map((ys) => JSON.stringify(f.stretches(ys))), ["[[1,3],[5,6]]", "[]"]);
+  },
+  "time without an engine is marked, however short, until now if it lasts"() {
+    const points = { start_s: [100, 115, 130] }, absences = [[90, 99], [90, 108], [117, 117.5], [140, null]];
+    const seen = { points, absences: absences.map(([start_s, end_s]) => ({ start_s, end_s })), at_s: 160 };
+    const [, svg, legend] = f.plot(seen, "TTFT", "ms", [{ name: "p50", ys: [1, null, 1] }], {}).children;
+    const bands = svg.children.filter((one) => one.class === "away").map((one) => [one.x, one.width].map(Math.round));
+    const place = (s) => 50 + (480 - 50 - 8) * (s - 100) / 60;  // the plot's inner width, for 60 s
+    assert.deepEqual(JSON.stringify(bands), JSON.stringify([[50, 56], [Math.round(place(117)), 4], [331, 141]]));
+    assert.equal(legend.children.at(-1).children.at(-1), "engine away");
+    assert.equal(f.plot({ ...seen, absences: [] }, "TTFT", "ms", [{ name: "p50", ys: [1, null, 1] }], {}).children[2].children.length, 1);
   },
   "a reason is a row of its own"() {
     assert.equal(f.batchRows({ ...BATCH, neaptide: { outlook: null, waits_for: "No server." } }).length, 2);

@@ -14,7 +14,7 @@ from neaptide.engine.messages import DeadlineStatus
 from neaptide.server.app import ServerState, create_app
 from neaptide.server.http.auth import KeyRing
 from neaptide.server.observe.facts import ServerFacts
-from neaptide.server.observe.history import Interval
+from neaptide.server.observe.history import Absence, Interval
 from neaptide.server.observe.overview import Report, merged_report, view
 from neaptide.server.observe.status import Severity
 from neaptide.server.openai.stored_replies import Batch, BatchExtension
@@ -96,18 +96,29 @@ async def test_what_ended_the_engine_is_told(server: Server) -> None:
     found = (await server.http.get("/dashboard/data")).json()
     assert found["status"]["severity"] == "bad"
     assert found["status"]["cause"] == "It ended: exit status 1."
+    ((start_s, end_s),) = ((one["start_s"], one["end_s"]) for one in found["absences"])
+    assert start_s <= found["at_s"]
+    assert end_s is None
 
 
 def test_two_reports_are_one_on_a_gateway() -> None:
     facts = ServerFacts(model="m", ttft_slo_s=1.0, started_s=50)
     reports = {
         "a": Report(at_s=100.0, facts=facts, occupancy=(1,) * 9, pending_lines=7, in_flight={"default": 2}),
-        "b": Report(at_s=100.0, facts=facts, is_up=False, pending_lines=7, in_flight={"default": 1}),
+        "b": Report(
+            at_s=100.0,
+            facts=facts,
+            is_up=False,
+            pending_lines=7,
+            in_flight={"default": 1},
+            absences=[Absence(99.0)],
+        ),
     }
     found = view(merged_report(reports, 100.0), reports)
     assert found["status"]["sentence"] == "b: The engine has been down for 0 s. Chats get 503 until it has restarted."
     assert (found["now"]["running_online"], found["pending_lines"]) == (1, 7)
     assert [one["in_flight"] for one in found["tiers"]] == [0, 3, 0]
+    assert found["absences"] == [{"start_s": 99.0, "end_s": None}]
     assert view(merged_report({}, 100.0), {})["status"]["sentence"] == "No replica answers. Every request gets 503."
 
 

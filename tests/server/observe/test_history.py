@@ -7,6 +7,7 @@ from neaptide.server.observe.history import (
     INTERVAL_S,
     KEPT_S,
     NUM_BUCKETS,
+    Absence,
     History,
     Interval,
     Targets,
@@ -108,3 +109,20 @@ def test_histories_of_two_servers_add_up() -> None:
     assert found[1].targets == {"default": Targets(2, 0, 2, 0)}
     assert (total(found).online_tokens, total(found).occupancy[4]) == (13, 80)
     assert msgspec.json.decode(msgspec.json.encode(found[1]), type=Interval) == found[1]
+
+
+def test_a_time_without_an_engine_ends_when_one_is_ready_and_is_forgotten_in_the_end() -> None:
+    at = At()
+    history = History(at)
+    history.on_engine_ready(None)
+    assert history.absences == []
+    lost_s = at.s
+    history.on_engine_lost(None)
+    at.s += 3
+    history.on_engine_lost(None)  # the next engine, before it was ready
+    assert history.absences == [Absence(lost_s)]
+    at.s += 3
+    history.on_engine_ready(None)
+    assert history.absences == [Absence(lost_s, lost_s + 6)]
+    at.s += KEPT_S + INTERVAL_S
+    assert history.absences == []
