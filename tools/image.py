@@ -26,6 +26,7 @@ REPOSITORY = Path(__file__).parents[1]
 BASE = "localhost/neaptide-base"
 BUILDAH = ("buildah", "--storage-driver", "vfs")
 RELEASE, PACKAGES = "bookworm", "python3,python3-venv,ca-certificates"
+LEFT_OUT = ("usr/share/locale", "usr/share/man")
 USER = "10001:10001"
 START_S = 600.0
 CHAT = {"messages": [{"role": "user", "content": "What is 2+2?"}], "max_tokens": 8}
@@ -44,6 +45,10 @@ def make_base(mirror: str | None) -> None:
         root = Path(directory) / "root"
         command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", RELEASE, str(root)]
         subprocess.run([*command, *([mirror] if mirror else [])], stdout=sys.stderr, check=True)
+        # As Debian's own slim images: also what is installed later comes without.
+        (root / "etc/dpkg/dpkg.cfg.d/slim").write_text("".join(f"path-exclude /{one}/*\n" for one in LEFT_OUT))
+        for one in LEFT_OUT:
+            shutil.rmtree(root / one)
         for cache in ("var/cache/apt/archives", "var/lib/apt/lists"):
             shutil.rmtree(root / cache)
             (root / cache / "partial").mkdir(parents=True)

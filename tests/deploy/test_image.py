@@ -117,6 +117,18 @@ def test_a_compiler_is_all_that_is_installed_from_debian() -> None:
     assert set(packages) == COMPILER_PACKAGES
 
 
+def test_tests_and_headers_of_libraries_are_left_out(tmp_path: Path) -> None:
+    (step,) = (s for s in instructions(DOCKERFILE.read_text()) if "torch/include" in s.rest)
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    kept = {"torch/bin/torch_shm_manager", "torch/testing/a.py", "numpy/a.py"}
+    needless = {"torch/bin/test_jit", "torch/bin/TCPStoreTest", "torch/include/a.h", "torch/test/a", "numpy/tests/a.py"}
+    for name in kept | needless:
+        (packages / name).parent.mkdir(parents=True, exist_ok=True)
+        (packages / name).touch()
+    subprocess.run(["/bin/sh", "-c", step.rest.replace("/opt/neaptide", str(tmp_path))], check=True)
+    assert {str(path.relative_to(packages)) for path in packages.rglob("*") if path.is_file()} == kept
+
+
 def test_the_head_says_how_the_health_check_is_kept() -> None:
     """Images in the OCI format have none."""
     head = DOCKERFILE.read_text().partition("FROM")[0]
