@@ -69,18 +69,20 @@ function plot({ points, absences, at_s }, title, unit, series, { stacked = false
     const left = Math.min(x(from), width - RIGHT - NARROWEST), wide = Math.max(x(to) - left, NARROWEST);
     svg.append(drawn("rect", { class: "away", x: left, y: TOP, width: wide, height: HEIGHT - TOP - BOTTOM }));
   }
+  const isCut = (i) => away.some(([from, to]) => from < times[i] + middle && to > times[i - 1] + middle);
   let floor = new Array(count).fill(0);
   series.forEach(({ ys, mark }, k) => {
     const point = (i, value) => `${x(times[i] + middle).toFixed(1)} ${y(value).toFixed(1)}`;
     if (stacked && !mark) {
       const edge = (values, [from, to]) => values.slice(from, to).map((value, i) => point(from + i, value));
-      const areas = stretches(ys).map((one) => `M${[...edge(tops[k], one), ...edge(floor, one).reverse()].join("L")}Z`);
+      const areas = stretches(ys, isCut).map((one) => `M${[...edge(tops[k], one), ...edge(floor, one).reverse()].join("L")}Z`);
       svg.append(drawn("path", { class: `area s${k}`, d: areas.join("") || "M0 0" }));
       floor = tops[k];
       return;
     }
     let path = "", pen = "M";
     tops[k].forEach((value, i) => {
+      if (isCut(i)) pen = "M";
       path += value === null ? "" : pen + point(i, value) + (pen === "M" ? "h0" : "");
       pen = value === null ? "M" : "L";
     });

@@ -22,12 +22,12 @@ function duration(seconds) {
   return sign + size.toFixed(0) + " s";
 }
 
-// Stretches of values that are known: the index of the first, and that after the last.
-function stretches(values) {
+// Stretches of values that are known: the index of the first, and that after the last. isCut: one begins at this index.
+function stretches(values, isCut = () => false) {
   const found = [];
   values.forEach((value, i) => {
     if (value === null) return;
-    if (i > 0 && values[i - 1] !== null) found[found.length - 1][1] = i + 1;
+    if (i > 0 && values[i - 1] !== null && !isCut(i)) found[found.length - 1][1] = i + 1;
     else found.push([i, i + 1]);
   });
   return found;

@@ -36,7 +36,7 @@ def sentence(wait: TokenWait, parts: WaitParts) -> str:
 def in_brief(wait: TokenWait, parts: WaitParts) -> str:
     """The lateness, what of it is batch work's, and the largest other part. For where a late wait's times stand too."""
     begin, told = _told(wait, parts)
-    return f"{begin}{': ' if told else ''}{told[0] if told else ''}"
+    return ", ".join([begin, *told[:1]])
 
 
 def _told(wait: TokenWait, parts: WaitParts) -> tuple[str, list[str]]:

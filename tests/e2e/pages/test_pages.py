@@ -32,6 +32,10 @@ READY = {
 }
 """When a page has shown what it asks for."""
 
+LATE_CHAT = """
+{ at_s: 1, tier: "default", ttft_s: 0.421, ttft_slo_s: 0.3, tpot_s: 0.044, tpot_slo_s: 0.06, request: "195924d5b5c9",
+  why: "late by 121 ms; 90 ms of it by batch work, 31 ms steps that took longer than predicted" }
+"""
 CONTROLS = """
 [...document.querySelectorAll('a[href], button, input, select, textarea, summary, [tabindex="0"]')]
   .filter((one) => one.checkVisibility() && !one.disabled)
@@ -128,6 +132,15 @@ def test_a_page_fits_can_be_read_and_says_no_mistakes(
     here = urlsplit(addresses[name]).netloc
     asked = {urlsplit(url) for url in page.requests}
     assert {url.netloc for url in asked if url.scheme not in ("data", "about")} == {here}
+
+
+def test_on_a_phone_a_late_chat_is_a_card_with_two_equal_columns(browser: Browser, addresses: dict[str, str]) -> None:
+    page = opened(browser, addresses, "/dashboard", NARROW, dark=False)
+    page.evaluate(f"showLate([{LATE_CHAT}])")
+    widths = page.evaluate("[...document.querySelectorAll('#late td')].map((one) => one.getBoundingClientRect().width)")
+    ended, *halves, why = map(round, widths)
+    assert len(set(halves)) == 1
+    assert ended == why > 2 * halves[0]
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -74,6 +74,13 @@ const cases = {
     assert.equal(legend.children.at(-1).children.at(-1), "engine away");
     assert.equal(f.plot({ ...seen, absences: [] }, "TTFT", "ms", [{ name: "p50", ys: [1, null, 1] }], {}).children[2].children.length, 1);
   },
+  "no line and no area crosses the time without an engine"() {
+    const points = { start_s: [100, 115, 130, 145] }, absences = [{ start_s: 129, end_s: 130 }];
+    const drawn = (stacked) => f.plot({ points, absences, at_s: 160 }, "TTFT", "ms", [{ name: "p50", ys: [1, 1, 1, 1] }], { stacked })
+      .children[1].children.find((one) => /s0/.test(one.class)).d;
+    assert.equal(drawn(false).split("M").length - 1, 2);
+    assert.equal(drawn(true).split("Z").length - 1, 2);
+  },
   "a reason is a row of its own"() {
     assert.equal(f.batchRows({ ...BATCH, neaptide: { outlook: null, waits_for: "No server." } }).length, 2);
     assert.equal(f.batchRows(BATCH).length, 1);

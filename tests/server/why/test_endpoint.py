@@ -147,4 +147,4 @@ async def test_the_dashboard_says_why_once_the_engine_has_told_of_its_steps(late
     assert await desk.sentence_of(chat.request) == ""
     late.now_s += REPORTED_S
     (shown,) = (await late.server.http.get("/dashboard/data")).json()["late"]
-    assert shown["why"].startswith("late by 110 ms; 0 ms of it by batch work: 100 ms waiting for one prompt before it")
+    assert shown["why"].startswith("late by 110 ms; 0 ms of it by batch work, 100 ms waiting for one prompt before it")

@@ -35,7 +35,7 @@ def test_two_prompts_before_it_and_its_own() -> None:
         "(its first token took 230 ms for a target of 50 ms)"
     )
     assert in_brief(wait, parts_of(wait, time.around())) == (
-        "late by 180 ms; 0 ms of it by batch work: 140 ms waiting for two prompts before it"
+        "late by 180 ms; 0 ms of it by batch work, 140 ms waiting for two prompts before it"
     )
 
 
