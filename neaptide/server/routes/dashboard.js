@@ -115,7 +115,7 @@ function showStatus(status, facts) {
 
 function showLatencies(latencies) {
   at("latencies").querySelector("tbody").replaceChildren(...latencies.map(({ name, p50_s, p99_s, target_s, met }) => row([
-    name, latency(target_s), ...[p50_s, p99_s].map((one) => [latency(one), one !== null && one > target_s ? "bad" : ""]),
+    name, latency(target_s), ...[p50_s, p99_s].map((one) => [beside(one, target_s), one !== null && one > target_s ? "bad" : ""]),
     [percent(met), met !== null && met < 0.95 ? "bad" : ""],
   ])));
 }
@@ -165,7 +165,7 @@ function showPlots(seen) {
     draw("Tokens computed, by class", "tokens/s", [
       { name: "online", ys: points.online_tokens_per_s }, { name: "offline", ys: points.offline_tokens_per_s },
     ], { stacked: true }),
-    draw("KV blocks", "blocks", [...blocks, { name: "reserved for chats (forecast)", ys: points.blocks_reserved, mark: true }],
+    draw("KV cache", "blocks", [...blocks, { name: "reserved for chats (forecast)", ys: points.blocks_reserved, mark: true }],
       { stacked: true, most: highest }),
     draw("Mean time of a step", "ms", [{ name: "predicted", ys: times(points.predicted_s, 1000) }, { name: "measured", ys: times(points.step_s, 1000) }]),
   );
@@ -177,8 +177,8 @@ function showLate(late) {
   at("latetable").hidden = late.length === 0;
   at("late").replaceChildren(...late.slice(0, SHOWN_LATE).map((one) => row([
     new Date(1000 * one.at_s).toLocaleTimeString(), one.tier,
-    [one.ttft_s === null ? "no token" : latency(one.ttft_s), one.ttft_s === null || one.ttft_s > one.ttft_slo_s ? "late" : ""], latency(one.ttft_slo_s),
-    [latency(one.tpot_s), one.tpot_s !== null && one.tpot_s > one.tpot_slo_s ? "late" : ""], latency(one.tpot_slo_s),
+    [one.ttft_s === null ? "no token" : beside(one.ttft_s, one.ttft_slo_s), one.ttft_s === null || one.ttft_s > one.ttft_slo_s ? "late" : ""], latency(one.ttft_slo_s),
+    [beside(one.tpot_s, one.tpot_slo_s), one.tpot_s !== null && one.tpot_s > one.tpot_slo_s ? "late" : ""], latency(one.tpot_slo_s),
     one.request.slice(0, 12), one.why || "–",
   ], LATE_NAMES)));
   at("latenote").textContent = late.length === 0 ? "None since the server started." : "neaptide why REQUEST says more; the log has each request in full under its name, engine_id.";

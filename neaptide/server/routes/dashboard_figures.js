@@ -8,6 +8,12 @@ function latency(seconds) {
   return seconds < 120 ? Number(seconds.toPrecision(3)) + " s" : duration(seconds);
 }
 
+// A latency beside its target: one that is above it does not look like it.
+function beside(seconds, target_s) {
+  const text = latency(seconds);
+  return seconds !== null && seconds > target_s && text === latency(target_s) ? `over ${text}` : text;
+}
+
 function short(value) {
   if (value === null || value === undefined) return "–";
   for (const [size, unit] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]])

@@ -141,6 +141,9 @@ def test_on_a_phone_a_late_chat_is_a_card_with_two_equal_columns(browser: Browse
     ended, *halves, why = map(round, widths)
     assert len(set(halves)) == 1
     assert ended == why > 2 * halves[0]
+    rows = page.evaluate("[...document.querySelectorAll('#late td')].map((one) => one.getBoundingClientRect().top)")
+    _, tier, ttft, ttft_slo, tpot, tpot_slo, request, _ = rows
+    assert tier == request < ttft == ttft_slo < tpot == tpot_slo
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -26,7 +26,7 @@ const context = {
   },
 };
 vm.createContext(context);
-const own = ["percent", "latency", "short", "duration", "roundUp", "stretches", "isNothing", "factsOf", "reasonOf", "batchRows", "plot", "refresh"];
+const own = ["percent", "latency", "beside", "short", "duration", "roundUp", "stretches", "isNothing", "factsOf", "reasonOf", "batchRows", "plot", "refresh"];
 vm.runInContext(`${fs.readFileSync(0, "utf8")}\nglobalThis.own = { ${own.join(", ")} };`, context);
 const f = context.own;
 
@@ -39,6 +39,9 @@ const cases = {
   },
   "a latency has its unit"() {
     assert.deepEqual([null, 0.0042, 0.151, 2.048, 16, 180].map(f.latency), ["–", "4.2 ms", "151 ms", "2.05 s", "16 s", "3.0 min"]);
+  },
+  "a latency above its target does not look like it"() {
+    assert.deepEqual([0.1004, 0.1, 0.118, null].map((one) => f.beside(one, 0.1)), ["over 100 ms", "100 ms", "118 ms", "–"]);
   },
   "a time says its unit and its sign"() {
     assert.deepEqual([59, 119, 7200, -180].map(f.duration), ["59 s", "119 s", "2.0 h", "−3.0 min"]);
