@@ -117,6 +117,7 @@ def recent(report: Report, seconds: float) -> Recent:
     whole = total(since(report.intervals, report.at_s - seconds))
     targets = _all(whole)
     outcomes = Counter(whole.outcomes)
+    away = [(max(one.start_s, report.at_s - seconds), one.end_s or report.at_s) for one in report.absences]
     return Recent(
         seconds=span_s,
         judged=targets.ttft_met + targets.ttft_missed,
@@ -135,6 +136,7 @@ def recent(report: Report, seconds: float) -> Recent:
         steps=whole.steps,
         step_s=whole.step_s,
         predicted_s=whole.predicted_s,
+        away_s=sum(max(0.0, end_s - start_s) for start_s, end_s in away),
     )
 
 

@@ -24,6 +24,8 @@ FULL_SHARE = 0.95
 """Share of the KV blocks above which memory is what chats wait for."""
 BUSY_SHARE = 0.8
 """Share of the time in steps above which a machine has no time left."""
+AWAY_FACTOR = 3.0
+"""Time without an engine explains a share of late chats up to this many times its own: some queue before and after."""
 IDLE_OFFLINE_SHARE = 0.02
 """Share of computed tokens below which chats have the machine for themselves."""
 
@@ -62,6 +64,8 @@ class Recent:
     step_s: float = 0.0
     """Sum of measured step times, of those steps whose time was predicted."""
     predicted_s: float = 0.0
+    away_s: float = 0.0
+    """Time without an engine."""
 
     @property
     def speed(self) -> float | None:
@@ -216,6 +220,9 @@ def _late(f: Figures) -> Status | None:
 
 
 def _cause(f: Figures, window: Recent, *, of_ttft: bool) -> str:
+    explained = AWAY_FACTOR * window.away_s / max(window.seconds, window.away_s, 1.0) * window.judged
+    if of_ttft and f.now.away_s > f.ttft_slo_s and window.ttft_missed <= explained:
+        return f"There was no engine for {short(f.now.away_s)}{': ' if f.last_end else ''}{f.last_end}."
     if not of_ttft and window.steps >= LEAST_STEPS and window.predicted_s > window.steps * f.tpot_slo_s:
         step = short(window.predicted_s / window.steps)
         return f"A step of this load takes {step} even at the calibrated speed, more than the TPOT target."

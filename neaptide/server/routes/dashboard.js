@@ -179,7 +179,7 @@ function showLate(late) {
     new Date(1000 * one.at_s).toLocaleTimeString(), one.tier,
     [one.ttft_s === null ? "no token" : beside(one.ttft_s, one.ttft_slo_s), one.ttft_s === null || one.ttft_s > one.ttft_slo_s ? "late" : ""], latency(one.ttft_slo_s),
     [beside(one.tpot_s, one.tpot_slo_s), one.tpot_s !== null && one.tpot_s > one.tpot_slo_s ? "late" : ""], latency(one.tpot_slo_s),
-    one.request.slice(0, 12), one.why || "–",
+    one.request.slice(0, 12), one.why || "not known yet",
   ], LATE_NAMES)));
   at("latenote").textContent = late.length === 0 ? "None since the server started." : "neaptide why REQUEST says more; the log has each request in full under its name, engine_id.";
 }

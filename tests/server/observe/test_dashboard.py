@@ -15,7 +15,7 @@ from neaptide.server.app import ServerState, create_app
 from neaptide.server.http.auth import KeyRing
 from neaptide.server.observe.facts import ServerFacts
 from neaptide.server.observe.history import Absence, Interval
-from neaptide.server.observe.overview import Report, merged_report, view
+from neaptide.server.observe.overview import Report, merged_report, recent, view
 from neaptide.server.observe.status import Severity
 from neaptide.server.openai.stored_replies import Batch, BatchExtension
 from neaptide.server.routes import dashboard
@@ -120,6 +120,11 @@ def test_two_reports_are_one_on_a_gateway() -> None:
     assert [one["in_flight"] for one in found["tiers"]] == [0, 3, 0]
     assert found["absences"] == [{"start_s": 99.0, "end_s": None}]
     assert view(merged_report({}, 100.0), {})["status"]["sentence"] == "No replica answers. Every request gets 503."
+
+
+def test_the_time_without_an_engine_is_of_each_window_its_part() -> None:
+    report = Report(at_s=1000.0, absences=[Absence(600.0, 720.0), Absence(930.0, 945.0), Absence(999.0)])
+    assert [recent(report, seconds).away_s for seconds in (60, 300)] == [6.0, 36.0]
 
 
 def test_the_page_knows_the_data_and_the_batch_object() -> None:

@@ -69,9 +69,15 @@ def test_the_example_of_a_slow_machine() -> None:
             "Not known: the machine was busy for 50% of the time. Chats may come in bursts.",
         ),
         (LATE, {}, "Not known. Batch work has 90% of the tokens; pause it to compare."),
+        (replace(LATE, ttft_missed=20, away_s=5.0), {"last_end": KILLED}, f"There was no engine for 5 s: {KILLED}."),
+        (
+            replace(LATE, away_s=5.0),
+            {"last_end": KILLED},
+            "Not known. Batch work has 90% of the tokens; pause it to compare.",
+        ),
         (Recent(judged=10, ttft_missed=10, ttft_p99_s=9.0), {}, ""),
     ],
-    ids=["memory", "load", "bursts", "batch", "nothing"],
+    ids=["memory", "load", "bursts", "batch", "no engine", "too many for no engine", "nothing"],
 )
 def test_late_chats_have_a_cause(window: Recent, changes: dict[str, Any], cause: str) -> None:
     found = status(of(window, **changes))
