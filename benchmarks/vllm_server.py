@@ -143,8 +143,11 @@ def tokens_between(chat: ChatRecord, from_s: float, to_s: float) -> float:
     return num_pieces * tokens_a_piece + (ONLINE_IN if has_prompt else 0)
 
 
-async def run_rival(plan: Plan, machine: Machine, rival: Rival, *, offline: bool) -> Window:
+async def run_rival(plan: Plan, machine: Machine, rival: Rival, *, offline: bool, log: Path | None = None) -> Window:
     """Runs one server once, as ``live.run.run`` does for ours: chats begin when the server has all offline lines.
+
+    Args:
+        log: where the server's log is kept; None throws it away.
 
     Raises:
         SystemExit: the server refused requests, or the offline lines ran out.
@@ -156,7 +159,7 @@ async def run_rival(plan: Plan, machine: Machine, rival: Rival, *, offline: bool
     with tempfile.TemporaryDirectory() as directory:
         limits = httpx.Limits(max_connections=None)
         async with (
-            vllm_server(machine, plan.model, rival, Path(directory) / "vllm.log") as address,
+            vllm_server(machine, plan.model, rival, log or Path(directory) / "vllm.log") as address,
             httpx.AsyncClient(base_url=address, timeout=3600.0, limits=limits) as http,
             StreamClient.beside(http, "m") as client,
         ):

@@ -4,16 +4,19 @@
 
 For each rate: a plain vLLM serves chats alone while its metrics are recorded; the record is forecast; then vLLM runs
 with our scheduler inside, beside a flood of batch lines, under other chats of the same rate. Each stage is kept in
-``--folder`` and not repeated. Prints a table, then one JSON line. ``--smoke`` uses the tiny model for some seconds,
-which shows only that the stages work, at 4 chats a second or more.
+``--folder`` and not repeated: after an error or a kill the same command goes on where it was. A stage's figures are in
+``STAGE-RATE.json``, what its processes said in ``STAGE-RATE.log``, its error in ``STAGE-RATE.error``. Prints a table,
+then one JSON line. ``--smoke`` uses the tiny model for some seconds, which shows only that the stages work.
 """
 
 import argparse
 import asyncio
 import json
+import math
 import os
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,14 +37,50 @@ CLOSE, CLOSE_POINTS = 0.1, 2.0
 LEAST_CHATS = 400
 """From this many on, a share inside its interval is right as well."""
 OPTION = "inside"
+RATES, SMOKE_RATES = (1.0, 1.5), (4.0, 8.0)
+"""Chats a second. A smoke run's are enough for a forecast."""
 
 
-def kept(path: Path, make: Callable[[], Any]) -> Any:
-    """A stage's result, from its file if an earlier run has made it."""
+def kept(path: Path, make: Callable[[Path], Any]) -> Any:
+    """A stage's result, from its file if an earlier run has made it.
+
+    Args:
+        path: the result's file. An error is kept beside it, and printed.
+        make: makes the result, given the file for what its processes say.
+    """
+    log, error = path.with_suffix(".log"), path.with_suffix(".error")
     if not path.exists():
-        found = make()
-        path.write_text(json.dumps(found), encoding="utf-8")
+        print(f"{path.stem}: begins; its log is {log}", flush=True)
+        error.unlink(missing_ok=True)
+        log.unlink(missing_ok=True)
+        try:
+            found = make(log)
+        except BaseException:
+            error.write_text(traceback.format_exc(), encoding="utf-8")
+            said = log.read_text(encoding="utf-8", errors="replace")[-3000:] if log.exists() else ""
+            print(f"{path.stem}: failed, see {error}\n{said}\n{error.read_text(encoding='utf-8')}", file=sys.stderr)
+            raise
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(found), encoding="utf-8")
+        part.replace(path)
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+async def observe(arguments: Sequence[str], log: Path) -> None:
+    """Runs ``neaptide observe``. What it says goes to the log."""
+    with log.open("ab") as file:
+        command = [sys.executable, "-m", "neaptide", "observe", *arguments]
+        process = await asyncio.create_subprocess_exec(*command, stdout=file, stderr=file)
+        if status := await process.wait():
+            raise SystemExit(f"neaptide observe ended with {status}")
+
+
+def tpot_p50_ms(records: Sequence[ChatRecord]) -> float:
+    p50_s = percentiles(one.tpot_s for one in records).p50
+    if math.isnan(p50_s):
+        errors = [one.error for one in records if one.error]
+        raise SystemExit(f"none of {len(records)} chats has a TPOT; the first error: {errors[:1]}")
+    return 1e3 * p50_s
 
 
 def limited(rival: Rival) -> Rival:
@@ -49,54 +88,48 @@ def limited(rival: Rival) -> Rival:
     return Rival(rival.name, (*rival.flags, *flags))
 
 
-async def record(plan: Plan, machine: Machine, path: Path) -> dict[str, Any]:
+async def record(plan: Plan, machine: Machine, path: Path, log: Path) -> dict[str, Any]:
     """Chats alone on plain vLLM, recorded from outside. Returns the clients' own figures."""
     arrivals = plan.arrivals_s()
     prompts = random_prompts(len(arrivals), ONLINE_IN, vocab_size(plan.model), seed=plan.seed)
     records: list[ChatRecord] = []
     async with (
-        vllm_server(machine, plan.model, limited(FCFS), path.with_suffix(".log")) as address,
+        vllm_server(machine, plan.model, limited(FCFS), log) as address,
         httpx.AsyncClient(base_url=address, timeout=3600.0, limits=httpx.Limits(max_connections=None)) as http,
         StreamClient.beside(http, "m") as client,
     ):
-        command = [sys.executable, "-m", "neaptide", "observe", address, "--record-only", "--out", str(path)]
-        watch = await asyncio.create_subprocess_exec(
-            *command, "--for", f"{round(plan.duration_s)}s", "--every-s", "0.5"
-        )
+        flags = ["--record-only", "--out", str(path), "--for", f"{round(plan.duration_s)}s", "--every-s", "0.5"]
+        watch = asyncio.create_task(observe([address, *flags], log))
         await open_loop(
             arrivals,
             lambda i: client.complete(prompts[i], ONLINE_OUT, ignore_eos=True),
             lambda i, one: records.append(one),
         )
-        if await watch.wait() != 0:
-            raise SystemExit("the server could not be recorded")
-    return {"chats": len(records), "tpot_ms": 1e3 * percentiles(one.tpot_s for one in records).p50}
+        await watch
+    return {"chats": len(records), "tpot_ms": tpot_p50_ms(records)}
 
 
-async def forecast(path: Path, ttft_s: float, tpot_s: float) -> dict[str, Any]:
+async def forecast(path: Path, log: Path, ttft_s: float, tpot_s: float) -> dict[str, Any]:
     """What ``neaptide observe`` says of a record."""
     flags = ["--ttft-slo-s", f"{ttft_s:.4f}", "--tpot-slo-s", f"{tpot_s:.4f}", "--max-num-seqs", str(SLOTS)]
     flags += ["--max-num-batched-tokens", str(STEP_TOKENS), "--batch-lengths", str(OFFLINE_IN), str(OFFLINE_OUT)]
     said = path.with_suffix(".forecast.json")
-    command = [sys.executable, "-m", "neaptide", "observe", str(path), *flags, "--json", str(said)]
-    process = await asyncio.create_subprocess_exec(*command, "--html", str(path.with_suffix(".html")))
-    if await process.wait() != 0:
-        raise SystemExit("there is no forecast")
+    await observe([str(path), *flags, "--json", str(said), "--html", str(path.with_suffix(".html"))], log)
     found = json.loads(said.read_text(encoding="utf-8"))
     said.unlink()
     (option,) = (one for one in found["forecast"]["options"] if one["name"] == OPTION)
     return {"option": option, "sentence": found["sentence"], "checks": found["checks"], "warnings": found["warnings"]}
 
 
-async def inside(plan: Plan, machine: Machine, ttft_s: float, tpot_s: float) -> dict[str, Any]:
+async def inside(plan: Plan, machine: Machine, log: Path, ttft_s: float, tpot_s: float) -> dict[str, Any]:
     """Our scheduler in vLLM, beside a flood of batch lines."""
     settings = {"neaptide": {"ttft_ms": 1e3 * ttft_s, "tpot_ms": 1e3 * tpot_s}}
     ours = Rival(OPTION, ("--scheduler-cls", "neaptide_vllm.scheduler", "--additional-config", json.dumps(settings)))
-    window = await run_rival(plan, machine, limited(ours), offline=True)
+    window = await run_rival(plan, machine, limited(ours), offline=True, log=log)
     return {
         "chats": len(window.records),
         "in_time": attainment(window.records, ttft_s, tpot_s) if window.records else 0.0,
-        "tpot_ms": 1e3 * percentiles(one.tpot_s for one in window.records).p50,
+        "tpot_ms": tpot_p50_ms(window.records),
         "tokens_per_s": window.offline_tokens_per_s,
     }
 
@@ -124,20 +157,18 @@ def measure(plan: Plan, machine: Machine, rates: list[float], folder: Path) -> l
     for rate_rps in rates:
         at = replace(plan, rate_rps=rate_rps)
         path = folder / f"record-{rate_rps:g}.jsonl"
-        alone = kept(
-            folder / f"alone-{rate_rps:g}.json", lambda at=at, path=path: asyncio.run(record(at, machine, path))
-        )
+        other = replace(at, seed=at.seed + 1)
+        stages = {name: folder / f"{name}-{rate_rps:g}.json" for name in ("alone", "forecast", "inside")}
+        alone = kept(stages["alone"], lambda log, at=at, path=path: asyncio.run(record(at, machine, path, log)))
         tpot_s = TPOT_OVER_ALONE * alone["tpot_ms"] / 1e3
         targets = TTFT_OVER_TPOT * tpot_s, tpot_s
         said = kept(
-            folder / f"forecast-{rate_rps:g}.json",
-            lambda path=path, targets=targets: asyncio.run(forecast(path, *targets)),
+            stages["forecast"], lambda log, path=path, targets=targets: asyncio.run(forecast(path, log, *targets))
         )
         print(said["sentence"], flush=True)
-        other = replace(at, seed=at.seed + 1)
         real = kept(
-            folder / f"inside-{rate_rps:g}.json",
-            lambda other=other, targets=targets: asyncio.run(inside(other, machine, *targets)),
+            stages["inside"],
+            lambda log, other=other, targets=targets: asyncio.run(inside(other, machine, log, *targets)),
         )
         rows.append(compared(rate_rps, said, real))
     return rows
@@ -148,20 +179,22 @@ def main() -> None:
     parser.add_argument(
         "--vllm", type=Path, required=True, metavar="PYTHON", help="interpreter with vLLM and our plug-in"
     )
-    parser.add_argument("--rates", type=float, nargs="+", default=[1.0, 2.0], help="chats a second (1 2)")
-    parser.add_argument("--duration-s", type=float, default=450.0, help="length of each run (450)")
+    parser.add_argument("--rates", type=float, nargs="+", help="chats a second (1 1.5; a smoke run: 4 8)")
+    parser.add_argument("--duration-s", type=float, default=500.0, help="length of each run (500)")
     parser.add_argument("--offline-lines", type=int, default=3000, help="lines of the flood (3000)")
     parser.add_argument("--folder", type=Path, default=Path("observe-proof"), help="where stages are kept")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--smoke", action="store_true", help="the tiny model, for 20 s")
     args = parser.parse_args()
-    args.folder.mkdir(exist_ok=True)
+    folder = args.folder / "smoke" if args.smoke else args.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    rates = args.rates or list(SMOKE_RATES if args.smoke else RATES)
     duration_s = 20.0 if args.smoke else args.duration_s
     model = TINY if args.smoke else model_111m()
     machine = Machine(args.vllm.absolute(), args.threads, "float32", 128, CPU_KV_GIB, True, "cpu", MAX_MODEL_LEN)
     os.environ.update(machine.environment)
     plan = Plan(duration_s, (0.1 * duration_s, 0.95 * duration_s), model, seed=0, offline_lines=args.offline_lines)
-    rows = measure(plan, machine, args.rates, args.folder)
+    rows = measure(plan, machine, rates, folder)
     cells = [
         [
             f"{row['rate_rps']:g}",

@@ -18,6 +18,14 @@ HEADINGS = (
     "TTFT p50, p99 (ms)",
     "TPOT p50, p99 (ms)",
 )
+COST_NAMES = {
+    "fixed_s": "a step without prompts",
+    "stream_s": "each stream in it",
+    "prompt_step_s": "a step with prompts",
+    "token_s": "each token in it",
+    "kv_token_s": "each cached token that is read",
+    "pair_s": "each pair of prompt tokens",
+}
 COLOURS = (INSIDE, INSTEAD, ALONE)
 """Order of the plot's colours; then the best priority."""
 
@@ -29,8 +37,9 @@ def page(facts: Facts) -> str:
         f"<p><strong>{escape(words.sentence(facts))}</strong></p>",
         _list("Read this first", words.warnings(facts)),
         f"<p>{escape(words.recorded(facts))}</p>",
-        f"<p>Simulated were {facts.forecast.chats:,} chats in {facts.forecast.simulated_s:.0f} s of that traffic, for "
-        f"the intervals {facts.forecast.draws} more times with other draws.</p>",
+        f"<p>The forecast simulates {facts.forecast.chats:,} chats, in {facts.forecast.simulated_s:.0f} s of that "
+        f"traffic. For the intervals it does so {facts.forecast.draws} times more, with lengths, arrivals and step "
+        f"times drawn anew.</p>",
         _table(facts),
         "<p>In time: within both targets. An interval holds the chance of so few chats, the spread of the draws and, "
         "for tokens, the error of step times. Batch tokens are prompt and answer tokens.</p>",
@@ -91,11 +100,11 @@ def _costs(facts: Facts) -> str:
     if times is None:
         return ""
     rows = "".join(
-        f"<tr><th scope='row'>{name.replace('_', ' ').removesuffix(' s')}</th><td>{1e6 * times.costs[name]:.4g}</td>"
+        f"<tr><th scope='row'>{said}</th><td>{1e6 * times.costs[name]:.4g}</td>"
         f"<td>{1e6 * times.spread[name][0]:.4g} to {1e6 * times.spread[name][1]:.4g}</td></tr>"
-        for name in times.costs
+        for name, said in COST_NAMES.items()
     )
     return (
         "<details><summary>The inferred costs of a step, in microseconds</summary><table><thead><tr><td></td>"
-        f"<th>each</th><th>90% interval</th></tr></thead><tbody>{rows}</tbody></table></details>"
+        f"<th>µs</th><th>90% interval</th></tr></thead><tbody>{rows}</tbody></table></details>"
     )

@@ -2,20 +2,24 @@
 
 The gap between two tokens of a stream is the time of one step. So the mean gap between two polls is the mean step
 time, each step weighted by its streams. The time from a prompt's first step to its first token is the time of the
-steps that compute it. Both are linear in the costs of a step: a fixed time for steps with and without prompts, a time
-per token, per stream, per token of cached context and per pair of prefill attention. Costs are at least 0 and have the
-least relative error, with large errors weighted less. Intervals come from fits to minutes drawn with replacement.
+steps that compute it. Both are linear in the costs of a step. Costs are at least 0 and have the least relative error,
+with large errors weighted less. Intervals come from fits to minutes drawn with replacement.
+
+Chats alone show few streams, or a prompt with hundreds of tokens. Batch work fills the steps between. A step waits
+either for the memory, which holds the weights, or for the arithmetic. So steps without prompts and steps with prompts
+have a line each, and where neither was seen a step takes the greater of both.
 """
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from neaptide.estimator.cost.iteration_time import Regime
 from neaptide.estimator.cost.least_squares import fit_relative
-from neaptide.estimator.cost.step_cost import StepCost
+from neaptide.estimator.cost.step_cost import StepCost, gemm_knot
 from neaptide.observation.exposition import (
     ANSWERS,
     CACHED_TOKENS,
@@ -31,20 +35,28 @@ from neaptide.observation.exposition import (
     STEP_TOKENS,
     TTFT,
 )
-from neaptide.observation.record import PollInterval, RecordError, ServerRecord
+from neaptide.observation.record import PollInterval, RecordError, ServerRecord, buckets_of
 
 COSTS = ("fixed_s", "prompt_step_s", "token_s", "stream_s", "kv_token_s", "pair_s")
-"""The fitted costs: a step without prompts, one with prompts, each token, each stream, each token of the context read,
-each pair of prefill attention."""
+"""The fitted costs: a step without prompts and each stream of it; a step with prompts and each token of it, those of
+streams too; each token of the context read; each pair of prefill attention."""
 LEAST_STEPS = 20
 """Polls are joined until they hold this many steps. Fewer scatter."""
 LEAST_ROWS = 12
+SEEN_SHARE = 0.9
+"""Share of the rows whose streams count as seen. Single rows with more say little about their cost."""
+KNOTS = 30
+"""Of the curve that both lines make; the last is at 32,768 tokens, and beyond it a curve is straight."""
 BLOCK_S = 60.0
 LEAST_BLOCKS = 10
 """Fewest blocks that a bootstrap draws from. A short record has shorter blocks."""
 FOLDS = 5
 PRIOR_ROWS = 1.0
-"""Weight, in rows, of the guess that steps with prompts have the fixed time of steps without."""
+"""Weight, in rows, of two guesses. Prompts of one length tell the fixed time of their steps from neither tokens nor
+pairs. The guess for pairs is none, as attention is a small part of a short prompt."""
+PRIOR_SHARE = 0.5
+"""Guess of the fixed time of a step with prompts, as a share of that of a step without. It is 1 if reading the weights
+delays both, and near 0 if arithmetic hides that. Draws take any share between."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -70,23 +82,31 @@ class InferredStepTimes:
     """Median relative error of mean step times in parts of the record that the fit has not seen."""
     rows: int
     most_streams: float
-    """Largest mean number of streams in a step. Beyond it, costs are extrapolated."""
+    """Most streams of steps without prompts in ``SEEN_SHARE`` of the rows. Beyond it, costs are extrapolated."""
     most_tokens: float
     """Upper limit of the tokens in the largest step."""
 
     def step_costs(self, costs: dict[str, float] | None = None) -> dict[str, StepCost]:
         """The costs as those of a device profile; ``costs`` are a draw's."""
         c = costs or self.costs
-        return {
-            regime.value: StepCost(
-                fixed_s=c["fixed_s"] if regime is Regime.DECODE else c["prompt_step_s"],
-                gemm_curve_s=(c["token_s"], 2 * c["token_s"]),
-                pair_s=c["pair_s"],
-                kv_token_s=c["kv_token_s"],
-                decode_request_s=c["stream_s"],
-            )
-            for regime in Regime
-        }
+        fixed_s = min(c["fixed_s"], c["prompt_step_s"])
+        cost = StepCost(
+            fixed_s=fixed_s,
+            gemm_curve_s=tuple(self._tokens_s(c, gemm_knot(k)) - fixed_s for k in range(KNOTS)),
+            pair_s=c["pair_s"],
+            kv_token_s=c["kv_token_s"],
+        )
+        return dict.fromkeys((regime.value for regime in Regime), cost)
+
+    def _tokens_s(self, costs: dict[str, float], num_tokens: int) -> float:
+        """Time of a step of so many tokens, without attention."""
+        seen = min(num_tokens, self.most_streams)
+        seen_s = costs["fixed_s"] + costs["stream_s"] * seen
+        if num_tokens <= self.most_streams:
+            return seen_s
+        # A kernel that is slow for two streams does not stay so: a stream's token costs no more than a prompt's.
+        further_s = min(costs["stream_s"], costs["token_s"]) * (num_tokens - seen)
+        return max(seen_s + further_s, costs["prompt_step_s"] + costs["token_s"] * num_tokens)
 
 
 @dataclass(slots=True, frozen=True)
@@ -94,7 +114,23 @@ class _FitRow:
     at_s: float
     features: tuple[float, ...]
     seconds: float
-    is_gap: bool
+    streams: float | None = None
+    """Streams of the steps without prompts; None for the time of prompts."""
+
+    @property
+    def is_gap(self) -> bool:
+        return self.streams is not None
+
+
+@dataclass(slots=True, frozen=True)
+class _Group:
+    """Polls in a row, all with prompts or all without."""
+
+    polls: PollInterval
+    """Their sum; a gauge is its mean."""
+    found: float
+    """Mean number of streams that a prompt's step had."""
+    has_prompts: bool
 
 
 def fit_step_times(record: ServerRecord, shape: EngineLimits, num_draws: int, seed: int) -> InferredStepTimes:
@@ -103,9 +139,10 @@ def fit_step_times(record: ServerRecord, shape: EngineLimits, num_draws: int, se
     Raises:
         RecordError: the record holds too few steps.
     """
-    groups = list(_joined(record.intervals))
-    rows = [row for k, group in enumerate(groups) for row in _rows(groups, k, group, shape)]
-    if sum(row.is_gap for row in rows) < LEAST_ROWS:
+    groups = list(_joined(record, shape))
+    rows = [*_gap_rows(groups, shape), *_prompt_rows(record, shape)]
+    streams = sorted(row.streams for row in rows if row.streams is not None)
+    if len(streams) < LEAST_ROWS:
         raise RecordError("too few steps with streams were recorded: record for longer, or at a busier time")
     costs = _fit(rows)
     blocks = _blocks(rows, record.seconds)
@@ -113,7 +150,8 @@ def fit_step_times(record: ServerRecord, shape: EngineLimits, num_draws: int, se
     draws = []
     for _ in range(num_draws):
         picked = [row for k in rng.integers(len(blocks), size=len(blocks)) for row in blocks[k]]
-        draws.append(_fit(picked) if any(row.is_gap for row in picked) else costs)
+        share = float(rng.uniform())
+        draws.append(_fit(picked, share) if any(row.is_gap for row in picked) else costs)
     spread = {name: _interval([draw[name] for draw in draws], costs[name]) for name in COSTS}
     limits = [
         limit for each in record.intervals for limit, n in each.buckets(STEP_TOKENS) if n and math.isfinite(limit)
@@ -124,7 +162,7 @@ def fit_step_times(record: ServerRecord, shape: EngineLimits, num_draws: int, se
         draws=draws,
         error=_held_out_error(blocks),
         rows=len(rows),
-        most_streams=max(_streams(group) for group in groups),
+        most_streams=streams[int(SEEN_SHARE * len(streams))],
         most_tokens=max(limits, default=0.0),
     )
 
@@ -135,99 +173,114 @@ def computed_prompt_tokens(interval: PollInterval) -> float:
     return max(interval.rise(PROMPT_TOKENS) - cached, 0.0)
 
 
-def _joined(intervals: Sequence[PollInterval]) -> list[PollInterval]:
-    """The intervals, joined until each holds ``LEAST_STEPS`` steps. Those of a restart are left out."""
-    joined: list[PollInterval] = []
+def _joined(record: ServerRecord, shape: EngineLimits) -> Iterator[_Group]:
+    """Polls in a row with prompts, and those without, until each group holds ``LEAST_STEPS`` steps."""
     parts: list[PollInterval] = []
-    for each in intervals:
-        if each.restarted:
+    last = False
+    for each, has_prompts in zip(record.intervals, _have_prompts(record, shape), strict=True):
+        enough = sum(part.count(STEP_TOKENS) for part in parts) >= LEAST_STEPS
+        if parts and (enough or each.restarted or has_prompts != last):
+            yield _group(parts, last)
             parts = []
-            continue
-        parts.append(each)
-        if sum(part.count(STEP_TOKENS) for part in parts) >= LEAST_STEPS:
-            rises: dict[str, float] = {}
-            for part in parts:
-                for key, value in part.rises.items():
-                    rises[key] = rises.get(key, 0.0) + value
-            names = {name for part in parts for name in part.after}
-            mean = {
-                name: sum(p.gauge(name) * p.seconds for p in parts) / sum(p.seconds for p in parts) for name in names
-            }
-            joined.append(PollInterval(parts[0].start_s, parts[-1].end_s, rises, mean, mean))
-            parts = []
-    return joined
+        if not each.restarted:
+            parts.append(each)
+        last = has_prompts
+    if parts:
+        yield _group(parts, last)
 
 
-def _streams(each: PollInterval) -> float:
-    """Mean number of streams in a step without prompts, at least 1."""
-    steps, prompts = each.count(STEP_TOKENS), _prompt_steps(each)
-    beside = prompts * min(each.sum(ITL) / each.seconds, each.count(ITL) / max(steps, 1.0))
-    return max((each.count(ITL) - beside) / max(steps - prompts, 1.0), 1.0)
+def _have_prompts(record: ServerRecord, shape: EngineLimits) -> list[bool]:
+    """Whether each poll had prompts: one that ended in it or, if prompts have several steps, soon after it."""
+    totals = record.totals()
+    long = any(n and low >= shape.max_num_batched_tokens for low, n in _lower_limits(buckets_of(totals, PROMPTS)))
+    ahead_s = totals.get(f"{PREFILL}_sum", 0.0) / max(totals.get(f"{PREFILL}_count", 0.0), 1.0) if long else 0.0
+    found, first_s = [], math.inf
+    for each in reversed(record.intervals):
+        if each.count(TTFT):
+            first_s = each.start_s
+        found.append(bool(each.count(TTFT)) or first_s - each.end_s < ahead_s)
+    return found[::-1]
 
 
-def _prompt_steps(each: PollInterval) -> float:
+def _lower_limits(buckets: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+    low = 0.0
+    for high, number in buckets:
+        yield low, number
+        low = high
+
+
+def _group(parts: Sequence[PollInterval], has_prompts: bool) -> _Group:
+    rises: dict[str, float] = {}
+    for part in parts:
+        for key, value in part.rises.items():
+            rises[key] = rises.get(key, 0.0) + value
+    names = {name for part in parts for name in part.after}
+    seconds = sum(part.seconds for part in parts)
+    mean = {name: sum(part.gauge(name) * part.seconds for part in parts) / seconds for name in names}
+    whole = PollInterval(parts[0].start_s, parts[-1].end_s, rises, mean, mean)
+    return _Group(whole, _found(parts), has_prompts)
+
+
+def _found(polls: Sequence[PollInterval]) -> float:
+    """Mean number of streams that prompts found: the mean of a poll's ends, without the prompt itself at the second."""
+    prompts = sum(each.count(TTFT) for each in polls)
+    streams = sum(each.count(TTFT) * max(each.gauge(RUNNING) - 0.5, 0.0) for each in polls)
+    return streams / prompts if prompts else 0.0
+
+
+def _prompt_steps(each: PollInterval, streams: float) -> float:
     """Steps in which a prompt ended: those with more tokens than there are streams, at most one for each prompt."""
     prompts = each.count(TTFT)
     if not prompts:
         return 0.0
-    streams = max(each.before.get(RUNNING, 0.0), each.after.get(RUNNING, 0.0), 1.0)
-    larger = sum(number for limit, number in each.buckets(STEP_TOKENS) if limit > streams * 2)
+    larger = sum(number for limit, number in each.buckets(STEP_TOKENS) if limit > 2 * max(streams, 1.0))
     return min(max(larger, 1.0), prompts, each.count(STEP_TOKENS))
 
 
-def _rows(groups: Sequence[PollInterval], k: int, each: PollInterval, shape: EngineLimits) -> list[_FitRow]:
-    rows = []
-    gaps, prompts = each.count(ITL), each.count(TTFT)
-    streams = _streams(each)
-    beside = each.sum(ITL) / each.seconds
-    """Streams that run at a random moment, which is what a prompt that arrives finds."""
-    context = _context_tokens(groups, each, shape) / max(each.gauge(RUNNING), 1.0)
-    if gaps >= LEAST_STEPS / 2:
-        steps = _prompt_steps(each)
-        tokens = computed_prompt_tokens(each) / steps if steps else 0.0
-        chunks = _chunks(tokens, streams, shape)
-        share = min(steps * chunks * beside / gaps, 1.0)
-        rows.append(
-            _FitRow(
-                each.start_s,
-                (
-                    1.0 - share,
-                    share,
-                    streams + share * tokens / chunks,
-                    streams,
-                    streams * context,
-                    share * _pairs(tokens) / chunks,
-                ),
-                each.sum(ITL) / gaps,
-                is_gap=True,
-            )
-        )
-    ended = each.count(PREFILL)
-    if ended and each.sum(PREFILL) > 0 and prompts:
-        at_s = each.end_s - (each.sum(E2E) - each.sum(QUEUE)) / max(each.count(E2E), 1.0)
-        then = next((group for group in reversed(groups[: k + 1]) if group.start_s <= at_s), groups[0])
-        total = each.sum(PROMPTS)
-        computed = computed_prompt_tokens(each) / max(each.rise(PROMPT_TOKENS), 1.0)
-        together = max(then.count(TTFT) / max(_prompt_steps(then), 1.0), 1.0)
-        tokens = together * total * computed / ended
-        beside = then.sum(ITL) / then.seconds
-        chunks = _chunks(tokens, beside, shape)
-        rows.append(
-            _FitRow(
-                each.start_s,
-                (
-                    0.0,
-                    chunks,
-                    tokens + chunks * beside,
-                    chunks * beside,
-                    chunks * beside * context,
-                    _pairs(tokens / together) * together,
-                ),
-                each.sum(PREFILL) / ended,
-                is_gap=False,
-            )
-        )
-    return rows
+def _gap_rows(groups: Sequence[_Group], shape: EngineLimits) -> Iterator[_FitRow]:
+    """The mean gap of each group."""
+    polls = [group.polls for group in groups]
+    for group in groups:
+        each = group.polls
+        gaps, steps = each.count(ITL), each.count(STEP_TOKENS)
+        # Chunks of a prompt that ends later are steps of unknown tokens.
+        if gaps < LEAST_STEPS / 2 or group.has_prompts > bool(each.count(TTFT)):
+            continue
+        prompt_steps = _prompt_steps(each, each.gauge(RUNNING))
+        tokens = computed_prompt_tokens(each) / prompt_steps if prompt_steps else 0.0
+        chunks = _chunks(tokens, group.found, shape)
+        beside = min(prompt_steps * chunks * group.found, gaps)
+        share = beside / gaps
+        streams = max((gaps - beside) / max(steps - prompt_steps * chunks, 1.0), 1.0)
+        context = _context_tokens(polls, each, shape) / max(each.gauge(RUNNING), 1.0)
+        read = ((1.0 - share) * streams + share * group.found) * context
+        token_share, alone = share * (tokens / chunks + group.found), (1.0 - share) * streams
+        features = (1.0 - share, share, token_share, alone, read, share * _pairs(tokens) / chunks)
+        yield _FitRow(each.start_s, features, each.sum(ITL) / gaps, streams)
+
+
+def _prompt_rows(record: ServerRecord, shape: EngineLimits) -> Iterator[_FitRow]:
+    """The mean prefill time of the requests that ended in each poll."""
+    polls = [each for each in record.intervals if not each.restarted]
+    ends_s = [each.end_s for each in polls]
+    for k, each in enumerate(polls):
+        ended = each.count(PREFILL)
+        if not ended or each.sum(PREFILL) <= 0:
+            continue
+        decode_s = (each.sum(E2E) - each.sum(QUEUE) - each.sum(PREFILL)) / ended
+        near = polls[bisect_left(ends_s, each.start_s - decode_s) : k + 1]
+        near = [one for one in near if one.count(TTFT) and one.start_s <= each.end_s - decode_s]
+        if not near:
+            continue
+        found = _found(near)
+        together = sum(one.count(TTFT) for one in near) / sum(_prompt_steps(one, found) for one in near)
+        computed = sum(map(computed_prompt_tokens, near)) / max(sum(one.rise(PROMPT_TOKENS) for one in near), 1.0)
+        tokens = together * each.sum(PROMPTS) * computed / ended
+        chunks = _chunks(tokens, found, shape)
+        context = _context_tokens(polls, each, shape) / max(each.gauge(RUNNING), 1.0)
+        pairs = _pairs(tokens / together) * together
+        features = (0.0, chunks, tokens + chunks * found, 0.0, chunks * found * context, pairs)
+        yield _FitRow(each.start_s, features, each.sum(PREFILL) / ended)
 
 
 def _chunks(tokens: float, streams: float, shape: EngineLimits) -> float:
@@ -248,12 +301,16 @@ def _context_tokens(groups: Sequence[PollInterval], each: PollInterval, shape: E
     return each.gauge(RUNNING) * tokens / ended if ended else 0.0
 
 
-def _fit(rows: Sequence[_FitRow]) -> dict[str, float]:
+def _fit(rows: Sequence[_FitRow], prior_share: float = PRIOR_SHARE) -> dict[str, float]:
     features = np.array([row.features for row in rows])
     seconds = np.array([row.seconds for row in rows])
-    pull = np.zeros((1, len(COSTS)))
-    pull[0, :2] = np.array([-1.0, 1.0]) * math.sqrt(PRIOR_ROWS) / float(np.median(seconds))
-    fitted = fit_relative(features, seconds, pull, np.zeros(1))
+    with_prompts = features[:, 1] > 0.0
+    guesses = np.zeros((2, len(COSTS)))
+    if with_prompts.any():
+        mean, mean_s = features[with_prompts].mean(axis=0), seconds[with_prompts].mean()
+        guesses[0, :2] = -prior_share * mean[1] / mean_s, mean[1] / mean_s
+        guesses[1, -1] = mean[-1] / mean_s
+    fitted = fit_relative(features, seconds, math.sqrt(PRIOR_ROWS) * guesses, np.zeros(len(guesses)))
     return dict(zip(COSTS, fitted.tolist(), strict=True))
 
 

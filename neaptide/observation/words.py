@@ -69,7 +69,7 @@ def sentence(facts: Facts) -> str:
         f"and {_percent(inside.attainment)} of the chats would meet {targets(facts)}. "
         f"With vLLM's priority at its best of {_num_priority(found)} settings it would be "
         f"{_tokens(priority.batch_tokens_per_s)} batch tokens/s and {_percent(priority.attainment)} of the chats; "
-        f"without batch work {_percent(alone.attainment)} meet them. {replicas(facts)}"
+        f"without batch work {_percent(alone.attainment)} meet them. Brackets hold 90% intervals. {replicas(facts)}"
     )
 
 
@@ -138,8 +138,9 @@ def warnings(facts: Facts) -> Iterator[str]:
         yield f"vLLM preempted requests {seen.preemptions} times. Their step times are less certain."
     if times is not None and times.most_streams < 0.5 * facts.forecast.option(INSIDE).max_num_seqs:
         yield (
-            f"The recorded steps had at most {times.most_streams:.0f} streams. Batch work fills them with up to "
-            f"{facts.forecast.option(INSIDE).max_num_seqs}: the costs there are extrapolated in a straight line."
+            f"The recorded steps seldom had more than {times.most_streams:.0f} streams. Batch work makes that up to "
+            f"{facts.forecast.option(INSIDE).max_num_seqs}. What such steps take was not seen. It is inferred from "
+            f"steps with few streams and from steps with prompts."
         )
     if facts.forecast.chats < 100:
         yield f"Only {facts.forecast.chats} chats were simulated: record for longer."
@@ -151,11 +152,11 @@ def assumptions(facts: Facts) -> Iterator[str]:
     """Assumptions of the forecast."""
     seen, times, found = facts.observed, facts.times, facts.forecast
     if times is not None:
-        fixed_s, token_s = times.costs["fixed_s"], times.costs["token_s"]
         yield (
-            f"Step times are inferred from the gaps between tokens and from prefill times. A step takes "
-            f"{1e3 * fixed_s:.1f} ms ({_ms(times.spread['fixed_s'])}) and {1e6 * token_s:.0f} µs more per token. Parts "
-            f"that the fit had not seen differ by {times.error:.1%} (median)."
+            f"Step times are inferred from the gaps between tokens and from prefill times. A step without prompts "
+            f"takes {_line(times, 'fixed_s', 'stream_s')} for each stream. A step with prompts takes "
+            f"{_line(times, 'prompt_step_s', 'token_s')} for each token. With more streams than were seen, a step "
+            f"takes the longer of the two. Gaps that the fit had not seen differ by {times.error:.1%} (median)."
         )
     else:
         yield f"Step times are those of the profile {facts.profile}. They were not inferred from a server."
@@ -194,13 +195,14 @@ def falsifiers(facts: Facts) -> Iterator[str]:
     )
     priority = found.option(found.best_priority)
     yield (
-        f"Run vLLM's priority with {priority.max_num_seqs} slots and {priority.max_num_batched_tokens:,} step tokens: "
-        f"{_percent(priority.attainment)} of the chats in time is what is expected."
+        f"Run vLLM's priority with {priority.max_num_seqs} slots and {priority.max_num_batched_tokens:,} step tokens. "
+        f"Fewer than {priority.attainment.low:.1%} of the chats in time, or more than {priority.attainment.high:.1%}, "
+        f"and its row is wrong."
     )
     for check in checks(facts):
         yield (
-            f"Recorded again at the same load, a mean {check.name} that is far from {1e3 * check.replayed_s:.1f} ms "
-            f"(recorded: {1e3 * check.recorded_s:.1f} ms)."
+            f"Record again at the same load. A mean {check.name} far from {1e3 * check.replayed_s:.1f} ms (recorded: "
+            f"{1e3 * check.recorded_s:.1f} ms) shows that the step times are wrong."
         )
 
 
@@ -230,5 +232,7 @@ def _bounds(low: float, high: float) -> str:
     return f"{low:.1%}" if high - low < 5e-4 else f"{100 * low:.1f} to {100 * high:.1f}%"
 
 
-def _ms(interval: tuple[float, float]) -> str:
-    return f"{1e3 * interval[0]:.1f} to {1e3 * interval[1]:.1f}"
+def _line(times: InferredStepTimes, fixed: str, slope: str) -> str:
+    low, high = times.spread[fixed]
+    value, each_s = times.costs[fixed], times.costs[slope]
+    return f"{1e3 * value:.1f} ms (90%: {1e3 * low:.1f} to {1e3 * high:.1f}) and {1e3 * each_s:.2g} ms more"

@@ -8,7 +8,6 @@ import pytest
 from neaptide.observation.record import Header, PollInterval, RecordError, ServerRecord
 from neaptide.observation.step_times import COSTS, EngineLimits, fit_step_times
 
-TRUE = {"fixed_s": 0.02, "prompt_step_s": 0.02, "token_s": 2e-4, "stream_s": 4e-4, "kv_token_s": 2e-6, "pair_s": 0.0}
 CONTEXT = 300.0
 KV_TOKENS = 100_000
 
@@ -39,12 +38,10 @@ def record(count: int = 60) -> ServerRecord:
 def test_the_time_of_steps_of_streams_is_recovered_exactly() -> None:
     found = fit_step_times(record(), EngineLimits(2048, KV_TOKENS), num_draws=3, seed=0)
     for streams in (1, 8, 23, 100):
-        fitted_s = found.costs["fixed_s"] + streams * (
-            found.costs["token_s"] + found.costs["stream_s"] + CONTEXT * found.costs["kv_token_s"]
-        )
+        fitted_s = found.costs["fixed_s"] + streams * (found.costs["stream_s"] + CONTEXT * found.costs["kv_token_s"])
         assert fitted_s == pytest.approx(0.02 + streams * (6e-4 + 2e-6 * CONTEXT), rel=1e-3)
     assert found.error < 1e-3
-    assert found.most_streams == pytest.approx(23.0)
+    assert found.most_streams == pytest.approx(21.0)  # one row in ten has 22 or 23
 
 
 def test_every_interval_holds_its_value() -> None:
