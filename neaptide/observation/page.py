@@ -10,14 +10,7 @@ from neaptide.observation.forecast import ALONE, FCFS, INSIDE, INSTEAD, Estimate
 from neaptide.observation.words import Facts
 
 TITLE = "Batch work beside your chats"
-HEADINGS = (
-    "chats in time, %",
-    "90% interval",
-    "batch tokens/s",
-    "90% interval",
-    "TTFT p50, p99 (ms)",
-    "TPOT p50, p99 (ms)",
-)
+HEADINGS = ("chats in time, %", "batch tokens/s", "TTFT p50, p99 (ms)", "TPOT p50, p99 (ms)")
 COST_NAMES = {
     "fixed_s": "a step without prompts",
     "stream_s": "each stream in it",
@@ -38,10 +31,10 @@ def page(facts: Facts) -> str:
         _list("Read this first", words.warnings(facts)),
         f"<p>{escape(words.recorded(facts))}</p>",
         f"<p>The forecast simulates {facts.forecast.chats:,} chats, in {facts.forecast.simulated_s:.0f} s of that "
-        f"traffic. For the intervals it does so {facts.forecast.draws} times more, with lengths, arrivals and step "
+        f"traffic. For the intervals it does so {facts.forecast.draws} more time(s), with lengths, arrivals and step "
         f"times drawn anew.</p>",
         _table(facts),
-        "<p>In time: within both targets. An interval holds the chance of so few chats, the spread of the draws and, "
+        "<p>In time: within both targets. In brackets: 90% intervals, from the number of chats, the repetitions and, "
         "for tokens, the error of step times. Batch tokens are prompt and answer tokens.</p>",
         f"<section class='plots'>{figure(_plot(facts))}</section>",
         _list("What this rests on", words.assumptions(facts)),
@@ -69,12 +62,9 @@ def _table(facts: Facts) -> str:
 
 def _cells(option: ForecastOption) -> list[str]:
     attained, rate = option.attainment, option.batch_tokens_per_s
-    cells = [f"{100 * attained.value:.1f}", f"{100 * attained.low:.1f} to {100 * attained.high:.1f}"]
-    if option.name == ALONE:
-        cells += ["-", "-"]
-    else:
-        cells += [f"{rate.value:,.0f}", f"{rate.low:,.0f} to {rate.high:,.0f}"]
-    return [*cells, *(_pair(values) for values in (option.ttft_s, option.tpot_s))]
+    share = f"{100 * attained.value:.1f} ({100 * attained.low:.1f} to {100 * attained.high:.1f})"
+    tokens = "-" if option.name == ALONE else f"{rate.value:,.0f} ({rate.low:,.0f} to {rate.high:,.0f})"
+    return [share, tokens, *(_pair(values) for values in (option.ttft_s, option.tpot_s))]
 
 
 def _pair(values: dict[str, float | None]) -> str:

@@ -153,10 +153,10 @@ def assumptions(facts: Facts) -> Iterator[str]:
     seen, times, found = facts.observed, facts.times, facts.forecast
     if times is not None:
         yield (
-            f"Step times are inferred from the gaps between tokens and from prefill times. A step without prompts "
-            f"takes {_line(times, 'fixed_s', 'stream_s')} for each stream. A step with prompts takes "
-            f"{_line(times, 'prompt_step_s', 'token_s')} for each token. With more streams than were seen, a step "
-            f"takes the longer of the two. Gaps that the fit had not seen differ by {times.error:.1%} (median)."
+            f"Step times are inferred from the gaps between tokens and from prefill times. A step takes the longer of "
+            f"two times. Steps without prompts show the first: {_line(times, 'fixed_s', 'stream_s')} for each stream. "
+            f"Steps with prompts show the second: {_line(times, 'prompt_step_s', 'token_s')} for each token. "
+            f"Gaps that the fit had not seen differ by {times.error:.1%} (median)."
         )
     else:
         yield f"Step times are those of the profile {facts.profile}. They were not inferred from a server."
@@ -171,8 +171,8 @@ def assumptions(facts: Facts) -> Iterator[str]:
                 f"prefix that all prompts have in common."
             )
         yield (
-            f"{duration(seen.overhead_s)} of every TTFT are outside of queue and steps, and stay. Network time is not "
-            f"included."
+            f"{duration(seen.overhead_s)} of every TTFT pass outside of queue and steps, and remain. Network time is "
+            f"not included."
         )
     yield f"The KV cache holds {facts.kv_tokens:,} tokens, {facts.kv_source}."
     limits = found.option(INSIDE)
