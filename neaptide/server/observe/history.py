@@ -16,9 +16,9 @@ from neaptide.server.observe.judgement import JudgedChoice
 INTERVAL_S = 5
 KEPT_S = 900
 FIRST_BUCKET_S = 0.001
-BUCKET_RATIO = 1.1
-"""Upper limit of a latency bucket over that of the one before; a quantile is at most 10% too high."""
-NUM_BUCKETS = 150
+BUCKET_RATIO = 1.02
+"""Upper limit of a latency bucket over that of the one before; a quantile is at most 2% too high."""
+NUM_BUCKETS = 717
 """The last one begins at 24 minutes."""
 
 
@@ -29,6 +29,8 @@ class Targets(msgspec.Struct):
     ttft_missed: int = 0
     tpot_met: int = 0
     tpot_missed: int = 0
+    missed: int = 0
+    """Those that missed either target."""
 
     def add(self, other: "Targets") -> None:
         for name in self.__struct_fields__:
@@ -179,7 +181,8 @@ class History:
             _count(now.ttft, bucket_of(choice.ttft_s))
         if choice.tpot_s is not None:
             _count(now.tpot, bucket_of(choice.tpot_s))
-        targets.add(Targets(choice.ttft_met, not choice.ttft_met, choice.tpot_met, not choice.tpot_met))
+        ttft_met, tpot_met = choice.ttft_met, choice.tpot_met
+        targets.add(Targets(ttft_met, not ttft_met, tpot_met, not tpot_met, not (ttft_met and tpot_met)))
 
     def on_ended(self, tier: str, outcome: str, error_code: str | None) -> None:
         """Notes the end of a request, well or not."""

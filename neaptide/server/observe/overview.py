@@ -123,6 +123,7 @@ def recent(report: Report, seconds: float) -> Recent:
         judged=targets.ttft_met + targets.ttft_missed,
         ttft_missed=targets.ttft_missed,
         tpot_missed=targets.tpot_missed,
+        missed=targets.missed,
         ttft_p50_s=quantile(whole.ttft, 0.5),
         ttft_p99_s=quantile(whole.ttft, 0.99),
         tpot_p50_s=quantile(whole.tpot, 0.5),

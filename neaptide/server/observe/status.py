@@ -48,6 +48,8 @@ class Recent:
     """Choices of online requests that ended."""
     ttft_missed: int = 0
     tpot_missed: int = 0
+    missed: int = 0
+    """Those that missed either target."""
     ttft_p50_s: float | None = None
     ttft_p99_s: float | None = None
     tpot_p50_s: float | None = None
@@ -206,7 +208,7 @@ def _late(f: Figures) -> Status | None:
     most = max(bad, key=lambda one: missed[one])
     times = {"TTFT": (window.ttft_p99_s, f.ttft_slo_s), "TPOT": (window.tpot_p99_s, f.tpot_slo_s)}
     above = [(name, *times[name]) for name in bad]
-    told = [f"{name} p99 {short(p99_s)} for {short(slo_s)}" for name, p99_s, slo_s in above if p99_s and p99_s > slo_s]
+    told = [f"{name} p99 {_beside(p99_s, slo_s)}" for name, p99_s, slo_s in above if p99_s and p99_s > slo_s]
     which = "their own targets" if not told and times[most][0] is not None else "their targets"
     # "Now" needs chats of the last minute that still run.
     verb = "Chats miss" if is_now and (f.silent or f.running_online) else "Chats missed"
@@ -226,18 +228,21 @@ def _cause(f: Figures, window: Recent, *, of_ttft: bool) -> str:
     if not of_ttft and window.steps >= LEAST_STEPS and window.predicted_s > window.steps * f.tpot_slo_s:
         step = short(window.predicted_s / window.steps)
         return f"A step of this load takes {step} even at the calibrated speed, more than the TPOT target."
+    tokens = window.online_tokens + window.offline_tokens
+    are_alone = tokens > 0 and window.offline_tokens <= IDLE_OFFLINE_SHARE * tokens
     if window.speed is not None and window.speed < SLOW_SPEED:
-        return f"The machine does {window.speed:.0%} of its calibrated speed; another process may use it."
+        sentence = f"The machine does {window.speed:.0%} of its calibrated speed; another process may use it."
+        is_full = are_alone and window.busy_share >= BUSY_SHARE
+        return f"{sentence} At this speed it is full of chats alone." if is_full else sentence
     if f.waiting_online and f.blocks_total and f.blocks_online >= FULL_SHARE * f.blocks_total:
         return (
             f"Chats hold {percent(f.blocks_online, f.blocks_total)} of the KV memory; {f.waiting_online} wait for it."
         )
     if not of_ttft and window.mean_step_s is not None and window.mean_step_s > f.tpot_slo_s:
         return f"A step takes {short(window.mean_step_s)} on average, more than the TPOT target."
-    tokens = window.online_tokens + window.offline_tokens
-    if tokens and window.offline_tokens <= IDLE_OFFLINE_SHARE * tokens:
-        if window.busy_share >= BUSY_SHARE:
-            return "Chats alone are more than this machine can compute: add a replica, or send less."
+    if are_alone and window.busy_share >= BUSY_SHARE:
+        return "Chats alone are more than this machine can compute: add a replica, or send less."
+    if are_alone:
         return f"Not known: the machine was busy for {window.busy_share:.0%} of the time. Chats may come in bursts."
     if tokens:
         return f"Not known. Batch work has {percent(window.offline_tokens, tokens)} of the tokens; pause it to compare."
@@ -258,7 +263,7 @@ def _slow(f: Figures) -> Status | None:
     sentence = f"The machine does {speed:.0%} of its calibrated speed."
     if f.lately.judged:
         sentence += f" {_met(f.lately)}."
-    return Status(Severity.WARN, sentence, "Another process uses it, or the profile is another machine's.")
+    return Status(Severity.WARN, sentence, "Perhaps another process uses it, or the profile is another machine's.")
 
 
 def _batches(f: Figures) -> Status | None:
@@ -279,8 +284,8 @@ def _batches(f: Figures) -> Status | None:
 def _fine(f: Figures) -> Status:
     window = f.now if f.now.judged >= LEAST_JUDGED else f.lately
     if window.judged and window.ttft_p99_s is not None:
-        tpot = f", TPOT p99 {short(window.tpot_p99_s)} for {short(f.tpot_slo_s)}" if window.tpot_p99_s else ""
-        sentence = f"{_met(window)}: TTFT p99 {short(window.ttft_p99_s)} for {short(f.ttft_slo_s)}{tpot}."
+        tpot = f", TPOT p99 {_beside(window.tpot_p99_s, f.tpot_slo_s)}" if window.tpot_p99_s else ""
+        sentence = f"{_met(window)}: TTFT p99 {_beside(window.ttft_p99_s, f.ttft_slo_s)}{tpot}."
         return Status(Severity.OK, sentence)
     if f.lately.offline_tokens:
         return Status(Severity.OK, "Batch work runs. There were no chats in the last five minutes.")
@@ -289,8 +294,14 @@ def _fine(f: Figures) -> Status:
 
 def _met(window: Recent) -> str:
     """Share of chats that met their targets, as the start of a sentence."""
-    late = max(window.ttft_missed, window.tpot_missed)
-    return f"{window.judged - late} of {window.judged} chats met their targets" if late else "Chats meet their targets"
+    if not window.missed:
+        return "Chats meet their targets"
+    return f"{window.judged - window.missed} of {window.judged} chats met both targets"
+
+
+def _beside(seconds: float, target_s: float) -> str:
+    """A latency and its target."""
+    return f"{short(seconds)} (target {short(target_s)})"
 
 
 def _code(window: Recent) -> str:

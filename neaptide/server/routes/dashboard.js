@@ -123,13 +123,13 @@ function showLatencies(latencies) {
 function showFigures({ now, latencies, pending_lines }) {
   const slow = now.speed !== null && now.speed < 0.8, ttft_s = latencies[0].target_s;
   const figures = [
-    [short(now.online_tokens_per_s), "online tokens/s"],
-    [short(now.offline_tokens_per_s), "offline tokens/s"],
+    [short(now.online_tokens_per_s), "online tokens/s, 1 min"],
+    [short(now.offline_tokens_per_s), "offline tokens/s, 1 min"],
     [`${now.running_online} + ${now.running_offline}`, "running, online + offline"],
     [`${now.waiting_online} + ${short(Math.max(now.waiting_offline, pending_lines - now.running_offline, 0))}`, "waiting, online + offline"],
     [now.oldest_silent_s ? latency(now.oldest_silent_s) : "–", "oldest chat without a token", now.oldest_silent_s > ttft_s],
     [`${now.errors} / ${now.refused}`, "errors / refused, 5 min", now.errors + now.refused > 0],
-    [now.speed === null ? "–" : percent(now.speed), "of the calibrated speed", slow],
+    [now.speed === null ? "–" : percent(now.speed), "of the calibrated speed, 5 min", slow],
     [short(now.preemptions), "preempted, 5 min"],
   ];
   at("figures").replaceChildren(...figures.map(([value, name, isBad]) => {
@@ -181,7 +181,7 @@ function showLate(late) {
     [beside(one.tpot_s, one.tpot_slo_s), one.tpot_s !== null && one.tpot_s > one.tpot_slo_s ? "late" : ""], latency(one.tpot_slo_s),
     one.request.slice(0, 12), one.why || "not known yet",
   ], LATE_NAMES)));
-  at("latenote").textContent = late.length === 0 ? "None since the server started." : "neaptide why REQUEST says more; the log has each request in full under its name, engine_id.";
+  at("latenote").textContent = late.length === 0 ? "None since the server started." : "The command `neaptide why REQUEST` says more. In the log, engine_id is this name in full.";
 }
 
 function showReplicas(replicas) {
@@ -198,7 +198,7 @@ function showComparison({ comparison, replays, replicas }) {
   ])));
   at("shadownote").textContent = replicas ? "Each replica replays its own traffic; see its own page." :
     !replays ? "Off (--shadow)." : !comparison ?
-      "None yet. Once the requests that came within a minute or more, 20 chats at least, have all ended, they are replayed under vLLM's schedulers." :
+      "None yet. It needs a minute with 20 chats or more, all of which have ended; that minute is replayed under vLLM's schedulers." :
       `${duration(comparison.window_s)} of this server's own traffic, replayed under vLLM's schedulers; it ended ${duration(comparison.age_s)} ago.`;
 }
 
@@ -246,7 +246,7 @@ async function showBatches() {
   at("batchtable").hidden = list.data.length === 0;
   at("batches").replaceChildren(...list.data.flatMap(batchRows));
   at("note").textContent = list.data.length === 0 ? "No batches." :
-    "Time left: at best to at the current rate. Slack: time to spare in the window." +
+    "Time left: with the whole machine, and at the current rate. Slack: time to spare in the window." +
     (list.has_more ? ` Showing the latest ${SHOWN_BATCHES}.` : "");
 }
 

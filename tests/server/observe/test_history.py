@@ -43,7 +43,7 @@ def test_an_interval_has_what_happened_in_it() -> None:
     at.s += INTERVAL_S
     history.on_choice("priority", MET)
     first, second = history.intervals
-    assert first.targets == {"default": Targets(1, 1, 2, 0)}
+    assert first.targets == {"default": Targets(1, 1, 2, 0, 1)}
     assert (first.outcomes, first.errors, first.ended) == (
         {"ok": 1, "shed": 1},
         {"overloaded": 1},
@@ -76,11 +76,11 @@ def test_a_clock_that_is_set_back_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0005, 0.001, 0.0011, 0.05, 1.0, 30.0])
-def test_a_bucket_ends_at_most_a_tenth_above_its_values(seconds: float) -> None:
+def test_a_bucket_ends_at_most_a_fiftieth_above_its_values(seconds: float) -> None:
     top_s = quantile({bucket_of(seconds): 1}, 0.99)
     assert top_s is not None
     assert seconds <= top_s + 1e-9
-    assert top_s <= max(seconds, 0.001) * 1.1 + 1e-9
+    assert top_s <= max(seconds, 0.001) * 1.02 + 1e-9
 
 
 def test_quantiles_are_of_the_rank() -> None:

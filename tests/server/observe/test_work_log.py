@@ -3,7 +3,7 @@
 from neaptide.engine.messages import Occupancy
 from neaptide.server.engine_client.client import EngineClient
 from neaptide.server.engine_client.engine_state import EngineState
-from neaptide.server.observe.history import History, Interval, Targets
+from neaptide.server.observe.history import History, Interval, Targets, bucket_of
 from neaptide.server.observe.work_log import WorkLog, work_line
 from tests.server.fake_engine import some_stats
 
@@ -16,12 +16,12 @@ def test_it_says_throughput_requests_memory_and_targets() -> None:
         online_tokens=1200,
         offline_tokens=16_360,
         targets={"default": Targets(9, 1, 10, 0)},
-        ttft={50: 9, 60: 1},
+        ttft={bucket_of(0.1): 9, bucket_of(0.3): 1},
         outcomes={"ok": 10},
     )
     assert work_line(work, 10.0, BUSY) == (
         "120 online + 1636 offline tokens/s; running 3 + 60; waiting 1 + 540; KV 40%; "
-        "met TTFT 90%, TPOT 100% of 10 (TTFT p99 304 ms)"
+        "met TTFT 90%, TPOT 100% of 10 (TTFT p99 306 ms)"
     )
 
 
