@@ -143,17 +143,27 @@ def tokens_between(chat: ChatRecord, from_s: float, to_s: float) -> float:
     return num_pieces * tokens_a_piece + (ONLINE_IN if has_prompt else 0)
 
 
-async def run_rival(plan: Plan, machine: Machine, rival: Rival, *, offline: bool, log: Path | None = None) -> Window:
+async def run_rival(
+    plan: Plan,
+    machine: Machine,
+    rival: Rival,
+    *,
+    offline: bool,
+    log: Path | None = None,
+    prompts: Sequence[list[int]] | None = None,
+) -> Window:
     """Runs one server once, as ``live.run.run`` does for ours: chats begin when the server has all offline lines.
 
     Args:
         log: where the server's log is kept; None throws it away.
+        prompts: of the chats, ``ONLINE_IN`` tokens on average; None draws them, all of that length.
 
     Raises:
         SystemExit: the server refused requests, or the offline lines ran out.
     """
     arrivals = plan.arrivals_s()
-    prompts = random_prompts(len(arrivals), ONLINE_IN, vocab_size(plan.model), seed=plan.seed)
+    if prompts is None:
+        prompts = random_prompts(len(arrivals), ONLINE_IN, vocab_size(plan.model), seed=plan.seed)
     records: list[ChatRecord] = []
     by_priority = rival.knows_priorities
     with tempfile.TemporaryDirectory() as directory:

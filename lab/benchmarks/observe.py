@@ -14,6 +14,7 @@ import asyncio
 import json
 import math
 import os
+import random
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -88,10 +89,21 @@ def limited(rival: Rival) -> Rival:
     return Rival(rival.name, (*rival.flags, *flags))
 
 
+def varied_prompts(plan: Plan, count: int) -> list[list[int]]:
+    """Prompts of ``ONLINE_IN`` tokens on average, as people's vary: prompts of one length would hide what a token of
+    them costs."""
+    least = ONLINE_IN // 4
+    spread = 2 * (ONLINE_IN - least)
+    lengths = [least + spread * number // max(count - 1, 1) for number in range(count)]
+    random.Random(plan.seed).shuffle(lengths)
+    longest = random_prompts(count, least + spread, vocab_size(plan.model), seed=plan.seed)
+    return [prompt[:length] for prompt, length in zip(longest, lengths, strict=True)]
+
+
 async def record(plan: Plan, machine: Machine, path: Path, log: Path) -> dict[str, Any]:
     """Chats alone on plain vLLM, recorded from outside. Returns the clients' own figures."""
     arrivals = plan.arrivals_s()
-    prompts = random_prompts(len(arrivals), ONLINE_IN, vocab_size(plan.model), seed=plan.seed)
+    prompts = varied_prompts(plan, len(arrivals))
     records: list[ChatRecord] = []
     async with (
         vllm_server(machine, plan.model, limited(FCFS), log) as address,
@@ -125,7 +137,8 @@ async def inside(plan: Plan, machine: Machine, log: Path, ttft_s: float, tpot_s:
     """Our scheduler in vLLM, beside a flood of batch lines."""
     settings = {"neaptide": {"ttft_ms": 1e3 * ttft_s, "tpot_ms": 1e3 * tpot_s}}
     ours = Rival(OPTION, ("--scheduler-cls", "neaptide_vllm.scheduler", "--additional-config", json.dumps(settings)))
-    window = await run_rival(plan, machine, limited(ours), offline=True, log=log)
+    prompts = varied_prompts(plan, len(plan.arrivals_s()))
+    window = await run_rival(plan, machine, limited(ours), offline=True, log=log, prompts=prompts)
     return {
         "chats": len(window.records),
         "in_time": attainment(window.records, ttft_s, tpot_s) if window.records else 0.0,
