@@ -26,6 +26,8 @@ BUSY_SHARE = 0.8
 """Share of the time in steps above which a machine has no time left."""
 AWAY_FACTOR = 3.0
 """Time without an engine explains a share of late chats up to this many times its own: some queue before and after."""
+NOW, LATELY = "the last minute", "the last 5 minutes"
+"""Names of the windows of ``Figures.now`` and ``Figures.lately``."""
 IDLE_OFFLINE_SHARE = 0.02
 """Share of computed tokens below which chats have the machine for themselves."""
 
@@ -96,6 +98,8 @@ class Figures:
     """Time since the engine last reported, started or ended."""
     last_end: str = ""
     """How the last engine ended."""
+    back_s: float = 0.0
+    """Time since there was no engine last."""
     is_draining: bool = False
     is_paused: bool = False
     storage_failing: bool = False
@@ -168,7 +172,7 @@ def _engine(f: Figures) -> Status | None:
         sentence = f"The model has been loading for {duration(f.engine_age_s)}. Requests get 503 until it is ready."
         return Status(Severity.INFO, sentence)
     if not f.is_up:
-        sentence = f"The engine has been down for {duration(f.engine_age_s)}. Chats get 503 until it has restarted."
+        sentence = f"The engine has been down for {duration(f.engine_age_s)}. New chats get 503 until it has restarted."
         return Status(Severity.BAD, sentence, cause)
     if f.engine_age_s > SILENT_S:
         sentence = f"The engine has not reported for {duration(f.engine_age_s)}."
@@ -213,7 +217,7 @@ def _late(f: Figures) -> Status | None:
     # "Now" needs chats of the last minute that still run.
     verb = "Chats miss" if is_now and (f.silent or f.running_online) else "Chats missed"
     late = f"{percent(missed[most], window.judged)} of {window.judged} missed {most}"
-    span = "the last minute" if is_now else "the last 5 minutes"
+    span = NOW if is_now else LATELY
     return Status(
         Severity.BAD if is_now or f.now.judged or f.silent else Severity.WARN,
         f"{verb} {which}{': ' if told else ''}{', '.join(told)}. {late} in {span}.",
@@ -224,7 +228,8 @@ def _late(f: Figures) -> Status | None:
 def _cause(f: Figures, window: Recent, *, of_ttft: bool) -> str:
     explained = AWAY_FACTOR * window.away_s / max(window.seconds, window.away_s, 1.0) * window.judged
     if of_ttft and f.now.away_s > f.ttft_slo_s and window.ttft_missed <= explained:
-        return f"There was no engine for {short(f.now.away_s)}{': ' if f.last_end else ''}{f.last_end}."
+        ended = f": {f.last_end}" if f.last_end else ""
+        return f"There was no engine for {short(f.now.away_s)}, until {duration(f.back_s)} ago{ended}."
     if not of_ttft and window.steps >= LEAST_STEPS and window.predicted_s > window.steps * f.tpot_slo_s:
         step = short(window.predicted_s / window.steps)
         return f"A step of this load takes {step} even at the calibrated speed, more than the TPOT target."
@@ -262,7 +267,7 @@ def _slow(f: Figures) -> Status | None:
         return None
     sentence = f"The machine does {speed:.0%} of its calibrated speed."
     if f.lately.judged:
-        sentence += f" {_met(f.lately)}."
+        sentence += f" {_met(f.lately, LATELY)}."
     return Status(Severity.WARN, sentence, "Perhaps another process uses it, or the profile is another machine's.")
 
 
@@ -282,21 +287,22 @@ def _batches(f: Figures) -> Status | None:
 
 
 def _fine(f: Figures) -> Status:
-    window = f.now if f.now.judged >= LEAST_JUDGED else f.lately
+    window, span = (f.now, NOW) if f.now.judged >= LEAST_JUDGED else (f.lately, LATELY)
     if window.judged and window.ttft_p99_s is not None:
         tpot = f", TPOT p99 {_beside(window.tpot_p99_s, f.tpot_slo_s)}" if window.tpot_p99_s else ""
-        sentence = f"{_met(window)}: TTFT p99 {_beside(window.ttft_p99_s, f.ttft_slo_s)}{tpot}."
+        sentence = f"{_met(window, span)}: TTFT p99 {_beside(window.ttft_p99_s, f.ttft_slo_s)}{tpot}."
         return Status(Severity.OK, sentence)
     if f.lately.offline_tokens:
         return Status(Severity.OK, "Batch work runs. There were no chats in the last five minutes.")
     return Status(Severity.INFO, "Ready. There was no work in the last five minutes.")
 
 
-def _met(window: Recent) -> str:
+def _met(window: Recent, span: str) -> str:
     """Share of chats that met their targets, as the start of a sentence."""
-    if not window.missed:
-        return "Chats meet their targets"
-    return f"{window.judged - window.missed} of {window.judged} chats met both targets"
+    if window.judged == 1 and not window.missed:
+        return f"The only chat of {span} met both targets"
+    share = f"{window.judged - window.missed} of {window.judged}" if window.missed else f"All {window.judged}"
+    return f"{share} chats of {span} met both targets"
 
 
 def _beside(seconds: float, target_s: float) -> str:

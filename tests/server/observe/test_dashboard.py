@@ -69,7 +69,7 @@ async def test_the_data_has_what_the_page_shows(server: Server) -> None:
     server.engine.emit_stats(online_decode_tokens=3, running_online=2)
     found = (await server.http.get("/dashboard/data")).json()
     assert found["status"]["severity"] == "ok"
-    assert found["status"]["sentence"].startswith("Chats meet their targets: TTFT p99 ")
+    assert found["status"]["sentence"].startswith("The only chat of the last 5 minutes met both targets: TTFT p99 ")
     facts = {name: found["facts"][name] for name in ("model", "device", "dtype", "ttft_slo_s", "tpot_slo_s")}
     expected = {"model": MODEL_ID, "device": "cpu", "dtype": "float32", "ttft_slo_s": 30.0, "tpot_slo_s": 30.0}
     assert facts == expected
@@ -115,7 +115,9 @@ def test_two_reports_are_one_on_a_gateway() -> None:
         ),
     }
     found = view(merged_report(reports, 100.0), reports)
-    assert found["status"]["sentence"] == "b: The engine has been down for 0 s. Chats get 503 until it has restarted."
+    assert (
+        found["status"]["sentence"] == "b: The engine has been down for 0 s. New chats get 503 until it has restarted."
+    )
     assert (found["now"]["running_online"], found["pending_lines"]) == (1, 7)
     assert [one["in_flight"] for one in found["tiers"]] == [0, 3, 0]
     assert found["absences"] == [{"start_s": 99.0, "end_s": None}]

@@ -75,7 +75,11 @@ def test_the_example_of_a_slow_machine() -> None:
             "At this speed it is full of chats alone.",
         ),
         (LATE, {}, "Not known. Batch work has 90% of the tokens; pause it to compare."),
-        (replace(LATE, ttft_missed=20, away_s=5.0), {"last_end": KILLED}, f"There was no engine for 5 s: {KILLED}."),
+        (
+            replace(LATE, ttft_missed=20, away_s=5.0),
+            {"last_end": KILLED, "back_s": 28.0},
+            f"There was no engine for 5 s, until 28 s ago: {KILLED}.",
+        ),
         (
             replace(LATE, away_s=5.0),
             {"last_end": KILLED},
@@ -138,7 +142,8 @@ def test_chats_that_have_no_token_yet_are_late_before_they_end() -> None:
 def test_few_late_chats_are_no_alarm() -> None:
     assert told(of(replace(MET, ttft_missed=4, tpot_missed=2, missed=5))) == (
         OK,
-        "95 of 100 chats met both targets: TTFT p99 250 ms (target 1 s), TPOT p99 30 ms (target 50 ms).",
+        "95 of 100 chats of the last minute met both targets: "
+        "TTFT p99 250 ms (target 1 s), TPOT p99 30 ms (target 50 ms).",
         "",
     )
     assert status(of(replace(MET, judged=4, ttft_missed=4))).severity is OK
@@ -154,7 +159,8 @@ def test_a_quiet_minute_is_judged_by_five() -> None:
 def test_it_is_fine() -> None:
     assert told(of()) == (
         OK,
-        "Chats meet their targets: TTFT p99 250 ms (target 1 s), TPOT p99 30 ms (target 50 ms).",
+        "All 100 chats of the last minute met both targets: "
+        "TTFT p99 250 ms (target 1 s), TPOT p99 30 ms (target 50 ms).",
         "",
     )
     assert told(of(Recent(offline_tokens=5))) == (
@@ -176,7 +182,7 @@ def test_it_is_fine() -> None:
             {"is_up": False, "engine_age_s": 180, "last_end": KILLED},
             (
                 BAD,
-                "The engine has been down for 3 min. Chats get 503 until it has restarted.",
+                "The engine has been down for 3 min. New chats get 503 until it has restarted.",
                 f"It ended: {KILLED}.",
             ),
         ),
@@ -243,11 +249,14 @@ def test_refusals_are_told() -> None:
 def test_a_slow_machine_is_told_before_chats_are_late() -> None:
     assert told(of(replace(MET, predicted_s=30.0))) == (
         WARN,
-        "The machine does 60% of its calibrated speed. Chats meet their targets.",
+        "The machine does 60% of its calibrated speed. All 100 chats of the last 5 minutes met both targets.",
         "Perhaps another process uses it, or the profile is another machine's.",
     )
     few_late = replace(MET, predicted_s=30.0, ttft_missed=4, missed=4)
-    assert told(of(few_late))[1] == "The machine does 60% of its calibrated speed. 96 of 100 chats met both targets."
+    assert (
+        told(of(few_late))[1]
+        == "The machine does 60% of its calibrated speed. 96 of 100 chats of the last 5 minutes met both targets."
+    )
     assert told(of(replace(few_late, judged=0)))[1] == "The machine does 60% of its calibrated speed."
     assert status(of(replace(MET, predicted_s=30.0, steps=19))).severity is OK
 
