@@ -128,7 +128,7 @@ function showFigures({ now, latencies, pending_lines }) {
     [`${now.running_online} + ${now.running_offline}`, "running, online + offline"],
     [`${now.waiting_online} + ${short(Math.max(now.waiting_offline, pending_lines - now.running_offline, 0))}`, "waiting, online + offline"],
     [now.oldest_silent_s ? latency(now.oldest_silent_s) : "–", "oldest chat without a token", now.oldest_silent_s > ttft_s],
-    [`${now.errors} / ${now.refused}`, "errors / refused, 5 min", now.errors + now.refused > 0],
+    [`${now.errors} / ${now.refused}`, "errors / refused as full, 5 min", now.errors + now.refused > 0],
     [now.speed === null ? "–" : percent(now.speed), "of the calibrated speed, 5 min", slow],
     [short(now.preemptions), "preempted, 5 min"],
   ];
@@ -175,12 +175,15 @@ const LATE_NAMES = ["", "tier", "TTFT", "TTFT target", "TPOT", "TPOT target", "r
 
 function showLate(late) {
   at("latetable").hidden = late.length === 0;
-  at("late").replaceChildren(...late.slice(0, SHOWN_LATE).map((one) => row([
-    new Date(1000 * one.at_s).toLocaleTimeString(), one.tier,
-    [one.ttft_s === null ? "no token" : beside(one.ttft_s, one.ttft_slo_s), one.ttft_s === null || one.ttft_s > one.ttft_slo_s ? "late" : ""], latency(one.ttft_slo_s),
-    [beside(one.tpot_s, one.tpot_slo_s), one.tpot_s !== null && one.tpot_s > one.tpot_slo_s ? "late" : ""], latency(one.tpot_slo_s),
-    one.request.slice(0, 12), one.why || "not known yet",
-  ], LATE_NAMES)));
+  at("late").replaceChildren(...late.slice(0, SHOWN_LATE).map((one) => {
+    const first = one.ttft_s === null || one.ttft_s > one.ttft_slo_s ? "late" : "", later = one.tpot_s !== null && one.tpot_s > one.tpot_slo_s ? "late" : "";
+    return row([
+      new Date(1000 * one.at_s).toLocaleTimeString(), one.tier,
+      [one.ttft_s === null ? "no token" : beside(one.ttft_s, one.ttft_slo_s), first], latency(one.ttft_slo_s),
+      [beside(one.tpot_s, one.tpot_slo_s), later], latency(one.tpot_slo_s),
+      one.request.slice(0, 12), one.why || (first || later ? "not known yet" : "it failed; why is not known yet"),
+    ], LATE_NAMES);
+  }));
   at("latenote").textContent = late.length === 0 ? "None since the server started." : "The command `neaptide why REQUEST` says more. In the log, engine_id is this name in full.";
 }
 
