@@ -1,7 +1,7 @@
 """The model families, by the architecture in ``config.json``.
 
 A new family needs one line here and a parser in ``neaptide.models.families``. If the traits of ``DecoderConfig`` do not
-describe it, it also needs a class in ``neaptide.executors.torch.models``.
+describe it, it also needs a field there and its meaning in ``neaptide.executors.torch.models.decoder``.
 """
 
 from collections.abc import Callable
