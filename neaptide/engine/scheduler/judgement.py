@@ -241,10 +241,13 @@ class Judgement:
         best, best_late, best_kept = Candidate("prompts", 0.0, 0.0), math.inf, [True] * len(prompts)
         limits_s = self._lengths(draft, every)
         paces = PromptSteps.beside(draft.budget, limits_s, draft.block_size, longest)
+        before: PromptSteps | None = None
         for limit_s, pace in zip(limits_s, paces, strict=True):
-            steps = pace.of(tokens, contexts).tolist()
-            kept, num_late, total = _fewest_late(prompts, steps, due_s, pace, drops_longest)
-            num_late += self._late_beside(total + (steps[-1] if late is not None else 0.0), pace)
+            if pace != before:  # Limits above a step full of prompts are alike.
+                steps = pace.of(tokens, contexts).tolist()
+                kept, num_late, total = _fewest_late(prompts, steps, due_s, pace, drops_longest)
+                num_late += self._late_beside(total + (steps[-1] if late is not None else 0.0), pace)
+                before = pace
             candidate = Candidate("prompts", limit_s, num_late)
             draft.candidates.append(candidate)
             if num_late <= best_late + EQUAL:
@@ -271,7 +274,7 @@ class Judgement:
         budget, first = draft.budget, prompts[0]
         total = sum(prompt.num_tokens for prompt in prompts)
         lengths_s: list[float] = []
-        for num_tokens, context_tokens in ((first.num_tokens, first.context_tokens), (total, 0)):
+        for num_tokens, context_tokens in {(first.num_tokens, first.context_tokens), (total, 0)}:
             shape = budget.shape.plus(min(num_tokens, budget.tokens_left), context_tokens)
             # A little more than predicted, or rounding leaves one token for another step.
             lengths_s.append(min(sum(self._model.predict(shape)) * (1.0 + EQUAL), self.longest_s))

@@ -24,6 +24,7 @@ WHOLE = 1 << 30
 REQUEST_ID = attrgetter("request_id")
 COMPUTED, IN_FLIGHT = attrgetter("num_computed_tokens"), attrgetter("num_output_placeholders")
 ELIGIBLE = attrgetter("next_decode_eligible_step")
+FIRST_TOKEN_S = attrgetter("first_token_s")
 
 T = TypeVar("T")
 Rows = IntArray | slice
@@ -186,7 +187,7 @@ class Step:
         self._streams = self._streams_of(rows, total[:num_online][rows], num_output[rows])
 
     def _streams_of(self, rows: Rows, total: IntArray, num_output: IntArray) -> Streams:
-        first_s = np.array([online.first_token_s for online in _of(self._roster.onlines, rows)], np.float64)
+        first_s = np.fromiter(map(FIRST_TOKEN_S, _of(self._roster.onlines, rows)), np.float64, len(total))
         tpot_slo_s = self._roster.tpot_slo_s[rows]
         # A step in flight samples a first token that is not there yet.
         due_s = later_token_due_s(np.minimum(first_s, self.now_s), num_output, tpot_slo_s, np.zeros(len(total)))
