@@ -46,7 +46,7 @@ LEAST_ROWS = 12
 SEEN_SHARE = 0.9
 """Share of the rows whose streams count as seen. Single rows with more say little about their cost."""
 KNOTS = 30
-"""Of the curve that both lines make; the last is at 32,768 tokens, and beyond it a curve is straight."""
+"""Points of the curve that both lines make; the last is at 32,768 tokens, and beyond it a curve is straight."""
 BLOCK_S = 60.0
 LEAST_BLOCKS = 10
 """Fewest blocks that a bootstrap draws from. A short record has shorter blocks."""

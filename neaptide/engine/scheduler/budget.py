@@ -79,7 +79,7 @@ class StepBudget:
         made: the cost model learns between two of them."""
         self._answer = self._own = Prediction(0.0, 0.0)
         self._own_shape: BatchShape | None = None
-        """Of the step when it was asked about as it is, which is often between questions about chunks."""
+        """The step's shape when it was asked about as it is, which is often between questions about chunks."""
 
     @property
     def prediction(self) -> Prediction:
