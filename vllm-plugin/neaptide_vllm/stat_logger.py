@@ -47,9 +47,10 @@ class NeaptideStatLogger(StatLoggerBase):
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
-        if scheduler_stats is None:
+        if not self._children or scheduler_stats is None:
             return
-        counts = scheduler_stats.num_kv_fetch_reqs_by_stage
+        # Other versions of vLLM may lack it. There our scheduler does not decide, and what raises here ends the server.
+        counts = getattr(scheduler_stats, "num_kv_fetch_reqs_by_stage", {})
         for name in [name for name in counts if name.startswith(PREFIX)]:
             value = counts.pop(name) * SERIES[name.removeprefix(PREFIX)].scale
             child = self._children[name]

@@ -21,6 +21,11 @@ def test_a_server_without_our_scheduler_has_none(scheduler_cls: Any) -> None:
     assert _metrics.cache_info() == before
 
 
+@pytest.mark.parametrize("scheduler_cls", [None, "neaptide_vllm.scheduler"])
+def test_a_version_of_vllm_without_what_carries_them_goes_on(scheduler_cls: Any) -> None:
+    logger(scheduler_cls).record(SimpleNamespace(), None)
+
+
 @pytest.mark.parametrize("scheduler_cls", ["neaptide_vllm.scheduler", neaptide_vllm.scheduler])
 def test_a_server_with_our_scheduler_has_them(scheduler_cls: Any) -> None:
     ours = logger(scheduler_cls)
