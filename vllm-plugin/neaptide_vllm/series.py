@@ -8,6 +8,8 @@ vLLM's own loggers print the dictionary. Counters travel as increases, so each A
 from collections import Counter
 from typing import NamedTuple
 
+CARRIER = "num_kv_fetch_reqs_by_stage"
+"""Field of vLLM's statistics in which the series travel from the engine's process to the API process. 0.31 lacks it."""
 PREFIX = "neaptide/"
 """Beginning of our names in the dictionary of a step's statistics."""
 PLUGIN = "neaptide_batches"

@@ -1,14 +1,19 @@
 """Puts the scheduler's metrics into vLLM's ``/metrics``: a plug-in of vLLM's group ``vllm.stat_logger_plugins``."""
 
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
 from prometheus_client import Counter, Gauge
 from vllm.config import VllmConfig
+from vllm.logger import init_logger
 from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.metrics.stats import SchedulerStats
 
 import neaptide_vllm
-from neaptide_vllm.series import PREFIX, SERIES
+from neaptide_vllm.series import CARRIER, PREFIX, SERIES
+
+logger = init_logger("vllm.neaptide")
 
 
 @cache
@@ -31,12 +36,23 @@ def is_asked_for(vllm_config: VllmConfig) -> bool:
     return str(getattr(scheduler, "__module__", scheduler)).startswith(neaptide_vllm.__name__)
 
 
+def can_carry() -> bool:
+    """Whether this version of vLLM has what brings the series from the engine's process."""
+    return CARRIER in {field.name for field in fields(SchedulerStats)}
+
+
 class NeaptideStatLogger(StatLoggerBase):
-    """One for each engine: series at 0 until the engine sends something, and none without our scheduler."""
+    """One for each engine: series at 0 until the engine sends something.
+
+    There are none without our scheduler, and none where vLLM cannot carry them.
+    """
 
     def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
         self._children: dict[str, Counter | Gauge] = {}
         if not is_asked_for(vllm_config):
+            return
+        if not can_carry():
+            logger.warning("neaptide: this version of vLLM cannot carry our series to /metrics")
             return
         metrics = _metrics()
         self._children = {
@@ -49,8 +65,7 @@ class NeaptideStatLogger(StatLoggerBase):
     ) -> None:
         if not self._children or scheduler_stats is None:
             return
-        # Other versions of vLLM may lack it. There our scheduler does not decide, and what raises here ends the server.
-        counts = getattr(scheduler_stats, "num_kv_fetch_reqs_by_stage", {})
+        counts = getattr(scheduler_stats, CARRIER)
         for name in [name for name in counts if name.startswith(PREFIX)]:
             value = counts.pop(name) * SERIES[name.removeprefix(PREFIX)].scale
             child = self._children[name]

@@ -18,6 +18,7 @@ from neaptide_vllm.scheduling.coserving import CoServing
 from neaptide_vllm.scheduling.factory import make_scheduler
 from neaptide_vllm.series import PREFIX
 from neaptide_vllm.settings import HOST_S
+from neaptide_vllm.stat_logger import can_carry
 
 TARGETS = {"ttft_ms": 200, "tpot_ms": 40}
 
@@ -169,6 +170,7 @@ def test_an_answer_of_one_token_counts() -> None:
     assert not recent["answers_in_time"]
 
 
+@pytest.mark.skipif(not can_carry(), reason="this version of vLLM cannot carry the series")
 def test_series_go_out_with_vllms_own_stats() -> None:
     server = warmed_up()
     server.scheduler.log_stats = server.scheduler.kv_cache_manager.log_stats = True

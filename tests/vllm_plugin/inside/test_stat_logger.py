@@ -7,7 +7,8 @@ import pytest
 from vllm.v1.metrics.stats import SchedulerStats
 
 import neaptide_vllm
-from neaptide_vllm.stat_logger import NeaptideStatLogger, _metrics
+from neaptide_vllm import stat_logger
+from neaptide_vllm.stat_logger import NeaptideStatLogger, _metrics, can_carry
 
 
 def logger(scheduler_cls: Any) -> NeaptideStatLogger:
@@ -22,10 +23,14 @@ def test_a_server_without_our_scheduler_has_none(scheduler_cls: Any) -> None:
 
 
 @pytest.mark.parametrize("scheduler_cls", [None, "neaptide_vllm.scheduler"])
-def test_a_version_of_vllm_without_what_carries_them_goes_on(scheduler_cls: Any) -> None:
+def test_a_version_of_vllm_that_cannot_carry_them_goes_on(scheduler_cls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stat_logger, "can_carry", lambda: False)
+    before = _metrics.cache_info()
     logger(scheduler_cls).record(SimpleNamespace(), None)
+    assert _metrics.cache_info() == before
 
 
+@pytest.mark.skipif(not can_carry(), reason="this version of vLLM cannot carry the series")
 @pytest.mark.parametrize("scheduler_cls", ["neaptide_vllm.scheduler", neaptide_vllm.scheduler])
 def test_a_server_with_our_scheduler_has_them(scheduler_cls: Any) -> None:
     ours = logger(scheduler_cls)

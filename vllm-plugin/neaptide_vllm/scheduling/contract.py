@@ -75,7 +75,6 @@ RELIANCES: Mapping[str, Reliance] = {
         methods=("get_computed_blocks",), attributes=("block_pool", "watermark_blocks")
     ),
     "v1/core/block_pool.py:BlockPool": Reliance(methods=("get_num_free_blocks",), attributes=("num_gpu_blocks",)),
-    "v1/metrics/stats.py:SchedulerStats": Reliance(attributes=("num_kv_fetch_reqs_by_stage",)),
     "v1/request.py:Request": Reliance(
         methods=("num_tokens", "num_output_tokens", "__lt__"),
         attributes=(

@@ -31,7 +31,7 @@ from neaptide_vllm.scheduling.planner import Planner
 from neaptide_vllm.scheduling.step import COMPUTED, Roster, Step, column
 from neaptide_vllm.scheduling.targets import DefaultTargets
 from neaptide_vllm.scheduling.waiting import WaitingQueue
-from neaptide_vllm.series import PLUGIN, Given
+from neaptide_vllm.series import CARRIER, PLUGIN, Given
 from neaptide_vllm.settings import Settings
 
 logger = init_logger("vllm.neaptide")
@@ -362,7 +362,7 @@ class CoServing(Base):
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
         stats = super().make_stats(*args, **kwargs)
-        if stats is not None and self._sends_series:
+        if self._sends_series and hasattr(stats, CARRIER):
             stats.num_kv_fetch_reqs_by_stage |= self.given.take(self._gauges())
         return stats
 
