@@ -1,6 +1,6 @@
 """Whether ``neaptide observe`` foretells what our scheduler then does inside the same vLLM.
 
-    PYTHONPATH=.:lab:vllm-plugin python -m lab.benchmarks.observe --vllm .vllm/bin/python --rates 1 2
+    PYTHONPATH=.:lab:vllm-plugin python -m lab.benchmarks.observe --vllm .vllm/bin/python
 
 For each rate: a plain vLLM serves chats alone while its metrics are recorded; the record is forecast; then vLLM runs
 with our scheduler inside, beside a flood of batch lines, under other chats of the same rate. Each stage is kept in

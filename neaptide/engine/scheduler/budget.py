@@ -172,7 +172,7 @@ class StepBudget:
         return predict
 
     def largest(self, chunk: Callable[[int], Prediction], max_tokens: int, limit_s: float) -> int:
-        """``largest_chunk`` of a ``with_chunk``."""
+        """The largest chunk within ``limit_s``, as ``largest_chunk`` finds it, from a ``with_chunk``'s predictions."""
         most = min(max_tokens, self.tokens_left)
         if most <= 0:
             return 0
