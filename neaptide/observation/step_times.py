@@ -273,7 +273,7 @@ def _prompt_rows(record: ServerRecord, shape: EngineLimits) -> Iterator[_FitRow]
         if not near:
             continue
         found = _found(near)
-        together = sum(one.count(TTFT) for one in near) / sum(_prompt_steps(one, found) for one in near)
+        together = sum(one.count(TTFT) for one in near) / max(sum(_prompt_steps(one, found) for one in near), 1.0)
         computed = sum(map(computed_prompt_tokens, near)) / max(sum(one.rise(PROMPT_TOKENS) for one in near), 1.0)
         tokens = together * each.sum(PROMPTS) * computed / ended
         chunks = _chunks(tokens, found, shape)

@@ -60,6 +60,17 @@ def test_a_restart_and_what_came_before_it_in_a_joined_row_are_left_out() -> Non
     assert fit_step_times(with_restart, shape, 0, 0).costs == fit_step_times(whole, shape, 0, 0).costs
 
 
+def test_prompts_of_a_poll_that_counted_no_step_are_taken_as_one_step() -> None:
+    whole = record()
+    ended = {"request_prefill_time_seconds": 0.5, "time_to_first_token_seconds": 0.5, "request_prompt_tokens": 200.0}
+    rises = {
+        f"{name}_{part}": value for name, total in ended.items() for part, value in (("count", 1.0), ("sum", total))
+    }
+    lone = PollInterval(5000.0, 5001.0, rises | {"prompt_tokens_total": 200.0}, {}, {})
+    with_lone = ServerRecord(whole.header, [*whole.intervals, lone], 0)
+    assert math.isfinite(fit_step_times(with_lone, EngineLimits(2048, KV_TOKENS), 0, 0).error)
+
+
 def test_too_few_steps_are_said_to_be_too_few() -> None:
     with pytest.raises(RecordError, match="too few steps"):
         fit_step_times(record(5), EngineLimits(2048, None), 0, 0)

@@ -90,7 +90,7 @@ def figures_of(report: Report) -> Figures:
         has_given_up=report.has_given_up,
         engine_age_s=report.engine_age_s,
         last_end=report.last_end,
-        back_s=report.at_s - max((one.end_s or report.at_s for one in report.absences), default=0.0),
+        back_s=report.at_s - max((one.end_s or report.at_s for one in report.absences), default=report.at_s),
         is_draining=report.is_draining,
         is_paused=report.is_paused,
         storage_failing=report.storage_failing,

@@ -99,7 +99,7 @@ class Figures:
     last_end: str = ""
     """How the last engine ended."""
     back_s: float = 0.0
-    """Time since there was no engine last."""
+    """Time since there was no engine last; 0 if there always was one."""
     is_draining: bool = False
     is_paused: bool = False
     storage_failing: bool = False
