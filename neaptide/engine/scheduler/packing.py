@@ -9,14 +9,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
+
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
 from neaptide.engine.kv.draft import NO_HIT, PrefixHit
 from neaptide.engine.kv.manager import KVCacheManager
+from neaptide.engine.params import RequestClass
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.actions import Admit
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.scheduler.growth import most_held_tokens
 from neaptide.engine.scheduler.judgement import PACE, Judgement, PendingPrompt
 from neaptide.engine.scheduler.offline_fill import OfflineFill
 from neaptide.engine.scheduler.parts import Divisible
@@ -276,6 +280,26 @@ class NeaptideScheduler(Scheduler, Divisible):
         kept = draft.kept_blocks[holder.request_id] = int(needed * part)
         return num_slots <= self.config.max_num_seqs and kept <= left
 
+    def _can_stay(self, draft: Draft, request: Request, num_blocks: int) -> bool:
+        """Whether a stream that was preempted will find memory to its end beside those that run.
+
+        Else it would take the place of another, which comes back at its expense: both are computed again and again.
+        """
+        if not request.num_output_tokens or request is self._holder(draft):
+            return True
+        running = draft.running(RequestClass.ONLINE)
+        if not running:
+            return True
+        block_size, streams = draft.block_size, [*running, request]
+        num_output = np.array([stream.num_output_tokens for stream in streams])
+        most = np.array([stream.params.max_tokens for stream in streams]) - num_output
+        left = np.minimum(self.traffic.tokens_left(num_output), most)
+        left[:-1] += [stream.num_uncomputed_tokens for stream in running]
+        own = np.array([stream.num_known_tokens - stream.num_cached_tokens for stream in running] + [0.0])
+        own[-1] = num_blocks * block_size
+        held_tokens = (draft.kv.pool.num_online + num_blocks) * block_size
+        return most_held_tokens(held_tokens, own, left) <= draft.kv.pool.num_blocks * block_size
+
     def _is_worth_evicting(self, draft: Draft, num_tokens: int, num_blocks: int, keep: Sequence[int]) -> bool:
         """Whether computing so many offline tokens takes longer than what it evicts of conversations is expected to."""
         lost_s = self.online_return_s(draft, num_blocks, keep)
@@ -294,7 +318,7 @@ class NeaptideScheduler(Scheduler, Divisible):
 
     def _admit_online(self, draft: Draft, request: Request, hit: PrefixHit, chunk: int) -> bool:
         cost = draft.kv.admission_cost(hit, request.num_known_tokens - hit.num_tokens)
-        if not self._leaves_claim(draft, request, cost):
+        if not self._leaves_claim(draft, request, cost) or not self._can_stay(draft, request, cost):
             return False
         slots = max(draft.num_running - self.config.max_num_seqs + 1, 0)
         if not draft.make_room(cost, draft.offline_victims(), keep=set(hit.block_ids), slots=slots):

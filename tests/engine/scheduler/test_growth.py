@@ -1,0 +1,66 @@
+"""A stream that was preempted comes back where it can stay to its end."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from neaptide.engine.request import Request
+from neaptide.engine.scheduler.growth import most_held_tokens
+from tests.engine.harness import Harness, online
+
+
+@pytest.mark.parametrize(
+    ("own", "left", "most"),
+    [
+        ([10], [5], 15),
+        ([10, 10], [5, 5], 30),
+        ([10, 10], [1, 20], 30),
+        ([10, 1], [2, 9], 15),
+        ([3, 2, 1], [30, 20, 10], 45),
+    ],
+)
+def test_the_most_is_held_when_one_of_them_ends(own: list[int], left: list[int], most: int) -> None:
+    assert most_held_tokens(sum(own), np.array(own, float), np.array(left, float)) == most
+
+
+def test_shared_tokens_are_held_once_and_stay() -> None:
+    # Two read the same 8 tokens and hold 2 each of their own.
+    assert most_held_tokens(8 + 4, np.array([2.0, 2.0]), np.array([1.0, 10.0])) == 12 - 2 + 10
+
+
+class Preemptions:
+    """Counts the preemptions of every step."""
+
+    def __init__(self, harness: Harness) -> None:
+        self.counts: Counter[str] = Counter()
+        preempt = harness.core.scheduler.queues.preempt
+
+        def counted(request: Request) -> None:
+            self.counts[request.request_id] += 1
+            preempt(request)
+
+        harness.core.scheduler.queues.preempt = counted  # type: ignore[method-assign]
+
+
+def crowd(harness: Harness, count: int, max_tokens: int) -> None:
+    for index in range(count):
+        prompt = [100 * index + token for token in range(8)]
+        harness.core.handle(online(f"s{index}", prompt, max_tokens, tpot_slo_s=0.1, ttft_slo_s=1.0))
+
+
+def test_streams_that_cannot_all_stay_make_way_once_each() -> None:
+    """Of twenty streams of 108 tokens three fit. Where one comes back at once, it pushes out the next: 83 times."""
+    harness = Harness(100, max_num_seqs=32, max_num_batched_tokens=64)
+    preemptions = Preemptions(harness)
+    crowd(harness, 20, 100)
+    harness.run()
+    assert all(len(harness.tokens[f"s{index}"]) == 100 for index in range(20))
+    assert preemptions.counts.total() <= 20
+
+
+def test_a_lone_stream_comes_back_whatever_is_foreseen() -> None:
+    harness = Harness(12, max_num_seqs=8, max_num_batched_tokens=64)
+    crowd(harness, 2, 40)
+    harness.run()
+    assert [len(harness.tokens[name]) for name in ("s0", "s1")] == [40, 40]
