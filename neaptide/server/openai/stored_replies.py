@@ -219,6 +219,7 @@ class QuoteBasis(TypedDict):
     times_of_day: bool
     saturated_seconds: float
     efficiency: float
+    chat_factor: float
     known_batches: int
     pool_seconds: float
     unchecked_batches: int

@@ -99,9 +99,9 @@ class Quote:
 def quote(size: BatchSize, question: QuoteInputs, windows_s: Sequence[float]) -> Quote:
     """The quote of a batch that would begin now, for each window."""
     rng = np.random.default_rng(SEED)
-    paths = _paths(question, rng)
-    num_paths = len(paths.loads)
     efficiency = learnt_efficiency(question.periods, question.info, question.device)
+    paths = _paths(question, efficiency.chat_factor, rng)
+    num_paths = len(paths.loads)
     answers = np.sort(drawn_answers(question.known, rng, num_paths))
     if question.answer_tokens is not None:
         answers = np.full(num_paths, question.answer_tokens)
@@ -126,7 +126,7 @@ def quote(size: BatchSize, question: QuoteInputs, windows_s: Sequence[float]) ->
     )
 
 
-def _paths(question: QuoteInputs, rng: np.random.Generator) -> LoadPaths:
+def _paths(question: QuoteInputs, chat_factor: float, rng: np.random.Generator) -> LoadPaths:
     loads, first_s = chat_loads(question.periods, question.info)
     now = int(question.now_s) // PERIOD_S
     last = first_s // PERIOD_S + len(loads) - 1
@@ -136,7 +136,8 @@ def _paths(question: QuoteInputs, rng: np.random.Generator) -> LoadPaths:
     # The present period counts as recorded, and its rest is like the next one.
     rest_s = (now + 1) * PERIOD_S - question.now_s
     paths = load_paths(loads, first_s // PERIOD_S % DAY_PERIODS, rng)
-    return LoadPaths(np.concatenate((paths.loads[:, :1], paths.loads), axis=1), rest_s, PERIOD_S, paths.has_days)
+    from_now = np.concatenate((paths.loads[:, :1], paths.loads), axis=1)
+    return LoadPaths(chat_factor * from_now, rest_s, PERIOD_S, paths.has_days)
 
 
 def _own(size: BatchSize, device: DeviceTime, answers: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -25,6 +25,7 @@ def quote_object(made: MadeQuote) -> BatchQuote:
             "times_of_day": found.has_days,
             "saturated_seconds": round(found.efficiency.seconds, 1),
             "efficiency": round(found.efficiency.mean, 3),
+            "chat_factor": round(found.efficiency.chat_factor, 3),
             "known_batches": found.num_known,
             "pool_seconds": round(found.pool_s, 1),
             "unchecked_batches": made.num_unchecked,

@@ -18,16 +18,19 @@ PRIOR_SIGMA = 0.7
 """Standard deviation of the logarithm of that length: nine of ten answers are expected below 2.5 times of it."""
 FEWEST_BATCHES = 3
 """With fewer ended batches of a key, those of other keys count too."""
-PRIOR_EFFICIENCY = 0.92
+PRIOR_EFFICIENCY = 0.96
 """Device time that batch work gets done per second that chats leave, before anything is learnt."""
+PRIOR_CHAT_FACTOR = 1.1
+"""Time that chats take of the device over the least time of their tokens, before anything is learnt: their steps are
+short, to be in time."""
 PRIOR_S = 600.0
-"""Time for which the prior counts."""
+"""Time for which each prior counts."""
 EFFICIENCY_SIGMA = 0.025
 """Standard deviation of its logarithm between batches, however long the record is."""
 PRIOR_EFFICIENCY_SIGMA = 0.1
 """Added to ``EFFICIENCY_SIGMA`` before anything is learnt."""
-
-
+LEAST_FACTOR = 0.1
+"""Least time that chats or batch work take over the least time of their tokens, whatever a record says."""
 FIRST_CHECK_S = 2.0
 """Expected time to check a file and to write its results, before any batch has ended, without its lines."""
 LINE_CHECK_S = 1e-3
@@ -117,14 +120,17 @@ def chat_loads(periods: Sequence[Period], info: EngineReady, least_s: float = 60
 
 
 class Efficiency(NamedTuple):
-    """Device time that batch work gets done per second that chats leave, as learnt."""
+    """What batch work and chats get of the device, over the least time of their tokens, as learnt."""
 
     mean: float
+    """Device time that batch work gets done per second that chats leave."""
+    chat_factor: float
+    """Device time that chats take, over the least time of their tokens."""
     seconds: float
     """Recorded time in which batch lines waited."""
 
     def drawn(self, rng: np.random.Generator, num_paths: int) -> FloatArray:
-        """[paths] possible values."""
+        """[paths] possible values of ``mean``."""
         sigma = EFFICIENCY_SIGMA + PRIOR_EFFICIENCY_SIGMA * PRIOR_S / (PRIOR_S + self.seconds)
         drawn = self.mean * np.exp(sigma * rng.standard_normal(num_paths))
         # The device's least time is a bound, unless it was seen to be wrong.
@@ -132,21 +138,33 @@ class Efficiency(NamedTuple):
 
 
 def learnt_efficiency(periods: Sequence[Period], info: EngineReady, device: DeviceTime) -> Efficiency:
-    """Efficiency over the periods in which batch lines waited for the device; those of a day count together."""
-    done_s, left_s, seconds = 0.0, 0.0, 0.0
+    """Both factors, by least squares over the periods in which batch lines waited for the device.
+
+    Each second of them went to chats or to batch work, so ``chat_factor`` times the least time of the chats plus
+    1 / ``mean`` times that of the batch work is the time of the period.
+    """
+    normal = PRIOR_S * np.eye(2)
+    wanted = PRIOR_S * np.array([PRIOR_CHAT_FACTOR, 1.0 / PRIOR_EFFICIENCY])
+    seconds = 0.0
     for _, day in groupby(periods, lambda one: one.start_s // DAY_S):
-        part = Saturated()
-        for one in day:
-            found = one.saturated
-            taken_s = info.token_s * found.online_tokens + info.kv_token_s * found.online_kv_tokens
-            if found.seconds > taken_s and found.prefill_tokens + found.decode_tokens and found.row_steps:
-                part.add(found)
-                left_s += found.seconds - taken_s
-        if part.row_steps:
-            done_s += device(_done(part.prefill_tokens, part.decode_tokens, part.kv_tokens / part.row_steps))
-        seconds += part.seconds
-    mean = (done_s + PRIOR_S * PRIOR_EFFICIENCY) / (left_s + PRIOR_S)
-    return Efficiency(mean, seconds)
+        found = [one.saturated for one in day if one.saturated.prefill_tokens + one.saturated.decode_tokens]
+        whole = Saturated()
+        for one in found:
+            whole.add(one)
+        seconds += whole.seconds
+        if not whole.row_steps or not whole.seconds:
+            continue
+        # The work of a day is of one kind: the cost model is asked once for it.
+        done = _done(whole.prefill_tokens, whole.decode_tokens, whole.kv_tokens / whole.row_steps)
+        token_s = device(done) / (whole.prefill_tokens + whole.decode_tokens)
+        for one in found:
+            if one.seconds > 0.0:
+                chats_s = info.token_s * one.online_tokens + info.kv_token_s * one.online_kv_tokens
+                parts_s = np.array([chats_s, token_s * (one.prefill_tokens + one.decode_tokens)])
+                normal += np.outer(parts_s, parts_s) / one.seconds
+                wanted += parts_s
+    chats, batch = np.maximum(np.linalg.solve(normal, wanted), LEAST_FACTOR).tolist()
+    return Efficiency(1.0 / batch, chats, seconds)
 
 
 def _done(prefill_tokens: int, decode_tokens: int, held_tokens: float) -> BatchWork:
