@@ -205,9 +205,10 @@ def _forecast(args: argparse.Namespace, record: ServerRecord | None) -> int:
         shape = EngineLimits(args.max_num_batched_tokens, kv_tokens)
         times = fit_step_times(record, shape, max(args.draws, FIT_DRAWS), args.seed)
     source = args.trace or (args.source if record is None else None)
+    num_draws = args.draws if source is None or times is not None else 0  # draws of given things are all alike
     samples = [
         Sample(_requests(args, record, source, k), _profile(given, times, k, kv_tokens, block_size))
-        for k in range(args.draws + 1)
+        for k in range(num_draws + 1)
     ]
     if len(samples[0].requests) < LEAST_CHATS:
         raise RecordError(
@@ -271,6 +272,7 @@ def _facts(
         kv_tokens=memory[0],
         kv_source=memory[1],
         observed=observed,
+        draws_traffic=record is not None and args.trace is None,
         simulated=simulated,
         times=times,
         forecast=found,
@@ -371,7 +373,7 @@ def _json(args: argparse.Namespace, facts: Facts) -> dict[str, Any]:
 def _show(facts: Facts) -> None:
     console = Console(width=WIDTH, highlight=False, markup=False)
     console.print(words.sentence(facts), soft_wrap=True)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("", overflow="fold")
     for column in ("chats in\ntime%", "\n90%", "batch\ntok/s", "\n90%", "TTFT ms\np50/p99", "TPOT ms\np50/p99"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -384,8 +386,9 @@ def _show(facts: Facts) -> None:
 
 def _cells(option: ForecastOption) -> list[str]:
     attained, rate = option.attainment, option.batch_tokens_per_s
+    interval = f"{rate.low:,.0f}-{rate.high:,.0f}" if words.has_interval(rate) else "-"
     cells = [f"{100 * attained.value:.1f}", f"{100 * attained.low:.1f}-{100 * attained.high:.1f}"]
-    cells += ["-", "-"] if option.name == ALONE else [f"{rate.value:,.0f}", f"{rate.low:,.0f}-{rate.high:,.0f}"]
+    cells += ["-", "-"] if option.name == ALONE else [f"{rate.value:,.0f}", interval]
     for values in (option.ttft_s, option.tpot_s):
         cells.append("/".join("-" if v is None else f"{1e3 * v:.0f}" for v in (values["p50"], values["p99"])))
     return cells

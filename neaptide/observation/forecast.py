@@ -96,6 +96,10 @@ class ReplicasNeeded(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int | None
     """None: not even the most that were tried."""
+    most: int
+    """The most that may be tried."""
+    least: float
+    """Share of the chats that they must keep in time."""
     attainment: float
     peak_s: float
     peak_requests: int
@@ -267,6 +271,8 @@ class _Forecaster:
         shown = found.answer or found.tried[-1]
         return ReplicasNeeded(
             number=None if found.answer is None else found.answer.replicas,
+            most=question.max_replicas,
+            least=question.attainment,
             attainment=shown.attainment["both"],
             peak_s=found.peak.end_s - found.peak.start_s,
             peak_requests=found.peak.requests,

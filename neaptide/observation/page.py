@@ -30,12 +30,11 @@ def page(facts: Facts) -> str:
         f"<p><strong>{escape(words.sentence(facts))}</strong></p>",
         _list("Read this first", words.warnings(facts)),
         f"<p>{escape(words.recorded(facts))}</p>",
-        f"<p>The forecast simulates {facts.forecast.chats:,} chats, in {facts.forecast.simulated_s:.0f} s of that "
-        f"traffic. For the intervals it does so {facts.forecast.draws} more time(s), with lengths, arrivals and step "
-        f"times drawn anew.</p>",
+        f"<p>{escape(words.repetitions(facts))}</p>",
         _table(facts),
-        "<p>In time: within both targets. In brackets: 90% intervals, from the number of chats, the repetitions and, "
-        "for tokens, the error of step times. Batch tokens are prompt and answer tokens.</p>",
+        f"<p>In time: within both targets, {escape(words.targets(facts))}. In brackets: 90% intervals, from the number "
+        "of chats, the repetitions and, for tokens, the error of step times. TTFT and TPOT have none. Batch tokens are "
+        "prompt and answer tokens. A dash: no batch work, or no chat that ended.</p>",
         f"<section class='plots'>{figure(_plot(facts))}</section>",
         _list("What this rests on", words.assumptions(facts)),
         _list("What would show that it is wrong", words.falsifiers(facts)),
@@ -54,16 +53,17 @@ def _table(facts: Facts) -> str:
     head = "".join(f"<th scope='col'>{heading}</th>" for heading in HEADINGS)
     rows = []
     for option in facts.forecast.options:
-        cells = "".join(f"<td>{cell}</td>" for cell in _cells(option))
+        named = zip(HEADINGS, _cells(option), strict=True)
+        cells = "".join(f"<td data-name='{heading}'>{cell}</td>" for heading, cell in named)
         rows.append(f"<tr><th scope='row'>{escape(words.option_name(facts, option))}</th>{cells}</tr>")
-    table = f"<table><thead><tr><td></td>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    table = f"<table class='stacked'><thead><tr><td></td>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     return f"<div class='wide' tabindex='0'>{table}</div>"
 
 
 def _cells(option: ForecastOption) -> list[str]:
     attained, rate = option.attainment, option.batch_tokens_per_s
     share = f"{100 * attained.value:.1f} ({100 * attained.low:.1f} to {100 * attained.high:.1f})"
-    tokens = "-" if option.name == ALONE else f"{rate.value:,.0f} ({rate.low:,.0f} to {rate.high:,.0f})"
+    tokens = "-" if option.name == ALONE else words.rate_text(rate)
     return [share, tokens, *(_pair(values) for values in (option.ttft_s, option.tpot_s))]
 
 

@@ -1,6 +1,6 @@
 """A forecast in words: the sentence, what it rests on, and what would show that it is wrong."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -9,10 +9,12 @@ from neaptide.observation.figures import Means, ObservedFigures
 from neaptide.observation.forecast import ALONE, FCFS, INSIDE, INSTEAD, Estimate, Forecast, ForecastOption
 from neaptide.observation.step_times import InferredStepTimes
 
+FEW_IN_TIME = 0.9
+"""If chats alone have a smaller share in time, batch work is not what makes them late."""
 CLOSE = 0.1
 """Largest relative difference between replayed and recorded means with which a forecast is trusted."""
 NAMES = {
-    ALONE: "chats alone, as recorded",
+    ALONE: "chats alone",
     INSIDE: "Neaptide inside vLLM",
     INSTEAD: "Neaptide instead of vLLM",
     FCFS: "vLLM, first come first served",
@@ -34,6 +36,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     kv_source: str
     """Who says so: ``as the server says``."""
     observed: ObservedFigures | None
+    draws_traffic: bool
+    """Whether each draw has other arrivals and lengths. Those of a trace are given."""
     simulated: Means | None
     """Recorded means of the simulated part; None if the load was changed."""
     times: InferredStepTimes | None
@@ -56,7 +60,7 @@ def option_name(facts: Facts, option: ForecastOption) -> str:
     """The name of an option for people."""
     if option.name in NAMES:
         return NAMES[option.name]
-    best = ", the best" if option.name == facts.forecast.best_priority else ""
+    best = ", the best" if option.name == facts.forecast.best_priority and _keeps_chats(option) else ""
     return f"vLLM's priority, {option.max_num_seqs} slots, {option.max_num_batched_tokens:,} tokens{best}"
 
 
@@ -64,23 +68,29 @@ def sentence(facts: Facts) -> str:
     """The answer in one or two sentences."""
     found = facts.forecast
     inside, alone, priority = (found.option(name) for name in (INSIDE, ALONE, found.best_priority))
+    if _keeps_chats(priority):
+        rival = (
+            f"With vLLM's priority, at the best of {_num_priority(found)} settings, it would be "
+            f"{rate_text(priority.batch_tokens_per_s)} batch tokens/s and {_percent(priority.attainment)} of the chats."
+        )
+    else:
+        rival = f"With vLLM's priority no chat would meet them at any of {_num_priority(found)} settings."
     return (
-        f"With Neaptide inside vLLM, {_tokens(inside.batch_tokens_per_s)} batch tokens/s would run beside these chats, "
-        f"and {_percent(inside.attainment)} of the chats would meet {targets(facts)}. "
-        f"With vLLM's priority at its best of {_num_priority(found)} settings it would be "
-        f"{_tokens(priority.batch_tokens_per_s)} batch tokens/s and {_percent(priority.attainment)} of the chats; "
-        f"without batch work {_percent(alone.attainment)} meet them. Brackets hold 90% intervals. {replicas(facts)}"
+        f"With Neaptide inside vLLM, {rate_text(inside.batch_tokens_per_s)} batch tokens/s would run beside these "
+        f"chats, and {_percent(inside.attainment)} of the chats would meet {targets(facts)}. {rival} "
+        f"Without batch work {_percent(alone.attainment)} meet them. Brackets hold 90% intervals. {replicas(facts)}"
     )
 
 
 def replicas(facts: Facts) -> str:
     """Number of replicas that the peak needs."""
     need = facts.forecast.replicas
-    peak = f"the busiest {duration(need.peak_s)}"
+    peak = f"In the busiest {duration(need.peak_s)}, without batch work,"
     if need.number is None:
-        return f"No number of replicas that was tried keeps the chats of {peak} in time."
+        most = "1 replica" if need.most == 1 else f"{need.most} replicas"
+        return f"{peak} not even {most} would keep {need.least:.0%} of the chats in time."
     plural = "replica keeps" if need.number == 1 else "replicas keep"
-    return f"{need.number} {plural} {need.attainment:.0%} of the chats of {peak} in time, without batch work."
+    return f"{peak} {need.number} {plural} {need.attainment:.0%} of the chats in time."
 
 
 def targets(facts: Facts) -> str:
@@ -110,6 +120,20 @@ def recorded(facts: Facts) -> str:
     return " ".join(parts)
 
 
+def repetitions(facts: Facts) -> str:
+    """What is simulated, how often, and what the intervals come from."""
+    found = facts.forecast
+    said = f"The forecast simulates {found.chats:,} chats, in {found.simulated_s:.0f} s of that traffic."
+    drawn = ["arrivals", "lengths"] if facts.draws_traffic else []
+    drawn += ["step times"] if facts.times is not None else []
+    if not drawn:
+        return f"{said} Arrivals, lengths and step times are given, so nothing is drawn: tokens/s have no interval."
+    if not found.draws:
+        return f"{said} It does so once, without draws."
+    plural = "once more" if found.draws == 1 else f"{found.draws} times more"
+    return f"{said} For the intervals it does so {plural}, and draws {_listed(drawn)} anew."
+
+
 def checks(facts: Facts) -> list[ReplayCheck]:
     """The recorded means beside those of a replay. Only a record has them."""
     seen, alone = facts.simulated, facts.forecast.option(ALONE)
@@ -123,6 +147,12 @@ def checks(facts: Facts) -> list[ReplayCheck]:
 
 def warnings(facts: Facts) -> Iterator[str]:
     """Reasons not to trust the forecast."""
+    alone = facts.forecast.option(ALONE).attainment
+    if alone.value < FEW_IN_TIME:
+        yield (
+            f"Without any batch work only {alone.value:.1%} of the chats are in time. The load is too high for one "
+            f"server, or the targets are too short for its steps."
+        )
     for check in checks(facts):
         if not check.is_close:
             yield (
@@ -143,7 +173,8 @@ def warnings(facts: Facts) -> Iterator[str]:
             f"steps with few streams and from steps with prompts."
         )
     if facts.forecast.chats < 100:
-        yield f"Only {facts.forecast.chats} chats were simulated: record for longer."
+        longer = "give a longer trace" if facts.observed is None else "record for longer"
+        yield f"Only {facts.forecast.chats} chats were simulated: {longer}, or raise --simulate-s."
     if not facts.forecast.option(INSIDE).valid:
         yield "The batch ran out of lines, so its rate is too low."
 
@@ -181,7 +212,10 @@ def assumptions(facts: Facts) -> Iterator[str]:
         f"vLLM does not report these limits, so check them."
     )
     yield f"Batch lines are {facts.batch}, share no prefixes, and there are always more."
-    yield "Inside and instead of vLLM steps take as long as recorded, planning included: the same kernels run."
+    if times is not None:
+        yield "Inside and instead of vLLM steps take as long as recorded, planning included: the same kernels run."
+    else:
+        yield "Steps take equally long in every row: the same kernels run."
     yield "Clients send the same chats at the same times, however fast the answers are."
 
 
@@ -189,15 +223,18 @@ def falsifiers(facts: Facts) -> Iterator[str]:
     """Observations that would show that the forecast is wrong."""
     inside, found = facts.forecast.option(INSIDE), facts.forecast
     yield (
-        f"Run vLLM with --scheduler-cls neaptide_vllm.scheduler and such a batch beside at least 400 such chats. Fewer "
-        f"than {inside.attainment.low:.1%} in time, or less than {inside.batch_tokens_per_s.low:,.0f} batch tokens/s, "
-        f"and the forecast is wrong. So it is with more than {inside.batch_tokens_per_s.high:,.0f}."
+        f"Run vLLM with --scheduler-cls neaptide_vllm.scheduler and such a batch beside at least 400 such chats. "
+        f"{_outside(inside.attainment)}, and the forecast is wrong."
     )
+    rate = inside.batch_tokens_per_s
+    if has_interval(rate):
+        yield f"Less than {rate.low:,.0f} batch tokens/s there, or more than {rate.high:,.0f}, show it, too."
+    else:
+        yield f"Batch tokens/s have no interval here, so no difference from {rate.value:,.0f} shows an error."
     priority = found.option(found.best_priority)
     yield (
         f"Run vLLM's priority with {priority.max_num_seqs} slots and {priority.max_num_batched_tokens:,} step tokens. "
-        f"Fewer than {priority.attainment.low:.1%} of the chats in time, or more than {priority.attainment.high:.1%}, "
-        f"and its row is wrong."
+        f"{_outside(priority.attainment)}, and its row is wrong."
     )
     for check in checks(facts):
         yield (
@@ -213,15 +250,36 @@ def silences(facts: Facts) -> Iterator[str]:
     )
     yield "What a chat with its own targets would get: all have the same ones here."
     yield "Failures, restarts, adapters, speculation and structured output."
-    yield "A promise. It is a forecast of one load on one server, with the interval stated."
+    yield "A promise. It is a forecast of one load on one server."
 
 
 def _num_priority(found: Forecast) -> int:
     return sum(option.name.startswith("priority") for option in found.options)
 
 
-def _tokens(estimate: Estimate) -> str:
-    return f"{estimate.value:,.0f} ({estimate.low:,.0f} to {estimate.high:,.0f})"
+def _keeps_chats(option: ForecastOption) -> bool:
+    """Whether any chats are in time, as far as a page shows it."""
+    return option.attainment.value >= 5e-4
+
+
+def has_interval(rate: Estimate) -> bool:
+    return rate.high > rate.low
+
+
+def rate_text(rate: Estimate) -> str:
+    return f"{rate.value:,.0f} ({rate.low:,.0f} to {rate.high:,.0f})" if has_interval(rate) else f"{rate.value:,.0f}"
+
+
+def _outside(share: Estimate) -> str:
+    """The shares in time that an interval excludes."""
+    said = [f"fewer than {share.low:.1%}"] if share.low >= 5e-4 else []
+    said += [f"more than {share.high:.1%}"] if share.high < 1.0 - 5e-4 else []
+    text = ", or ".join(said)
+    return f"{text[:1].upper()}{text[1:]} of the chats in time" if said else "No share of chats is excluded"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _percent(estimate: Estimate) -> str:

@@ -65,7 +65,7 @@ class _Kept:
 def test_a_sentence_comes_first_then_a_table_then_json(outcome: Outcome) -> None:
     assert outcome.out.startswith("With Neaptide inside vLLM, ")
     table = [line for line in outcome.out.splitlines()[1:-1] if not line.startswith("- ")]  # warnings wrap
-    assert "Neaptide instead of vLLM" in " ".join(" ".join(line[:14] for line in table).split())
+    assert "Neaptide instead of vLLM" in " ".join(" ".join(line[:20] for line in table).split())
     assert max(map(len, table)) <= 80
     assert json.loads(outcome.out.splitlines()[-1]) == outcome.said
 
@@ -108,6 +108,15 @@ def test_a_trace_needs_a_profile(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert capsys.readouterr().err == (
         f"neaptide observe: {trace} is a trace, which says nothing of step times: add --profile\n"
     )
+
+
+def test_what_a_trace_and_a_profile_give_is_simulated_once(tmp_path: Path) -> None:
+    trace, said = tmp_path / "trace.csv", tmp_path / "o.json"
+    rows = "".join(f"{0.2 * k:.1f},20,3\n" for k in range(24))
+    trace.write_text(f"arrival_s,input_tokens,output_tokens\n{rows}")
+    flags = ["--profile", "cpu-111m", "--max-num-seqs", "8", "--max-replicas", "1", "--simulate-s", "3"]
+    assert main(["observe", str(trace), *flags, "--html", str(tmp_path / "o.html"), "--json", str(said)]) == 0
+    assert json.loads(said.read_text())["forecast"]["draws"] == 0
 
 
 # ---- servers ----

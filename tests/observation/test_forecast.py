@@ -9,6 +9,7 @@ from neaptide.observation.forecast import (
     ALONE,
     INSIDE,
     INSTEAD,
+    Estimate,
     Forecast,
     ForecastQuestion,
     Sample,
@@ -19,6 +20,8 @@ from neaptide.observation.forecast import (
     priority_points,
     rate_estimate,
 )
+from neaptide.observation.page import page
+from neaptide.observation.words import Facts, option_name, sentence, warnings
 from neaptide.simulation.scenario import Scenario
 from tests.observation.scenes import BLOCK_SIZE, STEP_TOKENS, device
 from tests.simulation.scenes import online
@@ -106,6 +109,63 @@ def test_one_replica_is_enough_for_such_chats(found: Forecast) -> None:
 def test_equal_draws_add_no_spread(found: Forecast) -> None:
     rate = found.option(INSIDE).batch_tokens_per_s
     assert rate.low == pytest.approx(rate.value, rel=0.2)
+
+
+# ---- words ----
+
+
+def facts(found: Forecast, **attained: Estimate) -> Facts:
+    """Of a trace on a profile. ``attained`` has other shares in time; ``priority`` stands for all of its settings."""
+    options = [
+        msgspec.structs.replace(one, attainment=attained.get(one.name.partition("@")[0], one.attainment))
+        for one in found.options
+    ]
+    return Facts(
+        source="trace.csv",
+        model="m",
+        ttft_slo_s=1.0,
+        tpot_slo_s=0.3,
+        speed=1.0,
+        batch="as long as the chats",
+        profile="p",
+        kv_tokens=16_000,
+        kv_source="as the profile says",
+        observed=None,
+        draws_traffic=False,
+        simulated=None,
+        times=None,
+        forecast=msgspec.structs.replace(found, options=options),
+    )
+
+
+def test_no_setting_is_the_best_if_none_keeps_a_chat(found: Forecast) -> None:
+    late = facts(found, priority=Estimate(0.0, 0.0, 0.01))
+    assert "With vLLM's priority no chat would meet them at any of" in sentence(late)
+    assert not any("best" in option_name(late, option) for option in late.forecast.options)
+
+
+def test_chats_that_are_late_without_batch_work_are_a_warning(found: Forecast) -> None:
+    assert not any("Without any batch work" in each for each in warnings(facts(found)))
+    late = facts(found, alone=Estimate(0.8, 0.7, 0.9))
+    assert next(warnings(late)).startswith("Without any batch work only 80.0% of the chats are in time.")
+
+
+def test_a_rate_without_an_interval_shows_none(found: Forecast) -> None:
+    options = [msgspec.structs.replace(one, batch_tokens_per_s=Estimate(155.0, 155.0, 155.0)) for one in found.options]
+    text = page(facts(msgspec.structs.replace(found, options=options)))
+    assert "155 (155 to 155)" not in text
+    assert "nothing is drawn: tokens/s have no interval" in text
+    assert "no difference from 155 shows an error" in text
+
+
+def test_nothing_is_wrong_with_fewer_than_no_chat(found: Forecast) -> None:
+    text = page(facts(found, inside=Estimate(0.0, 0.0, 0.01)))
+    assert "More than 1.0% of the chats in time, and the forecast is wrong." in text
+    assert "ewer than 0.0%" not in text
+
+
+def test_every_cell_of_a_narrow_page_names_its_column(found: Forecast) -> None:
+    assert page(facts(found)).count("<td data-name='batch tokens/s'>") == len(found.options)
 
 
 def test_a_forecast_is_plain_json(found: Forecast) -> None:

@@ -11,6 +11,8 @@ from neaptide_lab.gym.loads import LOADS
 from neaptide_lab.gym.score import HEADINGS, Measured, Score, score
 
 WIDTH = 80
+STARVED = 0.01
+"""Less of the offline work that is possible counts as none."""
 CONCEDED_POINTS = 1.0
 """Policies whose share of chats in time differs by no more count as equal: then offline work decides."""
 
@@ -58,6 +60,13 @@ class Card:
         attained = "no chat" if one.attained is None else f"{one.attained:.1%} of the chats"
         offline = "" if one.offline_tokens_per_s is None else f", and does {one.offline} offline tok/s"
         yield f"{self._name} keeps both targets for {attained}{offline}."
+        starved = [
+            load
+            for load, each in self._loads.items()
+            if each.offline_of_bound is not None and each.offline_of_bound < STARVED
+        ]
+        if starved:
+            yield f"It starves offline work, with under {STARVED:.0%} of what is possible: {', '.join(starved)}."
         if one.attained is not None and self._others:
             points = [(100 * ((other.attained or 0.0) - one.attained), other) for other in self._others.values()]
             more = sum(gained > CONCEDED_POINTS for gained, _ in points)
@@ -69,7 +78,8 @@ class Card:
             )
 
     def _notes(self) -> Iterator[str]:
-        yield "chats in time: both targets, TTFT 1 s and TPOT 50 ms; of the bound: what a clairvoyant could"
+        yield "chats in time: both targets, TTFT 1 s and TPOT 50 ms"
+        yield "of the bound: of what a scheduler could that knows every arrival and length"
         yield "offline bound: what no policy could exceed with the same chats in time"
         if self._whole.dry or any(one.dry for one in self._others.values()):
             yield "*: offline work ran out on a load"
@@ -86,7 +96,7 @@ def ranking(scores: Mapping[str, Score], own: str | None = None) -> Table:
 
 
 def _table(first: str, width: int) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0, show_edge=False)
     table.add_column(first, max_width=width, overflow="fold", vertical="bottom")
     for heading in HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True, vertical="bottom")

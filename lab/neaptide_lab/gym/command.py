@@ -76,14 +76,13 @@ def run_policy(args: argparse.Namespace) -> int:
         one, bound = found[run.name], table.figures(BOUND, run.cell)
         if isinstance(one, Figures) and bound is not None:
             measured.append((run.cell, one, bound))
-    for (cell, policy, _), one in failed:
-        print(f"neaptide gym: {cell} | {policy}: {one.reason}", file=sys.stderr)
+    _say_failed([(cell, policy, one.reason) for (cell, policy, _), one in failed])
     if not measured:
-        return 1
+        return _refuse("no cell has figures, so there is no card", 1)
     done = [cell for cell, _, _ in measured]
     others = {policy: table.score(policy, done) for policy in POLICIES if policy != mine.policy}
     card = Card(args.policy, measured, {policy: one for policy, one in others.items() if one.cells})
-    _note_older(table, done, tree)
+    _note_older(table, done, tree, "--rivals runs them here")
     line = json.dumps(card.to_json(), allow_nan=False)
     card.show(Console(width=WIDTH))
     write_json(line, args.json)
@@ -101,7 +100,7 @@ def run_table(args: argparse.Namespace) -> int:
     except ValueError as error:
         return _refuse(str(error))
     status = _renew(args, table, chosen) if args.run else 0
-    _note_older(table, chosen, Tree(ROOT))
+    _note_older(table, chosen, Tree(ROOT), "--run renews them")
     console = Console(width=WIDTH)
     for count, scores in _by_count({policy: table.score(policy, chosen) for policy in args.policies}).items():
         console.print(f"{count} of {len(chosen)} cells:", highlight=False)
@@ -162,7 +161,7 @@ def _cells(args: argparse.Namespace) -> list[Cell]:
     ]
 
 
-def _note_older(table: GymTable, chosen: Sequence[Cell], tree: Tree) -> None:
+def _note_older(table: GymTable, chosen: Sequence[Cell], tree: Tree, remedy: str) -> None:
     older = [
         policy
         for policy in POLICIES
@@ -173,12 +172,21 @@ def _note_older(table: GymTable, chosen: Sequence[Cell], tree: Tree) -> None:
     ]
     if older:
         print(
-            f"neaptide gym: the table's rows of {len(older)} policies are by older code; neaptide gym table --run "
-            "renews them",
+            f"neaptide gym: the table's rows of {len(older)} policies are by older code; {remedy}",
             file=sys.stderr,
         )
 
 
-def _refuse(message: str) -> int:
+def _say_failed(failed: Sequence[tuple[str, str, str]]) -> None:
+    """One line for all cells that failed with the same policy for the same reason."""
+    cells: dict[tuple[str, str], list[str]] = {}
+    for cell, policy, reason in failed:
+        cells.setdefault((policy, reason), []).append(cell)
+    for (policy, reason), names in cells.items():
+        more = {1: "", 2: " and 1 other"}.get(len(names), f" and {len(names) - 1} others")
+        print(f"neaptide gym: {names[0]}{more} | {policy}: {reason}", file=sys.stderr)
+
+
+def _refuse(message: str, status: int = 2) -> int:
     print(f"neaptide gym: {message}", file=sys.stderr)
-    return 2
+    return status

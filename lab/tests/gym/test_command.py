@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from lab.tests.experiments.judgement.runs_by_hand import cell, figures
-from neaptide_lab.experiments.judgement.runs import BOUND, Failed, Outcome, Run, in_a_process
+from neaptide_lab.experiments.judgement.runs import BOUND, ROOT, Failed, Outcome, Run, Tree, in_a_process
 from neaptide_lab.experiments.judgement.worker import Figures
 from neaptide_lab.gym import command
 from neaptide_lab.gym import table as tables
@@ -94,7 +95,7 @@ def test_rivals_come_from_the_kept_table(run_gym: Callable[..., int], capsys: py
     assert set(json.loads(capsys.readouterr().out.splitlines()[-1])["others"]) == {"neaptide", "priority"}
     assert run_gym("table", "--quick", "--load", "burst") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines if line.startswith((" neaptide", " priority"))] == [
+    assert [line.split()[:2] for line in lines if line.startswith(("neaptide", "priority"))] == [
         ["neaptide", "95.0"],
         ["priority", "80.0"],
     ]
@@ -144,7 +145,41 @@ def test_a_cell_that_fails_is_named_and_the_others_are_shown(
 
 def test_a_card_needs_one_cell_at_least(run_gym: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert run_gym("run", "fcfs", "--quick", simulate=lambda run: Failed("stuck")) == 1
-    assert capsys.readouterr().out == ""
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.endswith("neaptide gym: no cell has figures, so there is no card\n")
+
+
+def test_cells_that_fail_for_one_reason_are_one_line(
+    run_gym: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def simulate(run: Run) -> Outcome:
+        return Failed("stuck") if run.policy == "fcfs" else by_hand(run)
+
+    assert run_gym("run", "fcfs", "--quick", simulate=simulate) == 1
+    said = [line for line in capsys.readouterr().err.splitlines() if "stuck" in line and "FAILED" not in line]
+    assert said == ["neaptide gym: gym chats quick and 6 others | fcfs: stuck"]
+
+
+def test_a_policy_that_raises_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from neaptide.policy import Draft, Scheduler\n\n\nclass Own(Scheduler):\n"
+        "    def pack(self, draft: Draft) -> float:\n        raise ValueError('no idea')\n"
+    )
+    outcome = in_a_process(Run(cell(), "own:Own", Tree(ROOT)), folder=tmp_path)
+    assert outcome == Failed("ValueError: no idea (own.py, line 6)")
+
+
+def test_a_policy_that_starves_offline_work_is_told(
+    run_gym: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def simulate(run: Run) -> Outcome:
+        one = by_hand(run)
+        return msgspec.structs.replace(one, offline_tokens_per_s=2.0) if run.cell.case == "burst" else one
+
+    assert run_gym("run", "fcfs", "--quick", simulate=simulate) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "It starves offline work, with under 1% of what is possible: burst." in said
 
 
 @pytest.mark.parametrize(
@@ -193,8 +228,6 @@ def test_a_policy_of_a_file_outside_the_tree_is_run(
 
 def test_a_module_of_the_folder_hides_no_library(tmp_path: Path) -> None:
     (tmp_path / "msgspec.py").write_text("raise RuntimeError\n")
-    from neaptide_lab.experiments.judgement.runs import ROOT, Tree
-
     assert isinstance(in_a_process(Run(cell(), "fcfs", Tree(ROOT)), folder=tmp_path), Figures)
 
 

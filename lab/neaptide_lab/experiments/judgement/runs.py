@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -245,6 +246,14 @@ def _line(run: Run, outcome: Outcome) -> str:
     return f"{head}: {share} of {outcome.requests}, {outcome.offline_tokens_per_s:,.0f} tok/s, {outcome.wall_s:.0f} s"
 
 
+def _place(lines: Sequence[str], folder: Path | None) -> str:
+    """The last line of a traceback that is in a file directly in the folder of a policy."""
+    frames = [re.match(r'  File "(.+)", line (\d+)', line) for line in lines]
+    places = [(Path(frame[1]), frame[2]) for frame in frames if frame is not None]
+    own = [(path, number) for path, number in places if folder is not None and path.parent == folder.resolve()]
+    return f" ({own[-1][0].name}, line {own[-1][1]})" if own else ""
+
+
 def in_a_process(run: Run, *, with_bounds: bool = False, folder: Path | None = None) -> Outcome:
     """Simulates in a process of its own, with the code of the run's tree.
 
@@ -264,5 +273,5 @@ def in_a_process(run: Run, *, with_bounds: bool = False, folder: Path | None = N
     )
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        return Failed(lines[-1] if lines else f"exit status {done.returncode}")
+        return Failed(lines[-1] + _place(lines, folder) if lines else f"exit status {done.returncode}")
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=Figures)
