@@ -18,7 +18,7 @@ from neaptide.engine.offline.turns import ByAge, Turns
 from neaptide.engine.params import RequestClass, Tier
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.actions import Admit
-from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.scheduler.base import CacheMaker, Scheduler
 from neaptide.engine.scheduler.baselines.one_queue import (
     ArrivalKey,
     OneQueueScheduler,
@@ -41,6 +41,7 @@ __all__ = [
     "BatchShape",
     "BoolArray",
     "ByAge",
+    "CacheMaker",
     "CostModel",
     "Draft",
     "FloatArray",

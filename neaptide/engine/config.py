@@ -26,8 +26,8 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Host memory for blocks that leave the cache while requests may still need them, if the executor can copy them."""
     num_host_blocks: int = 0
     """Blocks that fit into ``host_cache_bytes``; stated by the executor once started."""
-    two_tenant_blocks: bool = False
-    """Whether the executor reads blocks from either end and copies single slots; stated by the executor once
+    slot_copies: bool = False
+    """Whether the executor copies single slots and reads blocks from either end; stated by the executor once
     started."""
     shared_reads: SharedReads | None = None
     """Prefixes that the executor's kernel reads once for several requests; stated by the executor once started.

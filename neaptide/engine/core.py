@@ -9,10 +9,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from neaptide.engine.clock import Clock
-from neaptide.engine.config import CacheConfig, EngineConfig
+from neaptide.engine.config import EngineConfig
 from neaptide.engine.interfaces import CostModel, Executor, HeadroomPredictor
-from neaptide.engine.kv.manager import KVCacheManager
-from neaptide.engine.kv.two_tenant_cache import TwoTenantCache
 from neaptide.engine.messages import (
     AbortRequest,
     AddBatch,
@@ -34,7 +32,7 @@ from neaptide.engine.offline.work import WholeDevice
 from neaptide.engine.params import INTERNAL_ERROR, FinishReason
 from neaptide.engine.request import Request
 from neaptide.engine.row_id import RowId, is_row_of
-from neaptide.engine.scheduler.base import PlanningError, Scheduler
+from neaptide.engine.scheduler.base import PlanningError
 from neaptide.engine.scheduler.policies import policy_of, set_up
 from neaptide.engine.steps.commit import Committer
 from neaptide.engine.steps.isolation import IsolatingExecutor, StepError
@@ -51,16 +49,6 @@ READ_AGAIN_S = 1.0
 """Time between two attempts to read a token file."""
 
 Publish = Callable[[list[RequestOutput]], None]
-
-
-def _kv_cache(config: CacheConfig, policy: type[Scheduler], num_blocks: int, table: RequestTable) -> KVCacheManager:
-    """The cache that the policy asks for, as far as the executor and its host memory allow it."""
-    if policy.shares_blocks and config.two_tenant_blocks and config.num_host_blocks:
-        return TwoTenantCache(num_blocks, table, config.num_host_blocks)
-    prefix_cache = config.enable_prefix_cache and policy.uses_prefix_cache
-    host_blocks = config.num_host_blocks if policy.evicts_by_reuse else 0
-    by_reuse, counted = policy.evicts_by_reuse, policy.counts_reuse
-    return KVCacheManager(num_blocks, table, prefix_cache, by_reuse, counted, host_blocks, config.shared_reads)
 
 
 class EngineCore:
@@ -86,8 +74,8 @@ class EngineCore:
         self._max_num_tokens = min(config.scheduler.max_model_len, executor.num_blocks * block_size)
         """Most prompt and output tokens of one request."""
         table = RequestTable(config.scheduler.max_num_seqs, self._max_num_tokens, block_size)
-        self.kv = _kv_cache(config.cache, policy, executor.num_blocks, table)
-        self.scheduler = set_up(policy, config.scheduler, self.kv, cost_model, headroom)
+        self.scheduler = set_up(policy, config, executor.num_blocks, table, cost_model, headroom)
+        self.kv = self.scheduler.kv
         kv_tokens = int(config.scheduler.offline_max_kv_ratio * executor.num_blocks) * block_size
         whole = WholeDevice(cost_model, self.scheduler.max_step_tokens, config.scheduler.max_num_seqs, kv_tokens)
         self._outlooks = DeadlineJudge(whole)

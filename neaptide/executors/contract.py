@@ -45,9 +45,9 @@ class Capabilities(NamedTuple):
     """A plan may contain placeholders for tokens that the previous step samples (``ScheduledRequest.token_ids``)."""
     asynchronous: bool
     """``submit`` returns before the step is done, so planning ahead saves time."""
-    two_tenant_blocks: bool = False
-    """The executor reads block table entries with a direction bit (``BlockTables``) and copies KV slots
-    (``StepPlan.slot_copies``)."""
+    slot_copies: bool = False
+    """The executor copies single KV slots (``StepPlan.slot_copies``) and reads block table entries with a direction bit
+    (``BlockTables``)."""
     abortable_steps: bool = False
     """While computing an abortable step, the executor checks for arriving online requests."""
     shared_reads: SharedReads | None = None

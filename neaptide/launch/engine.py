@@ -127,7 +127,7 @@ def _as_started(config: EngineConfig, started: StartedExecutor) -> EngineConfig:
             config.cache,
             block_size=started.block_size,
             num_host_blocks=started.num_host_blocks,
-            two_tenant_blocks=can.two_tenant_blocks,
+            slot_copies=can.slot_copies,
             shared_reads=can.shared_reads,
         ),
         scheduler=msgspec.structs.replace(

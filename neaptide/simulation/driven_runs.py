@@ -21,7 +21,7 @@ from neaptide.engine.steps.step import Step as EngineStep
 from neaptide.executors.simulated.trace_executor import StepTally, TraceExecutor
 from neaptide.loadgen.client.client import poisson_arrivals
 from neaptide.loadgen.percentiles import percentiles
-from neaptide.simulation.measures import Copied, Measures
+from neaptide.simulation.measures import Measures
 from neaptide.simulation.offline_feed import NO_DEADLINE_S
 
 ONLINE_IN, ONLINE_OUT = 128, 32
@@ -201,7 +201,7 @@ def drive(core: EngineCore, clock: Clock, load: DrivenLoad, executor: TraceExecu
         if executor is not None:
             executor.next_arrival_s = arrival_s
         outputs = core.step()
-        outcome.measures.step(outputs, StepTally(), Copied(), clock.now())
+        outcome.measures.step(outputs, StepTally(), 0, clock.now())
         for stats in outputs.stats:
             host_s = stats.schedule_s + stats.commit_s
             if not stats.is_aborted:

@@ -4,14 +4,12 @@ import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from neaptide.engine.messages import RequestOutput, StepOutputs, StepStats
 from neaptide.engine.params import FinishReason
-from neaptide.engine.steps.plan import StepPlan
 from neaptide.executors.simulated.trace_executor import StepTally
 
 Window = tuple[float, float]
@@ -76,33 +74,9 @@ STEP_COLUMNS = (
     "preempted_offline",
     "recomputed_tokens",
     "swapped_blocks",
-    "checkpointed_slots",
-    "checkpointed_requests",
-    "swapped_requests",
 )
 """Columns of one row per step. Tokens are those of offline requests, except for names with online and for
 ``again_tokens`` and ``recomputed_tokens``."""
-
-
-class Copied(NamedTuple):
-    """Copies of a step to and from host memory."""
-
-    swapped_blocks: int = 0
-    """Blocks copied either way, whole or in part."""
-    checkpointed_slots: int = 0
-    """Single KV slots copied to host memory."""
-    checkpointed_requests: int = 0
-    """Requests that lost their first KV slots to another tenant of a block."""
-    swapped_requests: int = 0
-    """Requests whose blocks were swapped out completely."""
-
-    @classmethod
-    def by(cls, plan: StepPlan) -> "Copied":
-        shape, copies = plan.shape, plan.slot_copies
-        if copies is None:
-            return cls(shape.swapped_blocks)
-        swapped_blocks = shape.swapped_blocks + shape.copied_aside_blocks
-        return cls(swapped_blocks, copies.num_saved, copies.num_checkpointed, copies.num_swapped)
 
 
 class OutOfReach(Exception):
@@ -143,10 +117,14 @@ class Measures:
     def arrived(self, request_id: str, arrival_s: float) -> None:
         self.online[request_id] = OnlineRecord(arrival_s)
 
-    def step(self, outputs: StepOutputs, tally: StepTally, copied: Copied, now_s: float) -> list[RequestOutput]:
-        """Records a step's outputs at its end. Returns the ends of offline requests."""
+    def step(self, outputs: StepOutputs, tally: StepTally, swapped_blocks: int, now_s: float) -> list[RequestOutput]:
+        """Records a step's outputs at its end. Returns the ends of offline requests.
+
+        Args:
+            swapped_blocks: blocks that the step copied to or from host memory, whole or in part.
+        """
         for stats in outputs.stats:
-            self._add_step(stats, tally, copied)
+            self._add_step(stats, tally, swapped_blocks)
         ended: list[RequestOutput] = []
         online, gaps_s, tpot_slo_s = self.online, self.itl_s, self._tpot_slo_s
         for output in outputs.outputs:
@@ -191,7 +169,7 @@ class Measures:
         inside = (table[:, 0] > window_s[0]) & (table[:, 0] <= window_s[1])
         return dict(zip(STEP_COLUMNS, table[inside].T, strict=True))
 
-    def _add_step(self, stats: StepStats, tally: StepTally, copied: Copied) -> None:
+    def _add_step(self, stats: StepStats, tally: StepTally, swapped_blocks: int) -> None:
         self.num_steps += 1
         if stats.is_aborted:
             return  # an aborted step has no results, and its time does not test the prediction
@@ -217,6 +195,6 @@ class Measures:
                 stats.preempted_online,
                 stats.preempted_offline,
                 stats.recomputed_tokens,
-                *copied,
+                swapped_blocks,
             )
         )

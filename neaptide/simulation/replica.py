@@ -23,7 +23,7 @@ from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.recipes import build_cost_model, build_headroom
 from neaptide.executors.simulated.trace_executor import END_TOKEN_ID, PROMPT_VOCABULARY, StepTally, TraceExecutor
 from neaptide.loadgen.workloads.traces import TraceRequest, token_ids
-from neaptide.simulation.measures import Copied, Measures
+from neaptide.simulation.measures import Measures
 from neaptide.simulation.offline_feed import OFFLINE_PREFIX
 from neaptide.simulation.pools.inline_planner import InlinePlanner
 from neaptide.simulation.pools.ledger import RowLedger
@@ -151,7 +151,8 @@ class SimulatedReplica:
         """Steps aborted for an online request."""
         self._tally = StepTally()
         """Tally of the last step."""
-        self._copied = Copied()
+        self._swapped_blocks = 0
+        """Blocks that the last step copied to or from host memory."""
         self._executor = self._build_executor()
         self.core = self._build_core([_Watch(self), *observers])
 
@@ -304,7 +305,7 @@ class SimulatedReplica:
         for output in outputs.outputs:
             if output.finish_reason is not None and output.request_id.startswith(ONLINE_PREFIX):
                 self.online_ends_s.append(now_s)
-        for output in self.measures.step(outputs, self._tally, self._copied, now_s):
+        for output in self.measures.step(outputs, self._tally, self._swapped_blocks, now_s):
             self._row_ended(output, now_s)
 
     def _row_ended(self, output: RequestOutput, now_s: float) -> None:
@@ -347,7 +348,7 @@ class SimulatedReplica:
 
     def step_done(self, step: Step, result: StepResult) -> None:
         self._tally = self._executor.tallies.pop(step.plan.step)
-        self._copied = Copied.by(step.plan)
+        self._swapped_blocks = step.plan.shape.swapped_blocks + step.plan.shape.copied_aside_blocks
 
     def row_started(self, request_id: str, now_s: float) -> None:
         if self.ledger.has_started(request_id):  # in a step that was aborted

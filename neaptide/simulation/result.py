@@ -52,12 +52,10 @@ class KvResult(msgspec.Struct, kw_only=True):
 
 
 class PreemptionResult(msgspec.Struct, kw_only=True):
-    count_by_kind: dict[str, int]
     count_by_class: dict[str, int]
     recomputed_tokens: int
     """Tokens computed again after a preemption, as the engine counts them."""
     swapped_blocks: int
-    checkpointed_slots: int
 
 
 class SimSettings(msgspec.Struct, kw_only=True):
@@ -173,23 +171,13 @@ def kv_result(measures: Measures, window_s: Window, bound: float | None) -> KvRe
 
 
 def preemption_result(measures: Measures) -> PreemptionResult:
-    """Preemptions over the whole run, by kind and by class.
-
-    The kinds are: all computed tokens lost; KV slots lost to another tenant of a block; all tokens moved to host
-    memory.
-    """
+    """Preemptions over the whole run, by class."""
     steps = measures.steps((-math.inf, math.inf))
     by_class = {name: int(steps[f"preempted_{name}"].sum()) for name in ("online", "offline")}
     return PreemptionResult(
-        count_by_kind={
-            "recompute": sum(by_class.values()),
-            "checkpoint": int(steps["checkpointed_requests"].sum()),
-            "swap": int(steps["swapped_requests"].sum()),
-        },
         count_by_class=by_class,
         recomputed_tokens=int(steps["recomputed_tokens"].sum()),
         swapped_blocks=int(steps["swapped_blocks"].sum()),
-        checkpointed_slots=int(steps["checkpointed_slots"].sum()),
     )
 
 

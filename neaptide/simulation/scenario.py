@@ -73,7 +73,7 @@ class Scenario:
     overlap_depth: int = 0
     """Steps in flight while the next one is planned, 0 or 1."""
     host_cache_bytes: int = 0
-    """Host memory for evicted KV blocks; ``bros`` needs it for its bidirectional blocks."""
+    """Host memory for evicted KV blocks, or for what a policy's own cache keeps there."""
     bros_initial_batch_size: int = SchedulerConfig().bros_initial_batch_size
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -145,7 +145,7 @@ class Scenario:
         cache = CacheConfig(
             block_size=self.block_size,
             num_host_blocks=self.num_host_blocks,
-            two_tenant_blocks=self.num_host_blocks > 0,
+            slot_copies=self.num_host_blocks > 0,
             shared_reads=self.profile.shared_reads,
         )
         return EngineConfig(cache=cache, scheduler=scheduler)

@@ -6,16 +6,16 @@ import pytest
 
 from neaptide.engine.messages import StepOutputs, StepStats
 from neaptide.executors.simulated.trace_executor import StepTally
-from neaptide.simulation.measures import Copied, Measures, OnlineRecord
+from neaptide.simulation.measures import Measures, OnlineRecord
 from neaptide.simulation.result import kv_result, offline_result, online_result, prediction_result, preemption_result
 
 WINDOW_S = (0.0, 10.0)
 SLOS_S = (1.0, 0.05)
 
 
-def add_step(measures: Measures, tally: StepTally | None = None, copied: Copied | None = None, **fields: float) -> None:
+def add_step(measures: Measures, tally: StepTally | None = None, swapped_blocks: int = 0, **fields: float) -> None:
     values = dict.fromkeys(StepStats.__struct_fields__, 0) | fields
-    measures.step(StepOutputs([], [StepStats(**values)]), tally or StepTally(), copied or Copied(), 0.0)
+    measures.step(StepOutputs([], [StepStats(**values)]), tally or StepTally(), swapped_blocks, 0.0)
 
 
 def answered(arrival_s: float, ttft_s: float, tpot_s: float, tokens: int = 11) -> OnlineRecord:
@@ -108,11 +108,10 @@ def test_what_the_cache_saved_is_told_by_tokens_of_the_window() -> None:
     assert nothing.online_hit_ratio is None
 
 
-def test_preemptions_are_counted_by_class_and_by_kind() -> None:
+def test_preemptions_are_counted_by_class() -> None:
     measures = Measures()
-    add_step(measures, copied=Copied(3, 40, 2, 0), now_s=1.0, duration_s=1.0, preempted_online=2, preempted_offline=3)
-    add_step(measures, copied=Copied(2, 5, 1, 1), now_s=50.0, duration_s=1.0, preempted_offline=4)
+    add_step(measures, swapped_blocks=3, now_s=1.0, duration_s=1.0, preempted_online=2, preempted_offline=3)
+    add_step(measures, swapped_blocks=2, now_s=50.0, duration_s=1.0, preempted_offline=4)
     result = preemption_result(measures)
     assert result.count_by_class == {"online": 2, "offline": 7}
-    assert result.count_by_kind == {"recompute": 9, "checkpoint": 3, "swap": 1}
-    assert (result.swapped_blocks, result.checkpointed_slots) == (5, 45)
+    assert result.swapped_blocks == 5

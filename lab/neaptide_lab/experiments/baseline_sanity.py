@@ -278,7 +278,7 @@ def _result_numbers(result: SimResult) -> dict[str, Any]:
         "attainment": result.online.attainment,
         "offline_tokens_per_s": result.offline.tokens_per_s,
         "hit_ratio": result.kv.hit_ratio,
-        "preemptions": result.preemptions.count_by_kind,
+        "preemptions": result.preemptions.count_by_class,
         "recomputed_tokens": result.preemptions.recomputed_tokens,
         "scheduler_ms": result.scheduler_ms,
         "wall_s": round(result.wall_s, 1),
@@ -308,7 +308,7 @@ def _rate(one: Outcome) -> str:
 
 
 def _num_preemptions(one: Outcome) -> int:
-    return sum(one.result.preemptions.count_by_kind.values())
+    return sum(one.result.preemptions.count_by_class.values())
 
 
 def _valid(runs: PolicyRuns) -> bool:

@@ -4,18 +4,17 @@ from neaptide.simulation.result import SimResult
 
 
 def price(result: SimResult) -> str:
-    """Latencies, preemptions by kind, tokens computed for nothing or twice, the longest wait."""
+    """Latencies, preemptions, tokens computed for nothing or twice, the longest wait."""
     online, offline, preemptions = result.online, result.offline, result.preemptions
     latencies = [
         f"{name} {' / '.join(_ms(values[q]) for q in ('p50', 'p99'))} ms"
         for name, values in (("TTFT", online.ttft_s), ("TPOT", online.tpot_s), ("gaps", online.itl_s))
     ]
-    kinds, of_class = preemptions.count_by_kind, preemptions.count_by_class
+    of_class = preemptions.count_by_class
     return (
         f"{', '.join(latencies)} (p50 / p99), {_percent(online.attainment['both'])} both targets, "
-        f"{_percent(online.attainment['both_from_arrival'])} from arrival; preempted {kinds['recompute']:,} "
-        f"({of_class['online']:,} online), lost slots {kinds['checkpoint']:,}, swapped out {kinds['swap']:,}; "
-        f"{result.wasted_tokens:,} tokens computed again, "
+        f"{_percent(online.attainment['both_from_arrival'])} from arrival; preempted "
+        f"{sum(of_class.values()):,} ({of_class['online']:,} online); {result.wasted_tokens:,} tokens computed again, "
         f"{preemptions.swapped_blocks:,} blocks copied, longest wait {offline.longest_wait_s or 0.0:.0f} s"
     )
 

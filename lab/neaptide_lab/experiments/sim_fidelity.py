@@ -50,7 +50,7 @@ from neaptide.simulation.driven_runs import (
     drive,
     online_percentiles,
 )
-from neaptide.simulation.measures import Copied, Measures
+from neaptide.simulation.measures import Measures
 from neaptide.simulation.replay import Replay, replay
 from neaptide_lab.experiments.models import benchmark_model
 from neaptide_lab.experiments.result import ExperimentResult, Row
@@ -200,7 +200,7 @@ class Fidelity:
                 measures.arrived(line.id, line.arrival_s)
 
         def take(line: StepLine, outputs: StepOutputs) -> None:
-            measures.step(outputs, StepTally(), Copied(), line.t[-1])
+            measures.step(outputs, StepTally(), 0, line.t[-1])
 
         headroom, model = FixedHeadroom(NUM_BLOCKS, HEADROOM_RATIO), OnlineCostModel(self._base)
         return Replayed(replay(self._log, cost_model=model, headroom=headroom, on_step=take), measures)

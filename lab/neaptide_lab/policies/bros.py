@@ -1,14 +1,15 @@
 """BROS (arXiv 2504.09590), section 4: real-time requests by urgency, then best-effort ones.
 
 RT and BE are the paper's names for online and offline. Its bidirectional blocks (section 5) are those of
-``kv.two_tenants``, if the executor supports them and there is host memory. Otherwise a request that lacks blocks
-preempts others, which are computed again, as in the paper's own run without them (section 7.4.1).
+``neaptide_lab.two_tenants``, if the executor copies slots and there is host memory. Otherwise a request that lacks
+blocks preempts others, which are computed again, as in the paper's own run without them (section 7.4.1).
 """
 
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from heapq import merge
 from itertools import chain
 from operator import itemgetter
@@ -16,6 +17,7 @@ from typing import ClassVar
 
 from neaptide.policy import (
     BatchShape,
+    CacheMaker,
     CostModel,
     Draft,
     HeadroomPredictor,
@@ -28,6 +30,13 @@ from neaptide.policy import (
     Step,
 )
 from neaptide_lab.policies.whole_prompts import WholePromptScheduler
+from neaptide_lab.two_tenants.cache import (
+    num_away,
+    num_copied_aside,
+    num_preemptible,
+    swap_out_or_preempt,
+    two_tenant_cache,
+)
 
 MEAN_WEIGHT = 0.1
 """Weight of the newest step in the moving average of step times. The paper gives no window."""
@@ -107,8 +116,8 @@ def add_to(shape: BatchShape, draft: Draft, request: Request) -> None:
     """Adds a request to the batch, with the blocks that it needs from host memory."""
     kv = draft.kv
     shape.add(kv.num_uncomputed(request), kv.num_computed(request))
-    if num_away := kv.num_away(request):
-        shape.copied_aside_blocks += -(-num_away // kv.block_size)
+    if slots := num_away(kv, request):
+        shape.copied_aside_blocks += -(-slots // kv.block_size)
 
 
 @dataclass(slots=True)
@@ -138,7 +147,7 @@ class BrosScheduler(WholePromptScheduler):
     """
 
     online_order: ClassVar[OnlineOrder] = staticmethod(waiting_order)
-    shares_blocks = True
+    own_cache: ClassVar[CacheMaker | None] = staticmethod(two_tenant_cache)
 
     def __init__(
         self,
@@ -281,10 +290,10 @@ class BrosScheduler(WholePromptScheduler):
 
         if num_blocks <= draft.kv.available:
             return draft.make_room(0, victims(), slots=slots)
-        num_preemptible = draft.kv.num_preemptible()
-        if num_blocks <= draft.kv.available + num_preemptible:
+        by_slots = num_preemptible(draft.kv)
+        if num_blocks <= draft.kv.available + by_slots:
             return draft.make_room(0, victims(), slots=slots)
-        if num_preemptible and draft.make_room(num_blocks - num_preemptible, later(), slots=slots):
+        if by_slots and draft.make_room(num_blocks - by_slots, later(), slots=slots):
             return True
         return draft.make_room(num_blocks, victims(), slots=slots)
 
@@ -297,16 +306,16 @@ class BrosScheduler(WholePromptScheduler):
         slots in host memory could not resume: new requests would take the blocks that it needs.
         """
         are_all_in, kv = True, draft.kv
-        resident = [(kv.num_away(request), request) for request in draft.running(RequestClass.OFFLINE)]
-        for num_away, request in sorted(resident, key=itemgetter(0)):
+        resident = [(num_away(kv, request), request) for request in draft.running(RequestClass.OFFLINE)]
+        for slots_away, request in sorted(resident, key=itemgetter(0)):
             if choice.num_requests >= self.batch_size.limit and not choice.chosen:
                 return are_all_in
-            if kv.num_away(request) > num_away:  # Swapped out for an older one.
+            if num_away(kv, request) > slots_away:  # Swapped out for an older one.
                 are_all_in = False
             elif draft.is_running(request):  # Not preempted for an older one.
                 draft.at = request
                 is_in = self._add_or_replace(draft, choice, request, slack_s)
-                are_all_in &= is_in or not num_away
+                are_all_in &= is_in or not slots_away
         draft.at = None
         return are_all_in
 
@@ -354,15 +363,20 @@ class BrosScheduler(WholePromptScheduler):
         if not num_blocks or not draft.is_running(request):
             return False
         younger = (r for r in draft.offline_victims() if r.admission_index > request.admission_index)
-        return draft.make_room(choice.num_blocks + num_blocks, younger, swaps=True)
+        let_go = partial(swap_out_or_preempt, draft)
+        return draft.make_room(choice.num_blocks + num_blocks, younger, let_go=let_go)
 
     def _is_room_left(self, draft: Draft, num_urgent: int, request: Request, num_blocks: int) -> bool:
         """Whether a BE request may get this many blocks, or keep its own, next to what RT requests lack."""
         if draft.kv.fits(num_urgent + num_blocks):
             return True
-        return not num_blocks and num_urgent <= draft.kv.available + draft.kv.num_preemptible(besides=request)
+        return not num_blocks and num_urgent <= draft.kv.available + num_preemptible(draft.kv, besides=request)
 
     # ---- both ----
+
+    def _take(self, draft: Draft, request: Request) -> None:
+        super()._take(draft, request)
+        draft.budget.shape.copied_aside_blocks = num_copied_aside(draft.kv)
 
     def _fits(self, draft: Draft, shape: BatchShape, request: Request) -> bool:
         return shape.num_tokens + draft.kv.num_uncomputed(request) <= self.max_step_tokens

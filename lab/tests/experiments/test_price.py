@@ -15,8 +15,7 @@ from tests.simulation.scenes import constant, offline, online
 
 SAID = (
     "TTFT 70 / 90 ms, TPOT 40 / 49 ms, gaps 41 / 75 ms (p50 / p99), 99.5% both targets, 98.0% from arrival; preempted "
-    "1,203 (3 online), lost slots 7, swapped out 5; 12,345 tokens computed again, 1,100 blocks copied, longest wait "
-    "12 s"
+    "1,203 (3 online); 12,345 tokens computed again, 1,100 blocks copied, longest wait 12 s"
 )
 
 
@@ -27,11 +26,9 @@ def result() -> SimResult:
     latencies = {name: {"p50": p50, "p90": 0.08, "p99": p99} for name, (p50, p99) in seconds.items()}
     attainment = {"ttft": 1.0, "tpot": 1.0, "both": 0.995, "both_from_arrival": 0.98}
     preemptions = PreemptionResult(
-        count_by_kind={"recompute": 1203, "checkpoint": 7, "swap": 5},
         count_by_class={"online": 3, "offline": 1200},
         recomputed_tokens=44_000,
         swapped_blocks=1100,
-        checkpointed_slots=9,
     )
     return replace(
         one,

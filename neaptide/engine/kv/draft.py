@@ -86,24 +86,6 @@ class KVDraft:
         """Blocks that go to host memory or come from it."""
         return self.pool.num_saved + self.num_loaded
 
-    @property
-    def num_copied_aside(self) -> int:
-        """Slots that go to host memory or come from it, in blocks: copied beside the step's work."""
-        return 0
-
-    def num_away(self, request: Request) -> int:
-        """Slots of the request that must come back from host memory before it runs."""
-        return 0
-
-    def num_preemptible(self, besides: Request | None = None) -> int:
-        """Blocks beyond the available ones that online requests may have, where blocks have two tenants: those that an
-        offline request alone has slots in which takes no part in the step and is not ``besides``."""
-        return 0
-
-    def can_swap_out(self, request: Request) -> bool:
-        """Whether the request may leave its blocks and keep its tokens."""
-        return False
-
     def fits(self, num_blocks: int) -> bool:
         return num_blocks <= self.pool.num_available
 

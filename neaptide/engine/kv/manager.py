@@ -180,7 +180,7 @@ class KVCacheManager:
         return saves, loads
 
     def take_slot_copies(self) -> SlotCopies | None:
-        """Copies of single slots for the next step; only a two-tenant cache has some."""
+        """Copies of single slots for the next step. The engine's cache has none; a policy's own may have some."""
         return None
 
     def invalidate_copies(self, copies: SlotCopies) -> list[Request]:

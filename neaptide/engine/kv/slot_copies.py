@@ -19,7 +19,7 @@ class SlotRun(NamedTuple):
 
 @dataclass(slots=True)
 class SlotCopies:
-    """All copies of a step (BROS section 5.2): first all saves, then all moves, then all restores."""
+    """All copies of a step: first all saves, then all moves, then all restores."""
 
     saves: list[SlotRun] = field(default_factory=list)
     """Copies from blocks to host memory, before anything is overwritten."""
@@ -27,12 +27,6 @@ class SlotCopies:
     """Copies between blocks; all are read before any is written."""
     restores: list[SlotRun] = field(default_factory=list)
     """Copies from host memory to blocks."""
-    touched: list[tuple[str, int]] = field(default_factory=list)
-    """Requests and block table indices of the copied tokens."""
-    num_checkpointed: int = 0
-    """Requests without missing slots that lost slots to another tenant."""
-    num_swapped: int = 0
-    """Requests that lost all their blocks."""
 
     def __bool__(self) -> bool:
         return bool(self.saves or self.moves or self.restores)

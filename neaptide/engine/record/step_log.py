@@ -37,7 +37,7 @@ class HeaderLine(_LogLine, tag="header"):
     recipe: dict[str, Any]
     """How to make the cost model and the headroom predictor again; the engine does not read it."""
     num_host_blocks: int = 0
-    two_tenant_blocks: bool = False
+    slot_copies: bool = False
     shared_reads: SharedReads | None = None
 
 
@@ -179,8 +179,6 @@ class StepLine(_LogLine, tag="step"):
     admit: list[tuple[int, int]] = []
     """Requests that got their blocks in this step: handle, tokens found in the cache."""
     preempt: list[int] = []
-    slots: list[int] = []
-    """Number of slots copied to host memory, to other blocks, and back from host memory; empty if none."""
     end: list[tuple[int, int, int, Ranges]] = []
     """Requests that ended since the step before: handle, output tokens, ``FinishReason``, and the full blocks that end
     in the output."""

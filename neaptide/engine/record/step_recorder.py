@@ -119,7 +119,7 @@ class StepRecorder(EngineObserver):
                 num_blocks,
                 recipe,
                 cache.num_host_blocks,
-                cache.two_tenant_blocks,
+                cache.slot_copies,
                 cache.shared_reads,
             )
         )
@@ -234,7 +234,7 @@ class StepRecorder(EngineObserver):
         """The step's record without its results and requests."""
         plan, timer, blocks = step.plan, step.timer, scheduler.kv.occupancy()
         planning = [timer.start_s] if timer.scheduled_at_s == timer.start_s else [timer.start_s, timer.scheduled_at_s]
-        line = StepLine(
+        return StepLine(
             step=plan.step,
             t=[*planning, timer.executed_at_s],
             predicted=[round(plan.predicted_s, 9), round(plan.margin_s, 9), round(plan.budget_s, 9)],
@@ -242,9 +242,6 @@ class StepRecorder(EngineObserver):
             preempt=[self._handle(request_id) for request_id in step.preempted.request_ids],
             end=self._ended,
         )
-        if (copies := plan.slot_copies) is not None:
-            line.slots = [copies.num_saved, copies.num_moved, copies.num_restored]
-        return line
 
     def _note_step(self, line: StepLine, step: Step, scheduler: Scheduler) -> None:
         plan = step.plan

@@ -1,7 +1,8 @@
 """Actions of a draft, in order, which ``Scheduler.apply`` executes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from neaptide.engine.arrays import IntArray
 from neaptide.engine.kv.draft import PrefixHit
@@ -55,13 +56,13 @@ class DrawPool:
 
 
 @dataclass(slots=True, frozen=True)
-class SwapOut:
-    """Moves a request's tokens to host memory; it keeps its slot and its progress."""
+class OnCache:
+    """Operation that only the policy's own KV cache has (``Scheduler.own_cache``)."""
 
-    request: Request
+    act: Callable[[Any], None]
 
 
-Action = Preempt | Grow | Admit | Schedule | ScheduleRows | DrawPool | SwapOut
+Action = Preempt | Grow | Admit | Schedule | ScheduleRows | DrawPool | OnCache
 
 
 @dataclass(slots=True)

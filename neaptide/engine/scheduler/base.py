@@ -2,16 +2,15 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import ClassVar
 
 import numpy as np
 
 from neaptide.engine.arrays import IntArray
-from neaptide.engine.config import SchedulerConfig
+from neaptide.engine.config import CacheConfig, SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
 from neaptide.engine.kv.manager import KVCacheManager
-from neaptide.engine.kv.two_tenant_cache import TwoTenantCache
 from neaptide.engine.offline.pool import OfflinePool
 from neaptide.engine.offline.row_source import RowKey
 from neaptide.engine.offline.sharing.by_shares import ByShares
@@ -21,11 +20,11 @@ from neaptide.engine.scheduler.actions import (
     Admit,
     DrawPool,
     Grow,
+    OnCache,
     Preempt,
     PreemptionCount,
     Schedule,
     ScheduleRows,
-    SwapOut,
 )
 from neaptide.engine.scheduler.budget import StepBudget
 from neaptide.engine.scheduler.draft import Draft
@@ -33,12 +32,15 @@ from neaptide.engine.scheduler.queues import OnlineOrder, Queues, deadline_order
 from neaptide.engine.steps.plan import BatchShape, NewRequest, StepPlan
 from neaptide.engine.steps.step import Step, await_tokens
 from neaptide.engine.steps.timer import StepTimer
+from neaptide.engine.table import RequestTable
 
 MASK_SHARE = 0.05
 """Cap on a step's wait for masks that it can go on without, as a fraction of the TPOT target."""
 MASK_MEMORY_STEPS = 8
 """Time constant of the expected mask wait, in steps."""
 LEAST_MASK_WAIT_S = 1e-5
+CacheMaker = Callable[[CacheConfig, int, RequestTable], KVCacheManager | None]
+"""Makes a KV cache from its configuration, the number of blocks and the request table."""
 
 
 class PlanningError(Exception):
@@ -77,9 +79,9 @@ class Scheduler(ABC):
     """Whether cached blocks that a job's lines still need stay longest; otherwise the oldest go first."""
     counts_reuse: ClassVar[bool] = False
     """Whether expected reuse is the exact number of lines; otherwise it is in classes that double."""
-    shares_blocks: ClassVar[bool] = False
-    """Whether an online and an offline request may share a block. It needs support by the executor, and host memory for
-    the tokens that the offline one loses."""
+    own_cache: ClassVar[CacheMaker | None] = None
+    """Makes a KV cache of the policy's own. Returns None where the executor does not support that cache: the policy
+    then has the engine's."""
     publishes_when_planned: ClassVar[bool] = False
     """Whether requests of a step find the blocks that earlier ones of it will fill; otherwise they find computed blocks
     only."""
@@ -374,9 +376,8 @@ class Scheduler(ABC):
                     self._preempt(request)
                 case Grow(request, tokens):
                     kv.grow(request, tokens)
-                case SwapOut(request):
-                    assert isinstance(kv, TwoTenantCache)
-                    kv.swap_out(request)
+                case OnCache(act):
+                    act(kv)
                 case DrawPool(num_requests):
                     queues.pool.draw(num_requests)
         return rows, num_tokens

@@ -9,7 +9,6 @@ import numpy as np
 
 from neaptide.engine.arrays import BoolArray, IntArray
 from neaptide.engine.kv.draft import PrefixHit
-from neaptide.engine.kv.two_tenant_cache import TwoTenantDraft
 from neaptide.engine.offline.pool_draft import PoolDraft
 from neaptide.engine.params import RequestClass
 from neaptide.engine.request import Request, RequestStatus
@@ -18,11 +17,11 @@ from neaptide.engine.scheduler.actions import (
     Admit,
     DrawPool,
     Grow,
+    OnCache,
     Preempt,
     PreemptionCount,
     Schedule,
     ScheduleRows,
-    SwapOut,
 )
 from neaptide.engine.scheduler.budget import Reads, StepBudget
 from neaptide.engine.scheduler.judged import Candidate
@@ -239,7 +238,6 @@ class Draft:
         num_computed, is_seated = self.kv.num_computed(request), request.slot >= 0 and request not in self._admitted
         self.budget.add(num_tokens, num_computed)
         self.budget.shape.swapped_blocks = self.kv.num_swapped
-        self.budget.shape.copied_aside_blocks = self.kv.num_copied_aside
         if num_tokens == 1 and num_computed and is_seated:
             self.budget.shape.shared_prefix_tokens += self._shared_reads.add(np.array([request.slot]))
         self._parts[request] = num_tokens
@@ -314,11 +312,10 @@ class Draft:
             self.pool.give_back(victim)
         self.actions.append(Preempt(victim))
 
-    def swap_out(self, victim: Request) -> None:
-        assert not self.is_scheduled(victim)
-        assert isinstance(self.kv, TwoTenantDraft)
-        self.kv.swap_out(victim)
-        self.actions.append(SwapOut(victim))
+    def on_cache(self, act: Callable[[Any], None]) -> None:
+        """Calls an operation that only the policy's own cache has: now on its draft, in ``apply`` on the cache."""
+        act(self.kv)
+        self.actions.append(OnCache(act))
 
     def draw_pool(self, count: int) -> list[Request]:
         """Moves the first requests of the pool to its front, so that they may be admitted in any order."""
@@ -329,8 +326,8 @@ class Draft:
         return drawn
 
     # ---- making room ----
-    # Victims lose their KV, which is recomputed later, or only their blocks. A victim is never scheduled in this step.
-    # No more are preempted than needed, and none for a request that would still not fit.
+    # Victims lose their KV, which is recomputed later. A victim is never scheduled in this step. No more are preempted
+    # than needed, and none for a request that would still not fit.
 
     def make_room(
         self,
@@ -338,14 +335,14 @@ class Draft:
         victims: Iterable[Request],
         keep: Collection[int] = (),
         slots: int = 0,
-        swaps: bool = False,
+        let_go: Callable[[Request], None] | None = None,
     ) -> bool:
         """Preempts ``victims`` in order until ``num_blocks`` are available and ``slots`` slots are free.
 
-        Unneeded victims are spared, the last first. If all together do not suffice, none is preempted. With ``swaps``,
-        victims that can keep their KV in host memory do.
+        Unneeded victims are spared, the last first. If all together do not suffice, none is preempted.
 
         ``keep`` are blocks that the requester will read (its prefix hit): freeing those frees nothing for it.
+        ``let_go`` takes the blocks of a victim; ``preempt`` unless given.
         """
         missing = num_blocks - self.kv.available
         if missing <= 0 and slots <= 0:
@@ -363,11 +360,8 @@ class Draft:
             if len(chosen) > slots and missing <= value.num_blocks - value.of(victim):
                 value.remove(victim)
                 chosen.remove(victim)
-        for index, victim in enumerate(chosen):
-            if swaps and index >= slots and self.kv.can_swap_out(victim):
-                self.swap_out(victim)
-            else:
-                self.preempt(victim)
+        for victim in chosen:
+            (let_go or self.preempt)(victim)
         return True
 
     def offline_victims(self) -> Iterator[Request]:

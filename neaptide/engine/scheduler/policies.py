@@ -3,7 +3,7 @@
 import inspect
 
 from neaptide.engine import extensions
-from neaptide.engine.config import SchedulerConfig
+from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.extensions import ExtensionError
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
 from neaptide.engine.kv.manager import KVCacheManager
@@ -11,6 +11,7 @@ from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.baselines.vllm_v1 import VllmV1Fcfs, VllmV1Priority
 from neaptide.engine.scheduler.packing import NeaptideScheduler
 from neaptide.engine.scheduler.parts import without
+from neaptide.engine.table import RequestTable
 
 POLICIES: dict[str, type[Scheduler]] = {
     "neaptide": NeaptideScheduler,
@@ -63,19 +64,31 @@ def policy_of(config: SchedulerConfig) -> type[Scheduler]:
 
 def set_up(
     policy: type[Scheduler],
-    config: SchedulerConfig,
-    kv: KVCacheManager,
+    config: EngineConfig,
+    num_blocks: int,
+    table: RequestTable,
     cost_model: CostModel,
     headroom: HeadroomPredictor,
 ) -> Scheduler:
-    """An instance of the policy.
+    """An instance of the policy, with its KV cache.
 
     Raises:
         ExtensionError: the code of another package raised.
     """
     try:
-        return policy(config, kv, cost_model, headroom)
+        kv = _kv_cache(config.cache, policy, num_blocks, table)
+        return policy(config.scheduler, kv, cost_model, headroom)
     except Exception as error:
-        if config.policy in POLICIES:
+        if (name := config.scheduler.policy) in POLICIES:
             raise
-        raise ExtensionError(f"the policy {config.policy!r} cannot be set up: {extensions.reason(error)}") from error
+        raise ExtensionError(f"the policy {name!r} cannot be set up: {extensions.reason(error)}") from error
+
+
+def _kv_cache(config: CacheConfig, policy: type[Scheduler], num_blocks: int, table: RequestTable) -> KVCacheManager:
+    """The policy's own cache, or the engine's as the policy asks for it."""
+    if policy.own_cache is not None and (own := policy.own_cache(config, num_blocks, table)) is not None:
+        return own
+    prefix_cache = config.enable_prefix_cache and policy.uses_prefix_cache
+    host_blocks = config.num_host_blocks if policy.evicts_by_reuse else 0
+    by_reuse, counted = policy.evicts_by_reuse, policy.counts_reuse
+    return KVCacheManager(num_blocks, table, prefix_cache, by_reuse, counted, host_blocks, config.shared_reads)

@@ -26,7 +26,7 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
     capabilities = Capabilities(
         placeholders=True,
         asynchronous=device == "cuda",
-        two_tenant_blocks=True,
+        slot_copies=True,
         abortable_steps=executor.abortable_steps,
         shared_reads=executor.shared_reads,
     )

@@ -16,8 +16,8 @@ class StepTables(NamedTuple):
     entries: IntArray
     """[blocks of all requests] ``block * 2 + is_reversed``: a reversed block stores its tokens from its last slot.
 
-    A block shared by two tenants is plain for one and reversed for the other. Entries after a request's last block are
-    undefined.
+    A block that two requests share may be plain for one and reversed for the other. Entries after a request's last
+    block are undefined.
     """
     starts: IntArray
     """[requests] Start of each table, ascending. A table ends at the next one's start or earlier."""

@@ -21,6 +21,7 @@ from neaptide_lab.experiments.bros.setting import (
     scenario,
 )
 from neaptide_lab.experiments.result import ExperimentResult, Row
+from neaptide_lab.two_tenants.counts import TenantCounts
 
 NAME = "bros-bicache"
 ABOUT = "targets attained with and without bidirectional blocks (BROS, figure 13)"
@@ -51,10 +52,10 @@ Arms = dict[str, SimResult]
 
 def run(quick: bool) -> ExperimentResult:
     size = QUICK if quick else FULL
-    runs = {
-        (lengths, initial): _run(lengths, initial, size) for lengths in size.lengths for initial in size.batch_sizes
-    }
-    notes = [_note(case, name, one) for case, arms in runs.items() for name, one in arms.items()]
+    cases = [(lengths, initial) for lengths in size.lengths for initial in size.batch_sizes]
+    counts = {(case, arm): TenantCounts() for case in cases for arm in ARMS}
+    runs = {case: {arm: _run(case, size, arm, counts[case, arm]) for arm in ARMS} for case in cases}
+    notes = [_note(case, arm, one, counts[case, arm]) for case, arms in runs.items() for arm, one in arms.items()]
     notes += [
         f"{OPT_30B.name} on {OPT_30B.profile} with context {OPT_30B.context_tokens:,}, {size.window_s:g} s of Poisson "
         f"arrivals at {RATE_RPS:g}/s beside {OFFLINE}: 256 requests at once, again when the last has ended. TTFT "
@@ -84,8 +85,8 @@ def bicache_rows(case: Case, arms: Arms) -> list[Row]:
     return rows
 
 
-def _run(lengths: str, initial: int, size: BicacheSize) -> Arms:
-    return {arm: simulate(arm_scenario(lengths, initial, size, arm)).result for arm in ARMS}
+def _run(case: Case, size: BicacheSize, arm: str, counts: TenantCounts) -> SimResult:
+    return simulate(arm_scenario(*case, size, arm), observers=[counts]).result
 
 
 def arm_scenario(lengths: str, initial: int, size: BicacheSize, arm: str) -> Scenario:
@@ -95,15 +96,15 @@ def arm_scenario(lengths: str, initial: int, size: BicacheSize, arm: str) -> Sce
     return replace(given, profile=profile, policy=BROS, bros_initial_batch_size=initial, host_cache_bytes=ARMS[arm])
 
 
-def _note(case: Case, arm: str, one: SimResult) -> str:
-    kinds, preempted = one.preemptions.count_by_kind, one.preemptions
+def _note(case: Case, arm: str, one: SimResult, counts: TenantCounts) -> str:
+    preempted = one.preemptions
     both, latency_ms = 100.0 * one.attained, 1e3 * (one.online.normalized_latency_s or 0.0)
     return (
         f"{case[0]} from {case[1]}, {arm}: both attained {both:.1f}%, offline {one.offline_tokens_per_s:,.0f} "
-        f"tokens/s, normalized latency {latency_ms:,.0f} ms; {kinds['recompute']} computed again "
-        f"({preempted.recomputed_tokens:,} tokens), {kinds['checkpoint']} lost slots to others, {kinds['swap']} "
-        f"swapped out; {preempted.checkpointed_slots:,} slots to host memory, {preempted.swapped_blocks:,} blocks to "
-        "and from it."
+        f"tokens/s, normalized latency {latency_ms:,.0f} ms; {sum(preempted.count_by_class.values())} computed "
+        f"again ({preempted.recomputed_tokens:,} tokens), {counts.num_checkpointed} lost slots to others, "
+        f"{counts.num_swapped} swapped out; {counts.num_slots_saved:,} slots to host memory, "
+        f"{preempted.swapped_blocks:,} blocks to and from it."
     )
 
 

@@ -93,7 +93,7 @@ class CpuRuns:
 
     @property
     def num_preemptions(self) -> int:
-        return sum(sum(result.preemptions.count_by_kind.values()) for result in self.results)
+        return sum(sum(result.preemptions.count_by_class.values()) for result in self.results)
 
 
 def run_case(case: CpuCase, seeds: Iterable[int]) -> CpuRuns:

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 
 from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.kv.pool_draft import BlockPoolDraft
-from neaptide.engine.kv.slot_copies import SlotCopies, SlotRun
-from neaptide.engine.kv.two_tenants import NOWHERE, TwoTenants
+from neaptide.engine.kv.slot_copies import SlotRun
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.request import Request
+from neaptide_lab.two_tenants.blocks import NOWHERE, TenantCopies, TwoTenants
 
 SIZE = 4
 """Slots of a block."""
@@ -45,7 +45,7 @@ class Bench:
         self.num_tokens[one] = 0
         return one
 
-    def step(self, *parts: tuple[Request, int]) -> SlotCopies:
+    def step(self, *parts: tuple[Request, int]) -> TenantCopies:
         """Each that finds room computes so many tokens; raises AssertionError if one reads what is not its own."""
         self.tenants.begin()
         self.lacking = dict(parts)
@@ -71,7 +71,7 @@ class Bench:
         self.check()
         return copies
 
-    def swap_out(self, one: Request) -> SlotCopies:
+    def swap_out(self, one: Request) -> TenantCopies:
         self.tenants.begin()
         self.tenants.swap_out(one)
         copies = self.tenants.take_copies()
@@ -84,7 +84,7 @@ class Bench:
         del self.num_tokens[one]
         self.check()
 
-    def copy(self, copies: SlotCopies) -> None:
+    def copy(self, copies: TenantCopies) -> None:
         def content(memory: dict[Slot, Token], runs: list[SlotRun]) -> dict[Slot, Token]:
             return {(run.target, slot): memory[run.source, slot] for run in runs for slot in range(run.first, run.end)}
 

@@ -6,10 +6,10 @@ import pytest
 
 from neaptide.engine.config import CacheConfig
 from neaptide.engine.kv.manager import KVCacheManager
-from neaptide.engine.kv.two_tenant_cache import TwoTenantCache
 from neaptide.engine.scheduler.policies import POLICIES, find_policy
 from neaptide.engine.steps.step import Step
 from neaptide_lab.policies import RIVALS
+from neaptide_lab.two_tenants.cache import TwoTenantCache
 from tests.engine.baselines.costs import PerTokenCost
 from tests.engine.device import FakeDevice, on_device, text_of
 from tests.engine.harness import Harness, batch, online
@@ -20,7 +20,7 @@ PROMPT = list(range(6, 30))
 
 
 def cache(num_host_blocks: int) -> CacheConfig:
-    return CacheConfig(block_size=4, num_host_blocks=num_host_blocks, two_tenant_blocks=True)
+    return CacheConfig(block_size=4, num_host_blocks=num_host_blocks, slot_copies=True)
 
 
 def bros(num_host_blocks: int = 16, **fields: object) -> tuple[Harness, FakeDevice]:
@@ -103,10 +103,10 @@ def test_without_room_in_host_memory_requests_are_computed_again(tmp_path: Path)
 def test_blocks_have_one_tenant_unless_policy_executor_and_memory_allow_two(
     num_host_blocks: int, can: bool, policy: str
 ) -> None:
-    config = CacheConfig(block_size=4, num_host_blocks=num_host_blocks, two_tenant_blocks=can)
+    config = CacheConfig(block_size=4, num_host_blocks=num_host_blocks, slot_copies=can)
     assert type(Harness(policy=policy, cache=config).core.kv) is KVCacheManager
     assert isinstance(Harness(policy="bros", cache=cache(8)).core.kv, TwoTenantCache)
-    assert [name for name in (*POLICIES, *RIVALS) if find_policy(name).shares_blocks] == ["bros"]
+    assert [name for name in (*POLICIES, *RIVALS) if find_policy(name).own_cache is not None] == ["bros"]
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -10,6 +10,7 @@ room for every slot that it may lose later.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +26,18 @@ NUM_FACTS = 6
 ONLINE_FILL, ONLINE_TENANT, OFFLINE_FILL, OFFLINE_TENANT, PLACE, HOST_BLOCK = range(NUM_FACTS)
 """Facts of a block: slots taken from its begin and from its end, and by which tenants (their numbers); its place in the
 offline tenant's table, and the block of host memory set aside for it. -1 for none."""
+
+
+@dataclass(slots=True)
+class TenantCopies(SlotCopies):
+    """The copies of a step (section 5.2), and whose they are."""
+
+    touched: list[tuple[str, int]] = field(default_factory=list)
+    """Requests and block table indices of the copied tokens."""
+    num_checkpointed: int = 0
+    """Requests without missing slots that lost slots to another tenant."""
+    num_swapped: int = 0
+    """Requests that lost all their blocks."""
 
 
 class Pool(Protocol):
@@ -97,7 +110,7 @@ class TwoTenants:
         """Free when the step being planned has been submitted: it may still read them."""
         self._taking_part: set[int] = set()
         """Offline tenants in the step being planned: they keep their slots."""
-        self.copies = SlotCopies()
+        self.copies = TenantCopies()
 
     def begin(self) -> None:
         """A step is to be planned behind all those that were."""
@@ -114,12 +127,12 @@ class TwoTenants:
         other._tenants, other._changed = self._tenants, {}
         other._by_number, other._num_tenants = dict(self._by_number), self._num_tenants
         other._host_free, other._host_freed = list(self._host_free), []
-        other._taking_part, other.copies = set(), SlotCopies()
+        other._taking_part, other.copies = set(), TenantCopies()
         return other
 
-    def take_copies(self) -> SlotCopies:
+    def take_copies(self) -> TenantCopies:
         """What the next step has to copy."""
-        copies, self.copies = self.copies, SlotCopies()
+        copies, self.copies = self.copies, TenantCopies()
         return copies
 
     # ---- asking ----

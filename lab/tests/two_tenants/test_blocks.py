@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.tests.two_tenants.bench import SIZE, Bench
 from neaptide.engine.kv.slot_copies import SlotRun
-from tests.engine.two_tenants.bench import SIZE, Bench
 
 
 def test_tenants_grow_from_opposite_ends_of_a_block() -> None:

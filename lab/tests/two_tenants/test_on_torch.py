@@ -18,60 +18,12 @@ from neaptide.engine.steps.timer import StepTimer
 from neaptide.executors.torch.step_results import TorchHandle
 from neaptide.executors.torch.torch_executor import TorchExecutor
 from neaptide_lab.policies.bros import BrosNotes
+from neaptide_lab.two_tenants.cache import TwoTenantDraft, swap_out_or_preempt
 from tests.executors.driver import leading_agreement, make_executor, random_prompt
 from tests.executors.engine_run import NUM_OUTPUT, EngineRun
 
 Gqa = tuple[Path, LlamaForCausalLM]
 BLOCK_SIZE, NUM_BLOCKS, NUM_HOST_BLOCKS = 4, 24, 200
-Slots = list[tuple[int, int]]
-
-
-def copying(*, saves: list[SlotRun] | None = None, moves: list[SlotRun] | None = None) -> StepPlan:
-    step = StepPlan.of_parts(1, [])
-    step.slot_copies = SlotCopies(saves or [], moves or [])
-    return step
-
-
-def restoring(runs: list[SlotRun]) -> StepPlan:
-    step = StepPlan.of_parts(2, [])
-    step.slot_copies = SlotCopies(restores=runs)
-    return step
-
-
-def test_slots_come_back_byte_for_byte_and_no_others_change(gqa: Gqa) -> None:
-    executor = make_executor(gqa[0], num_blocks=6, num_host_blocks=3)
-    cache = executor._runner.kv_cache
-    with torch.inference_mode():
-        for layer in cache:
-            layer.copy_(torch.randn_like(layer))
-    before = [layer.clone() for layer in cache]
-    executor.submit(copying(saves=[SlotRun(3, 2, 5, 9), SlotRun(1, 0, 0, 16)])).wait()
-    with torch.inference_mode():
-        for layer in cache:
-            layer.zero_()
-    executor.submit(restoring([SlotRun(0, 4, 3, 8), SlotRun(2, 5, 5, 7)])).wait()
-    for layer, saved in zip(cache, before, strict=True):
-        assert torch.equal(layer[4, 3:8], saved[1, 3:8])
-        assert torch.equal(layer[5, 5:7], saved[3, 5:7])
-        others = torch.ones(layer.shape[:2], dtype=torch.bool)
-        others[4, 3:8] = others[5, 5:7] = False
-        assert not layer[others].any()
-
-
-def test_a_step_saves_then_moves_then_restores(gqa: Gqa) -> None:
-    executor = make_executor(gqa[0], num_blocks=4, num_host_blocks=2)
-    cache = executor._runner.kv_cache
-    with torch.inference_mode():
-        for layer in cache:
-            layer[0], layer[1], layer[2] = 1.0, 2.0, 3.0
-    executor.submit(copying(saves=[SlotRun(0, 0, 0, 16)])).wait()
-    step = copying(saves=[SlotRun(1, 1, 0, 4)], moves=[SlotRun(2, 1, 0, 4), SlotRun(1, 3, 0, 4)])
-    assert step.slot_copies is not None
-    step.slot_copies.restores = [SlotRun(0, 2, 0, 4), SlotRun(1, 0, 0, 4)]
-    executor.submit(step).wait()
-    for layer in cache:
-        assert [layer[block, 0, 0, 0].item() for block in range(4)] == [2.0, 3.0, 1.0, 2.0]
-        assert [layer[block, 4, 0, 0].item() for block in range(4)] == [1.0, 2.0, 3.0, 0.0]
 
 
 class CheckedExecutor(TorchExecutor):
@@ -109,7 +61,7 @@ def run_of(directory: Path, *, forces: Callable[[EngineRun], None]) -> tuple[Eng
     plain.__class__ = CheckedExecutor
     executor: CheckedExecutor = plain  # type: ignore[assignment]
     executor.attach()
-    cache = CacheConfig(block_size=BLOCK_SIZE, num_host_blocks=NUM_HOST_BLOCKS, two_tenant_blocks=True)
+    cache = CacheConfig(block_size=BLOCK_SIZE, num_host_blocks=NUM_HOST_BLOCKS, slot_copies=True)
     scheduler = SchedulerConfig(policy="bros", max_model_len=96)
     run = EngineRun(EngineConfig(cache=cache, scheduler=scheduler), executor)
     for number in range(4):
@@ -140,8 +92,9 @@ def swap_out_all(run: EngineRun) -> None:
     draft = Draft(scheduler.index, 0.0, scheduler.queues, StepBudget(scheduler.cost_model, scheduler.max_step_tokens))
     draft.notes = BrosNotes({})
     for victim in list(scheduler.queues.running_offline.values()):
+        assert isinstance(draft.kv, TwoTenantDraft)
         if draft.kv.can_swap_out(victim):
-            draft.swap_out(victim)
+            swap_out_or_preempt(draft, victim)
     assert scheduler.apply(draft, StepTimer(VirtualClock())) is None
 
 

@@ -4,17 +4,20 @@ It has no prefix cache: a block with two tenants is never hashed, and BROS, whos
 """
 
 from collections.abc import Iterable
+from operator import methodcaller
 
 from neaptide.engine.arrays import IntArray
+from neaptide.engine.config import CacheConfig
 from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.kv.block_table import REVERSED
 from neaptide.engine.kv.draft import KVDraft, PrefixHit
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.kv.slot_copies import SlotCopies
-from neaptide.engine.kv.two_tenants import NOWHERE, TwoTenants
 from neaptide.engine.params import RequestClass
 from neaptide.engine.request import Request
+from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.table import RequestTable
+from neaptide_lab.two_tenants.blocks import NOWHERE, TenantCopies, TwoTenants
 
 
 class TwoTenantCache(KVCacheManager):
@@ -60,6 +63,7 @@ class TwoTenantCache(KVCacheManager):
         return self._tenants.take_copies() or None
 
     def invalidate_copies(self, copies: SlotCopies) -> list[Request]:
+        assert isinstance(copies, TenantCopies)
         requests = {request.request_id: request for request in self.table.requests if request is not None}
         committed: dict[Request, int] = {}
         for request_id, place in copies.touched:
@@ -133,3 +137,40 @@ class TwoTenantDraft(KVDraft):
     def release(self, request: Request) -> None:
         self._tenants.remove(request)
         self._computed[request] = 0
+
+
+# ---- for a policy that runs with this cache or without ----
+
+
+def two_tenant_cache(config: CacheConfig, num_blocks: int, table: RequestTable) -> TwoTenantCache | None:
+    """The cache, if the executor copies slots and there is host memory for them (``Scheduler.own_cache``)."""
+    if not config.slot_copies or not config.num_host_blocks:
+        return None
+    return TwoTenantCache(num_blocks, table, config.num_host_blocks)
+
+
+def num_away(kv: KVDraft, request: Request) -> int:
+    """Slots of the request that must come back from host memory before it runs."""
+    return kv.num_away(request) if isinstance(kv, TwoTenantDraft) else 0
+
+
+def num_preemptible(kv: KVDraft, besides: Request | None = None) -> int:
+    """Blocks beyond the available ones that online requests may have.
+
+    An offline request alone has slots in them. It takes no part in the step and is not ``besides``.
+    """
+    return kv.num_preemptible(besides) if isinstance(kv, TwoTenantDraft) else 0
+
+
+def num_copied_aside(kv: KVDraft) -> int:
+    """Slots that go to host memory or come from it in the step, in blocks."""
+    return kv.num_copied_aside if isinstance(kv, TwoTenantDraft) else 0
+
+
+def swap_out_or_preempt(draft: Draft, victim: Request) -> None:
+    """Takes the victim's blocks; it keeps its tokens in host memory if it can."""
+    if isinstance(draft.kv, TwoTenantDraft) and draft.kv.can_swap_out(victim):
+        assert not draft.is_scheduled(victim)
+        draft.on_cache(methodcaller("swap_out", victim))
+    else:
+        draft.preempt(victim)

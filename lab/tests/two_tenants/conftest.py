@@ -1,0 +1,5 @@
+"""What tests of executors share."""
+
+from tests.executors.conftest import gqa
+
+__all__ = ["gqa"]
