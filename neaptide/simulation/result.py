@@ -53,6 +53,8 @@ class KvResult(msgspec.Struct, kw_only=True):
 
 class PreemptionResult(msgspec.Struct, kw_only=True):
     count_by_class: dict[str, int]
+    count_by_kind: dict[str, int]
+    """Their sum, for readers of results that had other kinds too."""
     recomputed_tokens: int
     """Tokens computed again after a preemption, as the engine counts them."""
     swapped_blocks: int
@@ -176,6 +178,7 @@ def preemption_result(measures: Measures) -> PreemptionResult:
     by_class = {name: int(steps[f"preempted_{name}"].sum()) for name in ("online", "offline")}
     return PreemptionResult(
         count_by_class=by_class,
+        count_by_kind={"recompute": sum(by_class.values())},
         recomputed_tokens=int(steps["recomputed_tokens"].sum()),
         swapped_blocks=int(steps["swapped_blocks"].sum()),
     )

@@ -114,4 +114,5 @@ def test_preemptions_are_counted_by_class() -> None:
     add_step(measures, swapped_blocks=2, now_s=50.0, duration_s=1.0, preempted_offline=4)
     result = preemption_result(measures)
     assert result.count_by_class == {"online": 2, "offline": 7}
+    assert result.count_by_kind == {"recompute": 9}
     assert result.swapped_blocks == 5

@@ -27,6 +27,7 @@ def result() -> SimResult:
     attainment = {"ttft": 1.0, "tpot": 1.0, "both": 0.995, "both_from_arrival": 0.98}
     preemptions = PreemptionResult(
         count_by_class={"online": 3, "offline": 1200},
+        count_by_kind={},
         recomputed_tokens=44_000,
         swapped_blocks=1100,
     )

@@ -13,6 +13,7 @@ from neaptide.server.quotes.fluid import DAY_PERIODS, PoolBatch
 from neaptide.server.quotes.periods import PERIOD_S, Period, Saturated
 from neaptide.server.quotes.quote import Quote, QuoteInputs, arithmetic, outlook, quote
 from neaptide.server.quotes.work import (
+    PRIOR_CHAT_FACTOR,
     PRIOR_EFFICIENCY,
     BatchSize,
     BatchWork,
@@ -58,7 +59,7 @@ def windows_of(found: Quote) -> list[tuple[float, str]]:
 def test_a_steady_load_gives_a_steady_quote() -> None:
     found = quote(SIZE, question(days(0.5)), (3600.0,))
     (window,) = found.windows
-    wanted_s = 505.0 / (0.5 * PRIOR_EFFICIENCY)
+    wanted_s = 505.0 / ((1.0 - 0.5 * PRIOR_CHAT_FACTOR) * PRIOR_EFFICIENCY)
     assert found.work_s[0] == pytest.approx(505.0, rel=0.01)
     assert window.p50_s == pytest.approx(wanted_s, rel=0.03)
     assert wanted_s < window.p90_s < 1.4 * wanted_s
@@ -92,23 +93,46 @@ def test_a_gap_in_the_record_is_no_idle_time() -> None:
     assert (len(loads), first_s) == (3 * DAY_PERIODS, 0)
     assert np.isnan(loads[30:50]).all()
     assert np.nanmean(loads) == pytest.approx(0.5)
-    assert quote(SIZE, question(every), (3600.0,)).windows[0].p50_s == pytest.approx(1098.0, rel=0.05)
+    wanted_s = 505.0 / ((1.0 - 0.5 * PRIOR_CHAT_FACTOR) * PRIOR_EFFICIENCY)
+    assert quote(SIZE, question(every), (3600.0,)).windows[0].p50_s == pytest.approx(wanted_s, rel=0.05)
 
 
-def test_efficiency_is_learnt_where_lines_waited() -> None:
-    part = Saturated(
-        seconds=3000.0,
+def saturated(load: float, chat_factor: float, efficiency: float) -> Saturated:
+    """A period in which lines waited: so much of it are the least times of chats, the rest batch work."""
+    work_s = PERIOD_S * (1.0 - chat_factor * load) * efficiency
+    return Saturated(
+        seconds=float(PERIOD_S),
         steps=1000,
-        online_tokens=1_000_000,
-        prefill_tokens=1_000_000,
-        decode_tokens=0,
+        online_tokens=round(load * PERIOD_S / INFO.token_s),
+        prefill_tokens=round(work_s / 1e-3),
         row_steps=1000,
-        kv_tokens=5_000_000,
+        kv_tokens=50_000_000,
     )
-    found = learnt_efficiency([period(0, 0.5, saturated=part)], INFO, device)
-    assert found.seconds == 3000.0
-    # 1,000 s of work in the 2,000 s that chats left, beside the prior's 600 s.
-    assert found.mean == pytest.approx((1000.2 + 600 * PRIOR_EFFICIENCY) / 2600, rel=1e-3)
+
+
+def test_what_chats_and_batch_work_get_is_learnt_where_lines_waited() -> None:
+    record = days(0.5)
+    for one in record[::2]:
+        load = 0.1 * (one.start_s // PERIOD_S % 7)
+        one.saturated = saturated(load, chat_factor=1.3, efficiency=0.8)
+    found = learnt_efficiency(record, INFO, device)
+    assert found.seconds == PERIOD_S * len(record[::2])
+    assert found.mean == pytest.approx(0.8, rel=0.005)
+    assert found.chat_factor == pytest.approx(1.3, rel=0.02)
+
+
+def test_one_load_does_not_tell_chats_from_batch_work() -> None:
+    """Both factors then move from their priors, by as much as explains the time."""
+    record = [period(0, 0.5, saturated=saturated(0.4, chat_factor=1.3, efficiency=0.8)) for _ in range(100)]
+    found = learnt_efficiency(record, INFO, device)
+    assert found.chat_factor > PRIOR_CHAT_FACTOR
+    assert 0.8 < found.mean < PRIOR_EFFICIENCY
+    assert found.mean * (1.0 - 0.4 * found.chat_factor) == pytest.approx(0.8 * (1.0 - 0.4 * 1.3), rel=0.02)
+
+
+def test_nothing_recorded_leaves_the_priors() -> None:
+    found = learnt_efficiency(days(0.5), INFO, device)
+    assert found == pytest.approx((PRIOR_EFFICIENCY, PRIOR_CHAT_FACTOR, 0.0))
 
 
 def test_unknown_answers_widen_the_quote_and_limits_cut_them() -> None:
