@@ -86,7 +86,7 @@ def ranking(scores: Mapping[str, Score], own: str | None = None) -> Table:
 
 
 def _table(first: str, width: int) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)  # more would fold the names
     table.add_column(first, max_width=width, overflow="fold", vertical="bottom")
     for heading in HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True, vertical="bottom")

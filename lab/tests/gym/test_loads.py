@@ -39,7 +39,13 @@ def test_the_first_cells_are_the_loads_of_tuned_rivals(number: int) -> None:
 
 @pytest.mark.parametrize(
     "policy",
-    ["priority@1024x256", *(pytest.param(name, marks=pytest.mark.full) for name in ("qoserve", "slidingserve"))],
+    [
+        "priority@1024x256",
+        *(
+            pytest.param(name, marks=pytest.mark.full)
+            for name in ("priority@512x256", "fcfs", "qoserve", "slidingserve")
+        ),
+    ],
 )
 def test_a_rival_does_in_the_gym_what_it_does_in_tuned_rivals(policy: str) -> None:
     """The first four seconds of the load, with rows that come and go soon."""
