@@ -239,7 +239,7 @@ class Judgement:
         contexts = np.array([prompt.context_tokens for prompt in every], float)
         drops_longest = "longest-late" not in self._left_out
         best, best_late, best_kept = Candidate("prompts", 0.0, 0.0), math.inf, [True] * len(prompts)
-        terms, best_terms = (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)
+        terms, best_terms, best_at = (0.0, 0.0, 0.0), (0.0, 0.0, 0.0), 0
         limits_s = self._lengths(draft, every)
         paces = PromptSteps.beside(draft.budget, limits_s, draft.block_size, longest)
         before: PromptSteps | None = None
@@ -254,9 +254,11 @@ class Judgement:
             draft.candidates.append(candidate)
             if num_late <= best_late + EQUAL:
                 best, best_late, best_kept, best_terms = candidate, num_late, kept, terms
+                best_at = len(draft.candidates) - 1
         in_time = [prompt.request for prompt, is_kept in zip(prompts, best_kept, strict=True) if is_kept]
         dropped = [prompt.request for prompt, is_kept in zip(prompts, best_kept, strict=True) if not is_kept]
-        draft.chosen.append(best._replace(term=_largest_term(*best_terms)))
+        draft.candidates[best_at] = best = best._replace(term=_largest_term(*best_terms))
+        draft.chosen.append(best)
         return Choice(best.length_s, in_time, dropped)
 
     def _late_beside(self, steps: float, pace: PromptSteps) -> tuple[float, float]:
@@ -326,9 +328,10 @@ class Judgement:
         # An empty step brings nothing, and offline work must go on.
         first = 0 if draft.num_parts else 1
         index = first + self._index_of_best(values[first:])
-        best = candidates[index]
+        best = candidates[index]._replace(term=_largest_term(*(float(term[index]) for term in terms)))
+        candidates[index] = best
         draft.candidates += candidates
-        draft.chosen.append(best._replace(term=_largest_term(*(float(term[index]) for term in terms))))
+        draft.chosen.append(best)
         return best.length_s - saved_s
 
     def _index_of_best(self, values: Sequence[float]) -> int:
