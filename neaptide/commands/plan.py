@@ -5,6 +5,7 @@ import argparse
 import json
 import math
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -271,7 +272,10 @@ def _show(
     console = Console(width=WIDTH)
 
     def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        """Prints a line, folded below its indent."""
+        indent = " " * (len(text) - len(text.lstrip(" ")))
+        folded = textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+        console.print(folded, highlight=False, markup=False, soft_wrap=True)
 
     base = questions[0][0].base
     say(
@@ -279,7 +283,8 @@ def _show(
         f"{1e3 * base.tpot_slo_s:g} ms, both for {args.attainment:.1%} of the requests"
     )
     for group, each in zip(questions, plans, strict=True):
-        say(f"\n{each.profile}, policy {each.policy}")
+        say("")
+        say(f"{each.profile}, policy {each.policy}")
         if each.limits:
             console.print(_limits_table(each), highlight=False)
         console.print(_table(each), highlight=False)
@@ -293,8 +298,12 @@ def _show(
             say("  net: per hour, less what its offline work would cost on the cheapest of these devices alone")
 
 
-def _new_table() -> Table:
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False)
+def _new_table(padding: int = 1) -> Table:
+    """
+    Args:
+        padding: columns to the right of each cell, besides the one between cells.
+    """
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, padding, 0, 0))
 
 
 def _table(found: Plan) -> Table:
@@ -328,7 +337,7 @@ def _limits_table(found: Plan) -> Table:
 
 def _costs_table(plans: Sequence[Plan], best: Plan) -> Table:
     """Table of plans with their costs by the hour and by the offline token."""
-    table, credit = _new_table(), credit_per_token(plans)
+    table, credit = _new_table(padding=0), credit_per_token(plans)  # profiles have long names
     for heading in ("profile", "policy"):
         table.add_column(heading, overflow="fold", vertical="bottom")
     for heading in ("replicas", "per hour", "offline\ntok/s", "per million\noffline tokens", "net"):

@@ -344,9 +344,9 @@ class HeldStep(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Requests preempted since the step before."""
     offline_limit: str = ""
     """What ended offline work in the step (``scheduler.draft.Limit``); empty if not reported."""
-    lengths: list[tuple[str, float, float]] = []
+    lengths: list[tuple[str, float, float, str]] = []
     """Step lengths that the policy chose: for whose work (``prompts`` or ``offline``), seconds, expected late
-    requests."""
+    requests, and which of these are the most (``scheduler.judged.Candidate.term``)."""
 
 
 class DeviceCharge(msgspec.Struct, array_like=True, gc=False, frozen=True):

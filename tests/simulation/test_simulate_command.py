@@ -171,6 +171,7 @@ def test_several_policies_make_a_row_each_and_one_of_online_alone(
     # Both of its rows among the chats, of which the longer name may be folded, and one of offline work.
     assert sum(line.startswith("fcfs@64") for line in shown) == 3
     assert max(map(len, table)) <= 80
+    assert not any("…" in line for line in table), "a heading or a number is cut"
     assert any(line.startswith("Best: ") for line in shown)
 
 

@@ -96,6 +96,7 @@ def ranking(scores: Mapping[str, Score], own: str | None = None) -> Table:
 
 
 def _table(first: str, width: int) -> Table:
+    # Wider padding would fold the names.
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0, show_edge=False)
     table.add_column(first, max_width=width, overflow="fold", vertical="bottom")
     for heading in HEADINGS:

@@ -78,6 +78,7 @@ def test_a_policy_gets_a_card_beside_its_rivals(
         f"Of {len(POLICIES)} other policies {len(POLICIES) - 1} have more chats in time; 1 have as many, 0 of these"
     )
     assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines)
     assert any(line.split()[:5] == ["all", "50.0", "50.0", "2,000", "100.0"] for line in lines)
 
 

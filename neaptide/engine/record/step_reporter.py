@@ -170,7 +170,7 @@ class StepReporter(EngineObserver):
                 admitted=planned.admitted,
                 preempted=list(step.preempted.request_ids),
                 offline_limit=step.draft.offline_ended_by or "",
-                lengths=[(one.kind, one.length_s, one.num_late) for one in step.draft.chosen],
+                lengths=[(one.kind, one.length_s, one.num_late, one.term) for one in step.draft.chosen],
             )
         )
 

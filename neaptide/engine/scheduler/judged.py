@@ -17,6 +17,9 @@ class Candidate(NamedTuple):
     """Expected late requests."""
     value: float | None = None
     """Seconds of offline work less the price of late requests, for each second."""
+    term: str = ""
+    """Which of them are the most: ``prompts`` that wait, ``streams`` or ``arrivals`` to come. Only of a chosen length;
+    empty if none is expected."""
 
 
 class OnlineRequest(Protocol):

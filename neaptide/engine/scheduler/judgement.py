@@ -239,35 +239,39 @@ class Judgement:
         contexts = np.array([prompt.context_tokens for prompt in every], float)
         drops_longest = "longest-late" not in self._left_out
         best, best_late, best_kept = Candidate("prompts", 0.0, 0.0), math.inf, [True] * len(prompts)
+        terms, best_terms, best_at = (0.0, 0.0, 0.0), (0.0, 0.0, 0.0), 0
         limits_s = self._lengths(draft, every)
         paces = PromptSteps.beside(draft.budget, limits_s, draft.block_size, longest)
         before: PromptSteps | None = None
         for limit_s, pace in zip(limits_s, paces, strict=True):
             if pace != before:  # Limits above a step full of prompts are alike.
                 steps = pace.of(tokens, contexts).tolist()
-                kept, num_late, total = _fewest_late(prompts, steps, due_s, pace, drops_longest)
-                num_late += self._late_beside(total + (steps[-1] if late is not None else 0.0), pace)
+                kept, late_prompts, total = _fewest_late(prompts, steps, due_s, pace, drops_longest)
+                streams, arrivals = self._late_beside(total + (steps[-1] if late is not None else 0.0), pace)
+                num_late, terms = late_prompts + (arrivals + streams), (late_prompts, streams, arrivals)
                 before = pace
             candidate = Candidate("prompts", limit_s, num_late)
             draft.candidates.append(candidate)
             if num_late <= best_late + EQUAL:
-                best, best_late, best_kept = candidate, num_late, kept
+                best, best_late, best_kept, best_terms = candidate, num_late, kept, terms
+                best_at = len(draft.candidates) - 1
         in_time = [prompt.request for prompt, is_kept in zip(prompts, best_kept, strict=True) if is_kept]
         dropped = [prompt.request for prompt, is_kept in zip(prompts, best_kept, strict=True) if not is_kept]
+        draft.candidates[best_at] = best = best._replace(term=_largest_term(*best_terms))
         draft.chosen.append(best)
         return Choice(best.length_s, in_time, dropped)
 
-    def _late_beside(self, steps: float, pace: PromptSteps) -> float:
+    def _late_beside(self, steps: float, pace: PromptSteps) -> tuple[float, float]:
         """Expected late streams and arrivals if prompts take so many steps."""
         seconds = max(pace.seconds(steps), self.alone_s)
-        num_late = float(self.late_arrivals(np.array([seconds]))[0])
+        arrivals, streams = float(self.late_arrivals(np.array([seconds]))[0]), 0.0
         if self.has_streams:
             count = max(math.ceil(steps), 1)
             first_s = self._slack_s - seconds / count
             last_s = self._slack_s - seconds + (count - 1) * self._slo_s
             margin_s = np.array([[pace.margin_s]])
-            num_late += float(self.late_streams(first_s[None], last_s[None], count, margin_s)[0])
-        return num_late
+            streams = float(self.late_streams(first_s[None], last_s[None], count, margin_s)[0])
+        return streams, arrivals
 
     def _lengths(self, draft: JudgedStep, prompts: Sequence[PendingPrompt[R]]) -> list[float]:
         """Step lengths that are compared, shortest first."""
@@ -305,12 +309,15 @@ class Judgement:
         tokens, lengths_s, token_s, saved_s = self._offline_steps(draft, most_s)
         at_s = np.array(lengths_s)
         late = self.late_arrivals(np.minimum(at_s, draft.arrival_waits_s) if draft.is_abortable else at_s, ahead_s)
+        terms = [np.zeros(len(at_s)), np.zeros(len(at_s)), late.copy()]
         margins_s = (error * at_s)[:, None]
         if self.has_streams:
             left_s = self._slack_s - at_s[:, None]
-            late += self.late_streams(left_s, left_s, 1.0, margins_s)
+            terms[1] = self.late_streams(left_s, left_s, 1.0, margins_s)
+            late += terms[1]
         if len(due_s):
-            late += _share_beyond(np.array(due_s) - at_s[:, None], margins_s).sum(1)
+            terms[0] = _share_beyond(np.array(due_s) - at_s[:, None], margins_s).sum(1)
+            late += terms[0]
         values: list[float] = []
         least_late, *_ = num_lates = late.tolist()
         for count, length_s, num_late in zip(tokens, lengths_s, num_lates, strict=True):
@@ -320,7 +327,9 @@ class Judgement:
         candidates = [Candidate("offline", *each) for each in zip(lengths_s, num_lates, values, strict=True)]
         # An empty step brings nothing, and offline work must go on.
         first = 0 if draft.num_parts else 1
-        best = candidates[first + self._index_of_best(values[first:])]
+        index = first + self._index_of_best(values[first:])
+        best = candidates[index]._replace(term=_largest_term(*(float(term[index]) for term in terms)))
+        candidates[index] = best
         draft.candidates += candidates
         draft.chosen.append(best)
         return best.length_s - saved_s
@@ -361,6 +370,12 @@ class Judgement:
         # Between two counts times are nearly a line.
         compared = np.interp(compared_s, lengths_s, tokens).tolist()
         return OfflineSteps([0.0, *compared], [online_s, *compared_s], token_s, saved_s)
+
+
+def _largest_term(prompts: float, streams: float, arrivals: float) -> str:
+    """Name of the largest of three expected numbers of late requests; empty if all are next to nothing."""
+    largest, name = max((prompts, "prompts"), (streams, "streams"), (arrivals, "arrivals"), key=lambda term: term[0])
+    return name if largest > EQUAL else ""
 
 
 def _fewest_late(

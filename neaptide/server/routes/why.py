@@ -130,8 +130,11 @@ def _step(step: HeldStep, wait: TokenWait) -> WhyStep:
 
 
 def _judgement(step: HeldStep) -> str:
-    """The step lengths that the policy chose, and what ended batch work."""
-    told = [f"{_ms(length_s):.1f} ms for {kind}, {num_late:.2f} late" for kind, length_s, num_late in step.lengths]
+    """The step lengths that the policy chose, who would be late by them, and what ended batch work."""
+    told = [
+        f"{_ms(length_s):.1f} ms for {kind}, {num_late:.2f} late" + (f", most of them {term}" if term else "")
+        for kind, length_s, num_late, term in step.lengths
+    ]
     if step.offline_limit:
         told.append(f"batch work ended by {step.offline_limit}")
     return "; ".join(told)

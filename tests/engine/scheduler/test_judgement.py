@@ -5,7 +5,7 @@ Times are whole numbers of binary fractions of a second, so that a limit is met 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -45,6 +45,13 @@ def with_streams(num_streams: int, answer: int = 0, **fields: object) -> Harness
     if answer:
         for k in range(200):
             policy(harness).traffic.observe_end(request_of(str(k), 1, answer))
+    return harness
+
+
+def with_arrivals() -> Harness:
+    """No streams; two requests a second, of 16 tokens, which can wait for half a second."""
+    harness = engine()
+    policy(harness).traffic.observe_arrival(request_of("a", 16, ttft_slo_s=64 * TOKEN_S))
     return harness
 
 
@@ -301,6 +308,36 @@ def test_no_length_is_below_that_of_the_decodes() -> None:
 def test_the_prompts_that_can_be_in_time_are_told_from_the_others() -> None:
     choice = chosen(engine(), (100, 50.0), (100, 120.0))
     assert [[request.request_id for request in part] for part in (choice.in_time, choice.late)] == [["1"], ["0"]]
+
+
+@pytest.mark.parametrize(
+    ("harness", "prompt_tokens", "due_tokens", "term"),
+    [
+        (lambda: with_streams(16, 2), 200, 235.0, "prompts"),
+        (lambda: with_streams(16, 3000), 200, 235.0, "streams"),
+        (lambda: with_arrivals(), 200, 3000.0, "arrivals"),
+        (lambda: engine(), 200, 3000.0, ""),
+    ],
+)
+def test_whom_a_length_makes_late_most_is_noted(
+    harness: Callable[[], Harness], prompt_tokens: int, due_tokens: float, term: str
+) -> None:
+    """As above: the prompt is late beside short answers, and stalls streams with long ones."""
+    made = harness()
+    draft = with_decodes(made)
+    request = request_of("a", prompt_tokens, ttft_slo_s=due_tokens * TOKEN_S, at_s=made.clock.now())
+    judged(made).choose(draft, [PendingPrompt(request, prompt_tokens, 0)], None)
+    (best,) = draft.chosen
+    assert best.term == term
+    assert (best.num_late > EQUAL) == bool(term)
+
+
+def test_whom_a_length_with_offline_work_makes_late_most_is_noted() -> None:
+    harness = engine(Launches(8.0), tpot_slo_s=5.0, late_price_s=0.0)
+    for due_s, term in (([0.5], "prompts"), ([], "")):
+        draft = empty_draft(harness)
+        judged(harness).offline_length_s(draft, due_s, 0.0)
+        assert draft.chosen[-1].term == term
 
 
 def test_what_was_compared_is_noted() -> None:

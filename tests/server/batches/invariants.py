@@ -5,6 +5,7 @@ reads, and believes only what the client was told (``Facts``) and what the engin
 """
 
 import hashlib
+import hmac
 import json
 import shutil
 import sqlite3
@@ -52,6 +53,8 @@ class Facts:
     cancelled: set[str] = field(default_factory=set)
     seen: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Batch objects as the API showed them."""
+    receipts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Receipts as the API gave them, by batch id."""
     executions: Counter[str] = field(default_factory=Counter)
     """Rows (``batch:row``) that engines have run."""
     max_decodes: int = 1
@@ -169,13 +172,18 @@ class _Judge:
         self._expect(len(found) == (batch["status"] != "failed"), f"{name} has {len(found)} receipts")
         left = self._db.execute("select count(*) from batch_costs where batch_id = ?", (name,)).fetchone()[0]
         self._expect(left == 0, f"{name} has sums beside its receipt")
-        for receipt in (json.loads(row["receipt"]) for row in found):
+        for receipt in (json.loads(row["receipt"], parse_float=_number) for row in found):
             lines = {part: batch[f"num_{part}"] for part in ("total", "completed", "failed")}
             self._expect(receipt["lines"] == lines, f"the receipt of {name} counts other lines: {receipt['lines']}")
             runs = sum(count for row, count in self._facts.executions.items() if row.startswith(f"{name}:"))
             charged = receipt["tokens"]["computed_decode"]
             most = runs * self._facts.max_decodes
             self._expect(charged <= most, f"the receipt of {name} charges {charged} tokens for {runs} runs of rows")
+            text = json.dumps(receipt, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+            key = bytes.fromhex((self._dir / "receipt-key").read_text())
+            signed = {**receipt, "hash": hmac.new(key, text.encode(), "sha256").hexdigest()}
+            for shown in self._facts.receipts.get(name, ()):
+                self._expect(shown == signed, f"another receipt of {name} was shown before")
 
     def _check_result_file(self, batch: sqlite3.Row, kind: str, wanted: list[str]) -> None:
         file_id = batch[f"{kind}_file_id"]
@@ -208,6 +216,12 @@ class _Judge:
             counts, later = _counts(before), _counts(after)
             self._expect(all(a <= b for a, b in zip(counts, later, strict=True)), f"B6: {batch_id} counts back")
             self._expect(later[1] + later[2] <= later[0], f"B6: {batch_id} counts more than its lines")
+
+
+def _number(text: str) -> float:
+    """A number as it is signed: whole ones without a fraction."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def _counts(shown: dict[str, Any]) -> tuple[int, int, int]:

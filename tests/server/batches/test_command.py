@@ -5,6 +5,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from neaptide.server.routes.batches import batches_router
 from neaptide.server.routes.files import files_router
 from tests.patience import PATIENCE_S
 from tests.server.batches.fakes import Server, jsonl, line, numbered
+from tests.server.quotes.test_desk import desk_of
 
 
 class Running:
@@ -55,10 +57,12 @@ class Running:
             app.state.context = SimpleNamespace(bodies=BodyThreads())  # all that these routes want of it
             install_handlers(app, RequestValidationError)
             app.add_middleware(AuthMiddleware, keys=self._keys)
+            desk = desk_of(server)
             app.include_router(files_router(server.service))
-            app.include_router(batches_router(server.service))
+            app.include_router(batches_router(server.service, desk))
             self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, http="h11"))
             await self._server.serve(sockets=[self._socket])
+            await desk.stop()
 
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI):  # type: ignore[no-untyped-def]
@@ -112,6 +116,65 @@ def test_submit_wait_and_fetch(running: Running, tmp_path: Path, capfd: pytest.C
     assert run("watch", batch_id, *url) == 0
     assert run("cancel", batch_id, *url) == 1
     assert "Cannot cancel a batch with status 'completed'. (HTTP 409)" in capfd.readouterr().err
+
+
+def test_a_file_is_quoted_and_nothing_stays_of_it(
+    running: Running, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A new token of a prompt takes a second. What is shared is measured in bytes of JSON, which makes it 85 of 88."""
+    url = ("--server", running.base_url)
+    path = write(tmp_path, jsonl(line(f"c{k}", f"the same for all lines{k}") for k in range(5)))
+    assert run("quote", path, *url) == 0
+    sentence, size, needs, _, heading, *windows = capfd.readouterr().out.splitlines()
+    assert sentence.startswith("Done in ")
+    assert sentence.endswith(" in nine of ten.")
+    assert size.startswith("5 lines: 115 prompt tokens, 74% of them in shared prefixes")
+    assert needs == "It needs 30 s of the device; shared prefixes save 85 s."
+    assert heading.split() == ["window", "half", "of", "the", "cases", "nine", "of", "ten", "in", "time?"]
+    assert [(row.split()[0], row.split()[-1]) for row in windows[:3]] == [("1h", "yes"), ("6h", "yes"), ("24h", "yes")]
+    assert listed(running, capfd) == []
+    assert httpx.get(f"{running.base_url}/v1/files", trust_env=False).json()["data"] == []
+
+
+def test_an_uploaded_file_is_quoted_by_its_id_and_stays(
+    running: Running, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    url = ("--server", running.base_url)
+    with httpx.Client(base_url=running.base_url, trust_env=False) as client:
+        files = {"file": ("input.jsonl", numbered(3))}
+        file_id = client.post("/v1/files", files=files, data={"purpose": "batch"}).raise_for_status().json()["id"]
+        assert run("quote", file_id, "--json", *url) == 0
+        quote = json.loads(capfd.readouterr().out)
+        assert (quote["object"], quote["lines"]) == ("batch.quote", 3)
+        assert client.get(f"/v1/files/{file_id}").status_code == 200
+
+
+def test_a_quote_that_no_window_holds_says_what_is_missing(
+    running: Running, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """200,000 s of the device."""
+    path = write(tmp_path, jsonl([line("long", "x" * 200_000)]))
+    assert run("quote", path, "--server", running.base_url) == 1
+    shown = capfd.readouterr().out
+    assert shown.startswith("It cannot be foreseen to be done within 2 days. It needs ")
+    assert "1h: It needs 2.3 days of the device; chats leave at most 60 min in 60 min." in shown.splitlines()
+
+
+def test_a_batch_is_submitted_if_its_quote_is_soon_enough(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    now_s = running.parts.clock.now_s
+    monkeypatch.setattr(batch, "time", SimpleNamespace(time=lambda: now_s, sleep=time.sleep))
+    url = ("--server", running.base_url)
+    path = write(tmp_path, jsonl([line("c", "x" * 4000)]))
+    assert run("submit", path, "--accept-by", "1h", *url) == 1
+    assert "The batch cannot be promised by then. It needs 67 min of the device" in capfd.readouterr().err
+    assert listed(running, capfd) == []
+    assert run("submit", path, "--accept-by", "2h", *url) == 0
+    batch_id = capfd.readouterr().out.strip()
+    with httpx.Client(base_url=running.base_url, trust_env=False) as client:
+        due_at = client.get(f"/v1/batches/{batch_id}").json()["neaptide"]["due_at"]
+    assert now_s + 4000 <= due_at <= now_s + 7200
 
 
 def test_a_receipt_is_shown_saved_and_checked(

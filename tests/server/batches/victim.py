@@ -86,6 +86,7 @@ class Client:
             record = await self._service.get_batch(batch_id, "")
             self._see(record)
             if record.is_terminal:
+                self._tell("receipt", await self._service.receipt(batch_id, ""))
                 return record
             await asyncio.sleep(0.02)
 
@@ -209,6 +210,8 @@ def note(facts: Facts, kind: str, value: object) -> None:
                 assert facts.keys.setdefault(key, batch_id) == batch_id
         case "seen", dict(shown):
             facts.seen.setdefault(shown["id"], []).append(shown)
+        case "receipt", dict(receipt):
+            facts.receipts.setdefault(receipt["id"], []).append(receipt)
         case "cancelled", str(batch_id):
             facts.cancelled.add(batch_id)
         case "deleting", str(file_id):

@@ -45,7 +45,9 @@ class LateServer:
 
     def _step(self, message: AddRequest) -> None:
         time = Timeline(now_ms=1e3 * self.now_s, taken_s={OTHER: self.now_s})
-        time.step(100, prompts={OTHER: 500})
+        held = {"online_blocks": 60, "offline_blocks": 900, "available_blocks": 40, "reserved_blocks": 130}
+        lengths = [("prompts", 0.1, 0.0, ""), ("offline", 0.05, 1.25, "streams")]
+        time.step(100, prompts={OTHER: 500}, lengths=lengths, offline_limit="length", **held)
         time.step(50, prompts={"own": 100})
         last = time.steps[-1]
         last.admitted.append((3, message.request_id))
@@ -92,6 +94,20 @@ async def test_a_late_chat_is_explained_under_each_of_its_ids(late: LateServer) 
         (0, 100, 500),
         (100, 50, 100),
     ]
+
+
+async def test_a_step_says_who_held_the_memory_what_was_forecast_and_what_the_judgement_weighed(
+    late: LateServer,
+) -> None:
+    answer = (await late.why((await late.chat())["id"])).json()
+    first, second = answer["waits"][0]["steps"]
+    assert first["judgement"] == (
+        "100.0 ms for prompts, 0.00 late; 50.0 ms for offline, 1.25 late, most of them streams; "
+        "batch work ended by length"
+    )
+    blocks = ("online_blocks", "batch_blocks", "available_blocks", "forecast_blocks")
+    assert [first[name] for name in blocks] == [60, 900, 40, 130]
+    assert second["judgement"] == ""
 
 
 async def test_an_unknown_id_and_one_of_long_ago_are_not_found(late: LateServer) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from neaptide.commands.receipts import receipt_lines
 from neaptide.durations import DAY_S
 from neaptide.engine.messages import DeviceCharge, RecentSteps, StepOutputs
 from neaptide.server.batches.receipts import receipt as receipts
@@ -15,8 +16,9 @@ from neaptide.server.batches.receipts.receipt import Seal
 from neaptide.server.batches.storing import cost_rows
 from neaptide.server.batches.storing.cost_rows import CostOf, KeyCost
 from neaptide.server.batches.storing.data_dir import RECEIPT_KEY
+from neaptide.server.batches.storing.models import BatchRecord
 from neaptide.server.why.device_time import DeviceTimeSums
-from tests.server.batches.fakes import FakeClock, Server, jsonl, line, numbered
+from tests.server.batches.fakes import CHAT, FakeClock, Server, jsonl, line, numbered
 from tests.server.batches.test_http import app_of, http_client
 
 
@@ -33,6 +35,19 @@ async def ended(server: Server, content: bytes = numbered(3), **fields: Any) -> 
     await server.until_given(batch.id)
     server.engine.answer(batch.id)
     return (await server.until_terminal(batch.id)).id
+
+
+async def promised(server: Server, due_at: int) -> BatchRecord:
+    """A batch that the engine has, and that was quoted to end by ``due_at``."""
+
+    async def promise(file_id: str, accept_by_s: int) -> int:
+        return due_at
+
+    file = await server.upload(numbered(3))
+    body = {"endpoint": CHAT, "completion_window": "24h", "input_file_id": file.id, "accept_by": due_at}
+    batch = await server.service.create_batch("", body, promise=promise)
+    await server.until_given(batch.id)
+    return batch
 
 
 async def test_an_ended_batch_has_a_receipt_that_the_server_confirms(tmp_path: Path) -> None:
@@ -139,6 +154,33 @@ async def test_a_cancelled_batch_pays_for_what_it_had(tmp_path: Path) -> None:
         receipt = await server.service.receipt(batch.id, "")
         assert (receipt["status"], receipt["device_seconds"]) == ("cancelled", 1.0)
         assert receipt["lines"] == {"total": 3, "completed": 2, "failed": 0}
+
+
+@pytest.mark.parametrize(
+    ("late_s", "is_kept", "sentence"), [(-90, True, "kept, 90 s early"), (30, False, "missed, by 30 s")]
+)
+async def test_it_says_whether_the_quoted_end_was_kept(
+    tmp_path: Path, late_s: int, is_kept: bool, sentence: str
+) -> None:
+    async with Server(tmp_path) as server:
+        due_at = int(server.clock.now_s) + 600
+        batch = await promised(server, due_at)
+        server.clock.now_s = float(due_at + late_s)
+        server.engine.answer(batch.id)
+        await server.until_terminal(batch.id)
+        receipt = await server.service.receipt(batch.id, "")
+        assert receipt["promise"] == {"due_at": due_at, "kept": is_kept, "early_seconds": -late_s}
+        assert next(receipt_lines(receipt)).endswith(f" The quoted end was {sentence}.")
+
+
+async def test_a_cancelled_batch_keeps_no_promise(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await promised(server, int(server.clock.now_s) + 600)
+        await server.service.cancel_batch(batch.id, "")
+        await server.until_terminal(batch.id)
+        receipt = await server.service.receipt(batch.id, "")
+        assert (receipt["status"], receipt["promise"]["kept"]) == ("cancelled", False)
+        assert next(receipt_lines(receipt)).endswith(" The quoted end was not kept.")
 
 
 async def test_the_sums_go_on_after_a_kill(tmp_path: Path) -> None:
