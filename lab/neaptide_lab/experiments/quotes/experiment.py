@@ -158,7 +158,7 @@ class _TrafficQuotes:
         """What the record has of an hour of batch work in each of the first days: of a replay, many times."""
         found = []
         for number, task in enumerate(self._tasks):
-            now_s = float(number * DAY_S + self._rng.integers(BEFORE_S, DAY_S))
+            now_s = float(number * DAY_S + self._rng.integers(int(BEFORE_S), DAY_S))
             asked = AskedBatch(number, 0, lines_for(task, 0, self._device, self._size.learning_s), number, now_s)
             found.append(self._replay(asked, self._real_s(asked, Efficiency(1.0, 1.0, 0.0))).saturated)
         return found
