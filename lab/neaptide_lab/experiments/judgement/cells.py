@@ -367,6 +367,31 @@ def known(name: SetName) -> list[Cell]:
     ]
 
 
+# ---- more streams than memory ----
+
+MEMORY_LOADS = {"fixed-100-1000": (25.0, 20.0), "made-reasoning": (8.0, 75.0)}
+"""Requests per second and seconds of arrivals; to be run with 512 seats (``neaptide@2048x512``)."""
+
+
+def memory(name: SetName) -> list[Cell]:
+    """Long answers that all fit at their beginning, and together need up to three times the memory."""
+    return [
+        Cell(
+            name=f"memory {source} seed {seed}",
+            group="memory",
+            case=source,
+            profile=A100,
+            online=(Part(source, (0.0, length_s), rate_rps=rate_rps),),
+            ttft_slo_s=2.0,
+            tpot_slo_s=0.1,
+            context_tokens=16_384,
+            limit_tokens=4096,
+            seed=seed,
+        )
+        for (source, (rate_rps, length_s)), seed in product(MEMORY_LOADS.items(), seeds_of(name, 2))
+    ]
+
+
 GROUPS: dict[str, Callable[[SetName], list[Cell]]] = {
     "constant": constant,
     "w5": w5,
@@ -377,6 +402,7 @@ GROUPS: dict[str, Callable[[SetName], list[Cell]]] = {
     "rivals": rivals,
     "wrong": wrong,
     "known": known,
+    "memory": memory,
 }
 
 
