@@ -46,7 +46,7 @@ def held_online(draft: Draft) -> HeldOnline:
     total = column(table.total[rows], lambda request: request.num_known_tokens)
     num_prompt = column(table.prompt[rows], lambda request: request.num_prompt_tokens)
     limit = column(table.limit[rows], lambda request: request.num_prompt_tokens + request.params.max_tokens)
-    cached = [request.num_cached_tokens for request in every[: len(rows)]] + [kv.num_computed(each) for each in admitted]
+    cached = [each.num_cached_tokens for each in every[: len(rows)]] + [kv.num_computed(each) for each in admitted]
     return HeldOnline(
         tokens=total - lacking,
         lacking=lacking,

@@ -140,8 +140,8 @@ class Efficiency(NamedTuple):
 def learnt_efficiency(periods: Sequence[Period], info: EngineReady, device: DeviceTime) -> Efficiency:
     """Both factors, by least squares over the periods in which batch lines waited for the device.
 
-    The batch work of a period is ``mean`` times the seconds that chats left: all of them, less ``chat_factor`` times the
-    least time of the chats. It is the least exact of the three, so its errors are the ones to be made small.
+    The batch work of a period is ``mean`` times the seconds that chats left: all of them, less ``chat_factor`` times
+    the least time of the chats. It is the least exact of the three, so its errors are the ones to be made small.
     """
     normal = PRIOR_S * np.eye(2)
     wanted = PRIOR_S * PRIOR_EFFICIENCY * np.array([1.0, PRIOR_CHAT_FACTOR])
