@@ -37,7 +37,7 @@ from neaptide.engine.steps.plan import BatchShape, StepPlan
 from neaptide.engine.steps.step import Step
 from neaptide.executors.simulated.trace_executor import StepTally
 from neaptide.loadgen.client.recorder import ChatRecord
-from neaptide.simulation.measures import Copied, Measures, OnlineRecord
+from neaptide.simulation.measures import Measures, OnlineRecord
 from neaptide.simulation.replay import replay
 
 LOG_SUFFIX, CHATS_SUFFIX = ".steps.jsonl", ".chats.json"
@@ -257,7 +257,7 @@ def read(log: Path) -> Logged:
         start_s, *planned_s, end_s = line.t
         run_s = max((planned_s or [start_s])[0], before_s)
         steps.append(StepTime(max(start_s, before_s), run_s, end_s, *predictions.of_step.pop(line.step)))
-        measures.step(outputs, StepTally(), Copied(), end_s)
+        measures.step(outputs, StepTally(), 0, end_s)
 
     difference = replay(log, on_step=take, observers=[predictions]).difference
     chats = sorted(measures.online.values(), key=lambda chat: chat.arrival_s)

@@ -58,7 +58,7 @@ from neaptide.simulation.driven_runs import (
     Shapes,
     drive,
 )
-from neaptide.simulation.measures import Copied, Measures, OnlineRecord
+from neaptide.simulation.measures import Measures, OnlineRecord
 from neaptide.simulation.replay import replay
 
 MAX_HOST_S = 0.05
@@ -185,7 +185,7 @@ def read(log: Path) -> Recorded:
         if not line.given_up:
             found.steps.append(DrivenStep(start_s, end_s - begun_s, host_s, shapes.last))
         ended_s = end_s
-        measures.step(outputs, StepTally(), Copied(), line.t[-1])
+        measures.step(outputs, StepTally(), 0, line.t[-1])
 
     found.difference = replay(log, on_step=take, observers=[shapes]).difference
     found.served = sorted((one.arrival_s, one.first_s) for one in measures.online.values() if one.tokens)

@@ -51,7 +51,7 @@ KEYS = {
         "saving_ratio_bound": None,
         "occupancy_by_class": None,
     },
-    "preemptions": {"count_by_class", "recomputed_tokens", "swapped_blocks"},
+    "preemptions": {"count_by_class", "count_by_kind", "recomputed_tokens", "swapped_blocks"},
     "wasted_tokens": None,
     "scheduler_ms": {"mean", "p99"},
     "prediction": {"mape", "coverage"},

@@ -132,7 +132,19 @@ class Draft:
             for request in seated.values()
             if request not in self._makes_way and total[request.slot] > computed[request.slot]
         ]
-        return running + [request for request in self._admitted if request.is_online == online]
+        return running + self.admitted(online)
+
+    def online_rows(self) -> IntArray:
+        """Slots of online requests with tokens to compute that are not preempted."""
+        table = self.table
+        chosen = table.live & table.online & (table.total > table.computed)
+        if self._row_makes_way is not None:
+            chosen &= ~self._row_makes_way
+        return np.flatnonzero(chosen)
+
+    def admitted(self, online: bool) -> list[Request]:
+        """Requests of one class that the draft admits."""
+        return [request for request in self._admitted if request.is_online == online]
 
     def all_running(self) -> list[Request]:
         """``running`` of both classes, in order of admission."""

@@ -15,12 +15,11 @@ from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
 from neaptide.engine.kv.draft import NO_HIT, PrefixHit
 from neaptide.engine.kv.manager import KVCacheManager
-from neaptide.engine.params import RequestClass
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.actions import Admit
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
-from neaptide.engine.scheduler.growth import most_held_tokens
+from neaptide.engine.scheduler.growth import held_online, most_held_tokens
 from neaptide.engine.scheduler.judgement import PACE, Judgement, PendingPrompt
 from neaptide.engine.scheduler.offline_fill import OfflineFill
 from neaptide.engine.scheduler.parts import Divisible
@@ -287,18 +286,16 @@ class NeaptideScheduler(Scheduler, Divisible):
         """
         if not request.num_output_tokens or request is self._holder(draft):
             return True
-        running = draft.running(RequestClass.ONLINE)
-        if not running:
+        held = held_online(draft)
+        if not len(held.tokens):
             return True
-        block_size, streams = draft.block_size, [*running, request]
-        num_output = np.array([stream.num_output_tokens for stream in streams])
-        most = np.array([stream.params.max_tokens for stream in streams]) - num_output
+        num_output = np.append(held.num_output, request.num_output_tokens)
+        most = np.append(held.most_left, request.params.max_tokens - request.num_output_tokens)
         left = np.minimum(self.traffic.tokens_left(num_output), most)
-        left[:-1] += [stream.num_uncomputed_tokens for stream in running]
-        own = np.array([stream.num_known_tokens - stream.num_cached_tokens for stream in running] + [0.0])
-        own[-1] = num_blocks * block_size
-        held_tokens = (draft.kv.pool.num_online + num_blocks) * block_size
-        return most_held_tokens(held_tokens, own, left) <= draft.kv.pool.num_blocks * block_size
+        left[:-1] += held.lacking
+        own = np.append(held.own_tokens(draft.kv.pool.num_online), num_blocks * draft.block_size)
+        held_tokens = (draft.kv.pool.num_online + num_blocks) * draft.block_size
+        return most_held_tokens(held_tokens, own, left) <= draft.kv.pool.num_blocks * draft.block_size
 
     def _is_worth_evicting(self, draft: Draft, num_tokens: int, num_blocks: int, keep: Sequence[int]) -> bool:
         """Whether computing so many offline tokens takes longer than what it evicts of conversations is expected to."""

@@ -29,8 +29,8 @@ EFFICIENCY_SIGMA = 0.025
 """Standard deviation of its logarithm between batches, however long the record is."""
 PRIOR_EFFICIENCY_SIGMA = 0.1
 """Added to ``EFFICIENCY_SIGMA`` before anything is learnt."""
-LEAST_FACTOR = 0.1
-"""Least time that chats or batch work take over the least time of their tokens, whatever a record says."""
+LEAST_EFFICIENCY, MOST_EFFICIENCY, LEAST_CHAT_FACTOR = 0.01, 10.0, 0.1
+"""Bounds of what is learnt, whatever a record says."""
 FIRST_CHECK_S = 2.0
 """Expected time to check a file and to write its results, before any batch has ended, without its lines."""
 LINE_CHECK_S = 1e-3
@@ -140,11 +140,11 @@ class Efficiency(NamedTuple):
 def learnt_efficiency(periods: Sequence[Period], info: EngineReady, device: DeviceTime) -> Efficiency:
     """Both factors, by least squares over the periods in which batch lines waited for the device.
 
-    Each second of them went to chats or to batch work, so ``chat_factor`` times the least time of the chats plus
-    1 / ``mean`` times that of the batch work is the time of the period.
+    The batch work of a period is ``mean`` times the seconds that chats left: all of them, less ``chat_factor`` times
+    the least time of the chats. It is the least exact of the three, so its errors are the ones to be made small.
     """
     normal = PRIOR_S * np.eye(2)
-    wanted = PRIOR_S * np.array([PRIOR_CHAT_FACTOR, 1.0 / PRIOR_EFFICIENCY])
+    wanted = PRIOR_S * PRIOR_EFFICIENCY * np.array([1.0, PRIOR_CHAT_FACTOR])
     seconds = 0.0
     for _, day in groupby(periods, lambda one: one.start_s // DAY_S):
         found = [one.saturated for one in day if one.saturated.prefill_tokens + one.saturated.decode_tokens]
@@ -160,11 +160,13 @@ def learnt_efficiency(periods: Sequence[Period], info: EngineReady, device: Devi
         for one in found:
             if one.seconds > 0.0:
                 chats_s = info.token_s * one.online_tokens + info.kv_token_s * one.online_kv_tokens
-                parts_s = np.array([chats_s, token_s * (one.prefill_tokens + one.decode_tokens)])
+                done_s = token_s * (one.prefill_tokens + one.decode_tokens)
+                parts_s = np.array([one.seconds, -chats_s])
                 normal += np.outer(parts_s, parts_s) / one.seconds
-                wanted += parts_s
-    chats, batch = np.maximum(np.linalg.solve(normal, wanted), LEAST_FACTOR).tolist()
-    return Efficiency(1.0 / batch, chats, seconds)
+                wanted += done_s / one.seconds * parts_s
+    alone, lost = np.linalg.solve(normal, wanted).tolist()
+    mean = min(max(alone, LEAST_EFFICIENCY), MOST_EFFICIENCY)
+    return Efficiency(mean, max(lost / mean, LEAST_CHAT_FACTOR), seconds)
 
 
 def _done(prefill_tokens: int, decode_tokens: int, held_tokens: float) -> BatchWork:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from neaptide.engine.request import Request
-from neaptide.engine.scheduler.growth import most_held_tokens
+from neaptide.engine.scheduler.growth import held_online, most_held_tokens
 from tests.engine.harness import Harness, online
 
 
@@ -64,3 +64,47 @@ def test_a_lone_stream_comes_back_whatever_is_foreseen() -> None:
     crowd(harness, 2, 40)
     harness.run()
     assert [len(harness.tokens[name]) for name in ("s0", "s1")] == [40, 40]
+
+
+def test_a_prompt_frees_only_what_it_holds() -> None:
+    harness = Harness(100, max_num_seqs=8, max_num_batched_tokens=16)
+    harness.core.handle(online("long", list(range(60)), 30))
+    harness.step()
+    draft = harness.core.scheduler.draft(harness.clock.now())  # Its second part is in the step.
+    held = held_online(draft)
+    assert (held.tokens.tolist(), held.lacking.tolist(), held.most_left.tolist()) == ([32], [28], [30])
+    assert held.own_tokens(draft.kv.pool.num_online).tolist() == [32.0]
+
+
+def test_what_a_draft_admits_counts_with_its_first_part() -> None:
+    harness = Harness(100, max_num_seqs=8, max_num_batched_tokens=16)
+    harness.core.handle(online("long", list(range(60)), 30))
+    held = held_online(harness.core.scheduler.draft(harness.clock.now()))
+    assert (held.tokens.tolist(), held.lacking.tolist(), held.most_left.tolist()) == ([16], [44], [30])
+
+
+def test_what_one_alone_reads_of_the_cache_is_its_own() -> None:
+    """A conversation goes on: nobody else reads its first turn."""
+    harness = Harness(100, max_num_seqs=8, max_num_batched_tokens=64)
+    harness.core.handle(online("first", list(range(40)), 2))
+    harness.run()
+    harness.core.handle(online("second", list(range(48)), 10))
+    harness.step()
+    draft = harness.core.scheduler.draft(harness.clock.now())
+    held = held_online(draft)
+    assert held.cached.tolist() == [40]
+    assert held.own_tokens(draft.kv.pool.num_online).tolist() == [48.0]
+
+
+def test_what_two_read_of_the_cache_is_no_ones() -> None:
+    harness = Harness(100, max_num_seqs=8, max_num_batched_tokens=64)
+    harness.core.handle(online("first", list(range(40)), 2))
+    harness.run()
+    for index in range(2):
+        harness.core.handle(online(f"s{index}", [*range(40), *range(100 * index + 100, 100 * index + 108)], 10))
+    harness.step()
+    draft = harness.core.scheduler.draft(harness.clock.now())
+    held = held_online(draft)
+    assert held.tokens.tolist() == [48, 48]
+    # 40 of 80 are read twice: when one ends the other still reads them.
+    assert held.own_tokens(draft.kv.pool.num_online).sum() == 4 * draft.kv.pool.num_online

@@ -1,5 +1,6 @@
 """Quotes from a record: what is learnt, what is answered, and why something is refused."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -128,6 +129,39 @@ def test_one_load_does_not_tell_chats_from_batch_work() -> None:
     assert found.chat_factor > PRIOR_CHAT_FACTOR
     assert 0.8 < found.mean < PRIOR_EFFICIENCY
     assert found.mean * (1.0 - 0.4 * found.chat_factor) == pytest.approx(0.8 * (1.0 - 0.4 * 1.3), rel=0.02)
+
+
+@pytest.mark.parametrize("swing", [0.0, 0.02, 0.3])
+def test_uneven_batch_work_does_not_pass_for_chats(swing: float) -> None:
+    """Two weeks. Ten minutes with longer prompts get more work done than the mean of their day says, others less."""
+    record, rng = days(0.5, count=14), np.random.default_rng(0)
+    for one in record:
+        load = 0.4 + swing * math.sin(2 * math.pi * (one.start_s // PERIOD_S) / DAY_PERIODS)
+        one.saturated = saturated(load, chat_factor=1.1, efficiency=0.96)
+        one.saturated.prefill_tokens = round(one.saturated.prefill_tokens * rng.uniform(0.7, 1.3))
+    found = learnt_efficiency(record, INFO, device)
+    assert found.mean == pytest.approx(0.96, rel=0.05)
+    assert found.chat_factor == pytest.approx(1.1, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [(600.0, 600_000 * k, 100_000 * k) for k in range(7)],  # More batch work beside more chats.
+        [(0.1, 0, 10_000_000), (600.0, 0, 1)],
+        [(0.1, 10_000_000, 10_000_000)],
+        [(600.0, 10_000_000, 1)],
+        [(0.0, 600_000, 600_000)],
+    ],
+)
+def test_a_record_of_nonsense_leaves_factors_that_can_be_used(parts: list[tuple[float, int, int]]) -> None:
+    record = [
+        period(0, 0.0, saturated=Saturated(seconds=seconds, online_tokens=chats, prefill_tokens=lines, row_steps=1))
+        for seconds, chats, lines in parts * 100
+    ]
+    found = learnt_efficiency(record, INFO, device)
+    assert 0.01 <= found.mean <= 10.0
+    assert 0.1 <= found.chat_factor < 100.0
 
 
 def test_nothing_recorded_leaves_the_priors() -> None:

@@ -86,7 +86,7 @@ def case(
 ) -> QuotedCase:
     window = WindowQuote(3600.0, p50_s, p90_s, 0.0, 0.0, 0.0, can_end)
     size = BatchSize(1, 1, 1, 1, (1,))
-    found = Quote(size, (1, 1), (1.0, 1.0), 0.0, (window,), 0.0, True, Efficiency(1.0, 0.0), 0, 0.0)
+    found = Quote(size, (1, 1), (1.0, 1.0), 0.0, (window,), 0.0, True, Efficiency(1.0, 1.0, 0.0), 0, 0.0)
     one = QuotedCase("a", AskedBatch(0, 0, 1, 3, 0.0), found, spare_s=100.0, real_s=real_s)
     if replay_s is not None:
         one.replay = ReplayedBatch(None if math.isinf(replay_s) else replay_s, 1.0, Saturated())
