@@ -12,30 +12,40 @@ from neaptide.server.quotes.work import BatchWork, DeviceTime
 
 NUM_STEP_SIZES = 12
 """Number of step sizes for which the cost model is asked; between them step times are interpolated."""
+PREFILL_FACTOR, DECODE_FACTOR = 0.92, 1.16
+"""What prefill and decodes of batch work take beside chats, over their least time on the whole device: prompts ride in
+steps whose fixed cost chats pay, and fewer rows decode at once. Fitted on 25 replays, held on 35 others within 2%."""
 MAX_LAST_STEPS = 1 << 17
 """Most steps of the last answers that are followed."""
 
 
-def device_time(info: EngineReady) -> DeviceTime | None:
-    """Least time of batch work on the whole device; None if the engine has not told its costs."""
+def device_time(
+    info: EngineReady, prefill_factor: float = PREFILL_FACTOR, decode_factor: float = DECODE_FACTOR
+) -> DeviceTime | None:
+    """Device time of batch work beside chats; None if the engine has not told its costs."""
     if not info.costs:
         return None
     cost_model = build_cost_model(info.costs)
     device = WholeDevice(cost_model, info.max_step_tokens, info.max_num_seqs, info.offline_kv_tokens)
 
+    def beside_chats_s(work: BatchWork, answer_tokens: int) -> float:
+        least_s = device.least_seconds(_as_work(work, answer_tokens))
+        prefill_s = min(info.token_s * work.new_tokens, least_s)
+        return prefill_factor * prefill_s + decode_factor * (least_s - prefill_s)
+
     def seconds(work: BatchWork) -> float:
-        least_s = device.least_seconds(_as_work(work, work.answer_tokens))
+        whole_s = beside_chats_s(work, work.answer_tokens)
         if work.longest_answer is None or work.answer_tokens <= work.num_rows:
-            return least_s
+            return whole_s
         num_last = _rows_at_the_end(device, work)
         running = _running_rows(work, num_last, work.longest_answer)
         last_tokens = min(round(float(running.sum())), work.answer_tokens - work.num_rows)
-        rest_s = device.least_seconds(_as_work(work, work.answer_tokens - last_tokens))
+        rest_s = beside_chats_s(work, work.answer_tokens - last_tokens)
         # One at least runs in a step of the last answers, if any does.
         is_going_on = 1.0 - (1.0 - running / num_last) ** num_last
         context = (work.prompt_tokens + work.answer_tokens) // work.num_rows
         steps_s = _decode_step_s(cost_model, np.maximum(running, 1.0), context)
-        return max(least_s, rest_s + float(is_going_on @ steps_s))
+        return max(whole_s, rest_s + float(is_going_on @ steps_s))
 
     return seconds
 

@@ -18,14 +18,14 @@ PRIOR_SIGMA = 0.7
 """Standard deviation of the logarithm of that length: nine of ten answers are expected below 2.5 times of it."""
 FEWEST_BATCHES = 3
 """With fewer ended batches of a key, those of other keys count too."""
-PRIOR_EFFICIENCY = 0.96
+PRIOR_EFFICIENCY = 1.0
 """Device time that batch work gets done per second that chats leave, before anything is learnt."""
-PRIOR_CHAT_FACTOR = 1.1
+PRIOR_CHAT_FACTOR = 1.12
 """Time that chats take of the device over the least time of their tokens, before anything is learnt: their steps are
 short, to be in time."""
 PRIOR_S = 600.0
 """Time for which each prior counts."""
-EFFICIENCY_SIGMA = 0.025
+EFFICIENCY_SIGMA = 0.015
 """Standard deviation of its logarithm between batches, however long the record is."""
 PRIOR_EFFICIENCY_SIGMA = 0.1
 """Added to ``EFFICIENCY_SIGMA`` before anything is learnt."""
@@ -61,7 +61,7 @@ class BatchWork(NamedTuple):
 
 
 DeviceTime = Callable[[BatchWork], float]
-"""Least seconds of the work on the whole device."""
+"""Seconds of the device that the work takes beside chats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +132,7 @@ class Efficiency(NamedTuple):
     def drawn(self, rng: np.random.Generator, num_paths: int) -> FloatArray:
         """[paths] possible values of ``mean``."""
         sigma = EFFICIENCY_SIGMA + PRIOR_EFFICIENCY_SIGMA * PRIOR_S / (PRIOR_S + self.seconds)
-        drawn = self.mean * np.exp(sigma * rng.standard_normal(num_paths))
-        # The device's least time is a bound, unless it was seen to be wrong.
-        return np.asarray(np.minimum(drawn, max(self.mean, 1.0)))
+        return np.asarray(self.mean * np.exp(sigma * rng.standard_normal(num_paths)))
 
 
 def learnt_efficiency(periods: Sequence[Period], info: EngineReady, device: DeviceTime) -> Efficiency:

@@ -12,7 +12,9 @@ from neaptide.server.quotes.work import BatchWork, DeviceTime
 STEP_S = 0.5
 
 
-def constant_device(max_num_seqs: int = 8) -> DeviceTime:
+def constant_device(
+    max_num_seqs: int = 8, token_s: float = 0.0, prefill_factor: float = 1.0, decode_factor: float = 1.0
+) -> DeviceTime:
     """Every step takes half a second, whatever it holds."""
     costs = {"kind": "constant", "seconds": STEP_S}
     found = device_time(
@@ -29,7 +31,10 @@ def constant_device(max_num_seqs: int = 8) -> DeviceTime:
             max_step_tokens=1 << 20,
             max_num_seqs=max_num_seqs,
             offline_kv_tokens=1 << 30,
-        )
+            token_s=token_s,
+        ),
+        prefill_factor,
+        decode_factor,
     )
     assert found is not None
     return found
@@ -57,6 +62,15 @@ def test_the_last_answers_of_many_rows_go_on_when_no_row_waits() -> None:
         (drawn.max(axis=1) - drawn.mean(axis=1)).mean()
     )
     assert device(many) == pytest.approx(wanted_s, abs=2 * STEP_S)
+
+
+def test_beside_chats_prefill_takes_less_and_decodes_take_more() -> None:
+    many = work(8000, 20.0, None)
+    least_s, prefill_s = constant_device()(many), 80_000 * 1e-3
+    found_s = constant_device(token_s=1e-3, prefill_factor=0.5, decode_factor=2.0)(many)
+    assert found_s == pytest.approx(0.5 * prefill_s + 2.0 * (least_s - prefill_s))
+    # A prompt's tokens never count as more than all of the work.
+    assert constant_device(token_s=1e3, prefill_factor=0.5)(many) == pytest.approx(0.5 * least_s)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

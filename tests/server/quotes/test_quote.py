@@ -118,7 +118,7 @@ def test_what_chats_and_batch_work_get_is_learnt_where_lines_waited() -> None:
         one.saturated = saturated(load, chat_factor=1.3, efficiency=0.8)
     found = learnt_efficiency(record, INFO, device)
     assert found.seconds == PERIOD_S * len(record[::2])
-    assert found.mean == pytest.approx(0.8, rel=0.005)
+    assert found.mean == pytest.approx(0.8, rel=0.01)
     assert found.chat_factor == pytest.approx(1.3, rel=0.02)
 
 

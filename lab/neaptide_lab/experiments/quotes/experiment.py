@@ -136,30 +136,37 @@ class _TrafficQuotes:
         logging.getLogger(__name__).info("%s", kind.name)
         self._profile, self._tasks, self._size, self._kept = profile, tasks, size, kept
         self._info: EngineReady = ready_of(profile)
-        device = device_time(self._info)
-        assert device is not None
+        device, least = device_time(self._info), device_time(self._info, 1.0, 1.0)
+        assert device is not None and least is not None
         self._device: DeviceTime = device
+        self._least: DeviceTime = least
+        """Sizes batches, so that they do not change with what quotes count."""
         self._chats = ChatTraffic(kind, self._info, MEAN_LOAD, SEED)
         self._rng = np.random.default_rng([SEED, len(kind.name), *kind.name.encode()])
         self._code = code_digest(("experiments/quotes/replays.py", "experiments/quotes/traffic.py"))
 
     def cases(self) -> list[QuotedCase]:
         learnt = self._learnt()
-        asked = list(asked_batches(self._tasks, self._device, self._chats.end_s, self._size.batches, self._rng))
+        asked = list(asked_batches(self._tasks, self._least, self._chats.end_s, self._size.batches, self._rng))
         found = [self._case(one, learnt) for one in asked]
         left = self._size.replays
         for case in found:
-            if left and case.found.work_s[0] <= self._size.most_replayed_s:
+            if left and self._least_s(case.asked) <= self._size.most_replayed_s:
                 case.replay = self._replay(case.asked, case.real_s)
                 left -= 1
         return found
+
+    def _least_s(self, asked: AskedBatch) -> float:
+        task = self._tasks[asked.task]
+        work = task.size(asked.first, asked.num_lines).work(task.mean_answer(asked.first, asked.num_lines))
+        return self._least(work)
 
     def _learnt(self) -> list[Saturated]:
         """What the record has of an hour of batch work in each of the first days: of a replay, many times."""
         found = []
         for number, task in enumerate(self._tasks):
             now_s = float(number * DAY_S + self._rng.integers(int(BEFORE_S), DAY_S))
-            asked = AskedBatch(number, 0, lines_for(task, 0, self._device, self._size.learning_s), number, now_s)
+            asked = AskedBatch(number, 0, lines_for(task, 0, self._least, self._size.learning_s), number, now_s)
             found.append(self._replay(asked, self._real_s(asked, Efficiency(1.0, 1.0, 0.0))).saturated)
         return found
 
