@@ -137,7 +137,8 @@ class _TrafficQuotes:
         self._profile, self._tasks, self._size, self._kept = profile, tasks, size, kept
         self._info: EngineReady = ready_of(profile)
         device, least = device_time(self._info), device_time(self._info, 1.0, 1.0)
-        assert device is not None and least is not None
+        assert device is not None
+        assert least is not None
         self._device: DeviceTime = device
         self._least: DeviceTime = least
         """Sizes batches, so that they do not change with what quotes count."""
