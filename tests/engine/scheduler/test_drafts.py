@@ -218,7 +218,7 @@ def test_an_exception_anywhere_in_planning_leaves_every_other_request_as_it_was(
             assert state(core) == before
 
     core.scheduler.draft = checked  # type: ignore[method-assign]
-    for index in range(60):
+    for index in range(90):
         history.turn(harness)
         if index % 3 == 2:
             failing.arm(rng)
