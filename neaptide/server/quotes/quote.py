@@ -171,11 +171,11 @@ def _window(
 
 
 def _left(paths: LoadPaths, efficiencies: FloatArray, window_s: float) -> FloatArray:
-    """[paths] device time that batches get within the window."""
+    """[paths] device time that batches get within the window, to be shown: never more than all of it."""
     num_periods = paths.loads.shape[1]
     starts = np.concatenate(([0.0], paths.first_s + paths.period_s * np.arange(num_periods - 1)))
     lengths = np.clip(window_s - starts, 0.0, np.where(np.arange(num_periods) == 0, paths.first_s, paths.period_s))
-    return np.asarray((np.maximum(1.0 - paths.loads, 0.0) * lengths).sum(axis=1) * efficiencies)
+    return np.asarray((np.maximum(1.0 - paths.loads, 0.0) * lengths).sum(axis=1) * np.minimum(efficiencies, 1.0))
 
 
 def outlook(window: WindowQuote) -> OutlookName:
