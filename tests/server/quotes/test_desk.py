@@ -132,7 +132,7 @@ async def test_a_promise_is_the_deadline_and_the_window_stays(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("accept_by", "status", "code"),
-    [(20, 409, "quote_too_late"), (-5, 400, "invalid_value"), ("soon", 400, "invalid_type")],
+    [(10, 409, "quote_too_late"), (-5, 400, "invalid_value"), ("soon", 400, "invalid_type")],
 )
 async def test_a_promise_that_cannot_be_given_makes_no_batch(
     tmp_path: Path, accept_by: int | str, status: int, code: str
