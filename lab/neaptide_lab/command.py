@@ -40,9 +40,9 @@ BY_CELL: dict[str, Callable[[bool, Part], ExperimentResult]] = {
 KEEPING = ", ".join((TUNED_RIVALS, quotes.NAME, *BY_CELL))
 DURATIONS = (
     "Roughly, on two CPU cores: golden takes a second; forecast-coverage half a minute; sim-fidelity four minutes; "
-    "cost-model-error two, and five more where the 111M model is; baseline-sanity up to ten; quotes half an hour; "
-    "tuned-rivals an hour and a half; clairvoyant and two-steps a quarter of an hour. "
-    "With --quick none of them takes more than four."
+    "cost-model-error two, and five more where the 111M model is; baseline-sanity up to ten; "
+    "quotes three quarters of an hour; tuned-rivals an hour and a half; clairvoyant and two-steps a "
+    "quarter of an hour. With --quick none of them takes more than four."
 )
 
 

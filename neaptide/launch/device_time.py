@@ -13,8 +13,11 @@ from neaptide.server.quotes.work import BatchWork, DeviceTime
 NUM_STEP_SIZES = 12
 """Number of step sizes for which the cost model is asked; between them step times are interpolated."""
 PREFILL_FACTOR, DECODE_FACTOR = 0.92, 1.16
-"""What prefill and decodes of batch work take beside chats, over their least time on the whole device: prompts ride in
-steps whose fixed cost chats pay, and fewer rows decode at once. Fitted on 25 replays, held on 35 others within 2%."""
+"""What prefill and decodes of batch work take beside chats, over their least time on the whole device.
+
+Fitted on 25 replays of an H100's profile; 35 others agree within 2%, other devices perhaps not. Probably prompts ride
+in steps whose fixed cost chats pay, and fewer rows decode at once.
+"""
 MAX_LAST_STEPS = 1 << 17
 """Most steps of the last answers that are followed."""
 

@@ -115,7 +115,11 @@ def test_equal_draws_add_no_spread(found: Forecast) -> None:
 
 
 def facts(found: Forecast, **attained: Estimate) -> Facts:
-    """Of a trace on a profile. ``attained`` has other shares in time; ``priority`` stands for all of its settings."""
+    """The facts of a trace on a profile.
+
+    Args:
+        attained: other shares in time; ``priority`` stands for all of its settings.
+    """
     options = [
         msgspec.structs.replace(one, attainment=attained.get(one.name.partition("@")[0], one.attainment))
         for one in found.options

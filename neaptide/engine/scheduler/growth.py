@@ -41,6 +41,7 @@ def held_online(draft: Draft) -> HeldOnline:
 
     lacking = column(table.total[rows] - table.computed[rows], kv.num_uncomputed)
     every = [*table.requests_of(rows), *admitted]
+    # A decode's one token is not worth looking up whether it is scheduled.
     for place in np.flatnonzero(lacking > 1).tolist():
         lacking[place] -= draft.num_tokens_of(every[place])
     total = column(table.total[rows], lambda request: request.num_known_tokens)

@@ -120,7 +120,7 @@ def chat_loads(periods: Sequence[Period], info: EngineReady, least_s: float = 60
 
 
 class Efficiency(NamedTuple):
-    """What batch work and chats get of the device, over the least time of their tokens, as learnt."""
+    """How fast batch work goes beside chats, and what chats take of the device, as learnt."""
 
     mean: float
     """Device time that batch work gets done per second that chats leave."""
@@ -152,7 +152,7 @@ def learnt_efficiency(periods: Sequence[Period], info: EngineReady, device: Devi
         seconds += whole.seconds
         if not whole.row_steps or not whole.seconds:
             continue
-        # The work of a day is of one kind: the cost model is asked once for it.
+        # The work of a day is taken as of one kind, so that the cost model is asked once for it.
         done = _done(whole.prefill_tokens, whole.decode_tokens, whole.kv_tokens / whole.row_steps)
         token_s = device(done) / (whole.prefill_tokens + whole.decode_tokens)
         for one in found:

@@ -50,7 +50,7 @@ def crowd(harness: Harness, count: int, max_tokens: int) -> None:
 
 
 def test_streams_that_cannot_all_stay_make_way_once_each() -> None:
-    """Of twenty streams of 108 tokens three fit. Where one comes back at once, it pushes out the next: 83 times."""
+    """Three of twenty streams of 108 tokens fit. One that comes back at once pushes out the next: 83 times."""
     harness = Harness(100, max_num_seqs=32, max_num_batched_tokens=64)
     preemptions = Preemptions(harness)
     crowd(harness, 20, 100)
