@@ -38,6 +38,8 @@ class LoadPaths:
     period_s: float
     has_days: bool
     """Whether times of day count for themselves."""
+    lag_s: float = 0.0
+    """How far chats fall behind while batch work runs beside them: that much of their load is left when it ends."""
 
 
 def load_paths(
@@ -121,12 +123,14 @@ def finish_times(paths: LoadPaths, work_s: FloatArray, efficiency: FloatArray) -
     """
     lengths = np.full(paths.loads.shape[1], paths.period_s)
     lengths[0] = paths.first_s
-    done = np.cumsum(np.maximum(1.0 - paths.loads, 0.0) * efficiency[:, None] * lengths, axis=1)
+    lag_s = np.minimum(paths.loads, 1.0) * efficiency[:, None] * paths.lag_s
+    done = np.cumsum(np.maximum(1.0 - paths.loads, 0.0) * efficiency[:, None] * lengths, axis=1) + lag_s
+    done = np.maximum.accumulate(done, axis=1)
     ends = np.cumsum(lengths)
     place = (done < work_s[:, None]).sum(axis=1)
     inside = np.minimum(place, len(lengths) - 1)
     rows = np.arange(len(work_s))
-    before = np.where(inside > 0, done[rows, np.maximum(inside - 1, 0)], 0.0)
+    before = np.where(inside > 0, done[rows, np.maximum(inside - 1, 0)], lag_s[:, 0])
     gained = done[rows, inside] - before
     part = (work_s - before) / np.maximum(gained, 1e-12)
     found = ends[inside] - lengths[inside] * (1.0 - np.clip(part, 0.0, 1.0))

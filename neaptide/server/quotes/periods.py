@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 
 import msgspec
 
@@ -113,6 +114,14 @@ def length_quantile(buckets: dict[int, int], share: float) -> int | None:
         if seen >= rank:
             return round(LENGTH_RATIO**bucket)
     return None
+
+
+def length_sums(buckets: Mapping[int, int]) -> tuple[int, float, float]:
+    """Number of the lengths, their sum, and that of their squares; each length is taken as the middle of its bucket."""
+    middles = {bucket: LENGTH_RATIO ** (bucket - 0.5) if bucket else 1.0 for bucket in buckets}
+    total = sum(count * middles[bucket] for bucket, count in buckets.items())
+    squares = sum(count * middles[bucket] ** 2 for bucket, count in buckets.items())
+    return sum(buckets.values()), total, squares
 
 
 class PeriodRecorder:

@@ -26,6 +26,7 @@ from neaptide.server.quotes.work import (
     Efficiency,
     KnownBatch,
     chat_loads,
+    chats_lag_s,
     drawn_answers,
     drawn_other_s,
     learnt_efficiency,
@@ -137,7 +138,9 @@ def _paths(question: QuoteInputs, chat_factor: float, rng: np.random.Generator) 
     rest_s = (now + 1) * PERIOD_S - question.now_s
     paths = load_paths(loads, first_s // PERIOD_S % DAY_PERIODS, rng)
     from_now = np.concatenate((paths.loads[:, :1], paths.loads), axis=1)
-    return LoadPaths(chat_factor * from_now, rest_s, PERIOD_S, paths.has_days)
+    # Beside other batches chats are behind already.
+    lag_s = 0.0 if question.pool else chats_lag_s(question.periods, question.info)
+    return LoadPaths(chat_factor * from_now, rest_s, PERIOD_S, paths.has_days, lag_s)
 
 
 def _own(size: BatchSize, device: DeviceTime, answers: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -1,5 +1,6 @@
 """Work of a batch in device time, and what is known of its size and of its answers."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -10,7 +11,7 @@ import numpy as np
 from neaptide.durations import DAY_S
 from neaptide.engine.arrays import FloatArray
 from neaptide.engine.messages import EngineReady
-from neaptide.server.quotes.periods import PERIOD_S, Period, Saturated
+from neaptide.server.quotes.periods import PERIOD_S, Period, Saturated, length_sums
 
 PRIOR_ANSWER_TOKENS = 256
 """Expected answer length before any batch has ended; the scheduler uses the same value."""
@@ -117,6 +118,32 @@ def chat_loads(periods: Sequence[Period], info: EngineReady, least_s: float = 60
             taken_s = info.token_s * one.online_tokens + info.kv_token_s * one.online_kv_tokens
             loads[(one.start_s - first_s) // PERIOD_S] = taken_s / one.seconds
     return loads, first_s
+
+
+def chats_lag_s(periods: Sequence[Period], info: EngineReady) -> float:
+    """How far chats fall behind when batch work begins beside them, in seconds of their load; 0 if nobody has seen it.
+
+    A stream gets a token from each step. Steps are longer beside batch work, so all streams take longer, and what they
+    have left to decode is there later. Their prompts are computed as soon as before.
+    """
+    beside, whole_s, steps = Saturated(), 0.0, 0
+    prompts: Counter[int] = Counter()
+    answers: Counter[int] = Counter()
+    for one in periods:
+        beside.add(one.saturated)
+        whole_s, steps = whole_s + one.step_s, steps + one.steps
+        prompts.update(one.prompt_tokens)
+        answers.update(one.answer_tokens)
+    num_answers, answer_tokens, answer_squares = length_sums(answers)
+    num_prompts, prompt_tokens, _ = length_sums(prompts)
+    if not beside.steps or steps <= beside.steps or not num_answers or not num_prompts:
+        return 0.0
+    longer_s = beside.seconds / beside.steps - (whole_s - beside.seconds) / (steps - beside.steps)
+    prompt, answer = prompt_tokens / num_prompts, answer_tokens / num_answers
+    prefill_s = info.token_s * prompt
+    decode_s = answer * (info.token_s + info.kv_token_s * (prompt + answer / 2))
+    left_tokens = answer_squares / (2.0 * answer_tokens)
+    return max(longer_s, 0.0) * left_tokens * decode_s / max(prefill_s + decode_s, 1e-12)
 
 
 class Efficiency(NamedTuple):

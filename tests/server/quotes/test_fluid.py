@@ -1,6 +1,7 @@
 """The fluid model: exact cases, and what holds whatever the record is."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,8 +21,8 @@ from neaptide.server.quotes.fluid import (
 CURVE = 0.5 + 0.4 * np.sin(np.arange(DAY_PERIODS) / DAY_PERIODS * 2 * math.pi)
 
 
-def one_path(*loads: float, first_s: float = 600.0) -> LoadPaths:
-    return LoadPaths(np.array([loads]), first_s, 600.0, has_days=True)
+def one_path(*loads: float, first_s: float = 600.0, lag_s: float = 0.0) -> LoadPaths:
+    return LoadPaths(np.array([loads]), first_s, 600.0, True, lag_s)
 
 
 def finish_s(paths: LoadPaths, work_s: float, efficiency: float = 1.0) -> float:
@@ -45,6 +46,26 @@ def test_work_flows_through_what_chats_leave(work_s: float, efficiency: float, w
 
 def test_the_period_that_has_begun_counts_for_its_rest() -> None:
     assert finish_s(one_path(0.0, 0.5, first_s=60.0), 120.0) == pytest.approx(60.0 + 120.0)
+
+
+@pytest.mark.parametrize(
+    ("work_s", "wanted_s"),
+    [
+        (5.0, 0.0),  # chats give way at once
+        (155.0, 300.0),  # half of the device, and half of ten seconds
+        (305.0, 600.0),
+        (369.0, 1200.0),  # a tenth of the device, and nine of ten seconds
+        (370.0, math.inf),
+    ],
+)
+def test_chats_that_fall_behind_leave_the_batch_more(work_s: float, wanted_s: float) -> None:
+    assert finish_s(one_path(0.5, 0.9, lag_s=10.0), work_s) == pytest.approx(wanted_s, abs=1e-6)
+
+
+def test_chats_behind_by_more_than_a_period_hold_up_no_batch() -> None:
+    path = one_path(1.0, 0.2, 0.0, lag_s=2000.0)
+    assert [finish_s(path, work_s) for work_s in (1500.0, 2000.0)] == [0.0, 0.0]
+    assert finish_s(path, 2001.0) == math.inf
 
 
 def test_infinite_times_are_the_largest() -> None:
@@ -84,18 +105,24 @@ RECORDS = st.lists(st.floats(0.0, 3.0) | st.just(math.nan), min_size=1, max_size
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(loads=RECORDS, slot=st.integers(0, DAY_PERIODS - 1), work_s=st.floats(0.0, 1e6), more_s=st.floats(0.0, 1e6))
+@given(
+    loads=RECORDS,
+    slot=st.integers(0, DAY_PERIODS - 1),
+    work_s=st.floats(0.0, 1e6),
+    more_s=st.floats(0.0, 1e6),
+    lag_s=st.just(0.0) | st.floats(0.0, 5000.0),
+)
 def test_more_work_never_ends_sooner_and_p50_not_after_p90(
-    loads: list[float], slot: int, work_s: float, more_s: float
+    loads: list[float], slot: int, work_s: float, more_s: float, lag_s: float
 ) -> None:
     rng = np.random.default_rng(1)
-    paths = load_paths(np.array(loads), slot, rng, num_paths=20)
+    paths = replace(load_paths(np.array(loads), slot, rng, num_paths=20), lag_s=lag_s)
     assert np.isfinite(paths.loads).all()
     assert (paths.loads >= 0.0).all()
     one = np.ones(20)
     found, later = (finish_times(paths, work * one, one) for work in (work_s, work_s + more_s))
     assert (later >= found).all()
-    assert (found >= work_s - 1e-6).all()
+    assert (found >= work_s - lag_s - 1e-6).all()
     assert quantile(found, 0.5) <= quantile(found, 0.9)
 
 

@@ -1,5 +1,7 @@
 """The traffic record in periods of ten minutes."""
 
+import pytest
+
 from neaptide.engine.messages import StepStats
 from neaptide.server.quotes.periods import (
     MAX_KEYS,
@@ -9,6 +11,7 @@ from neaptide.server.quotes.periods import (
     PeriodRecorder,
     length_bucket,
     length_quantile,
+    length_sums,
     period_decoder,
     period_encoder,
 )
@@ -101,3 +104,9 @@ def test_parts_of_a_period_add_up_after_a_restart() -> None:
     whole.add(parts[1])
     assert (whole.seconds, whole.requests, whole.keys, whole.steps) == (8.0, {"default": 2}, {"k": 2}, 4)
     assert (whole.saturated.seconds, whole.most_online_blocks) == (2.0, 4)
+
+
+def test_sums_of_lengths_take_the_middles_of_their_buckets() -> None:
+    assert length_sums({0: 3}) == (3, 3.0, 3.0)
+    assert length_sums({0: 1, 10: 2}) == pytest.approx((3, 1.0 + 2 * 1.25**9.5, 1.0 + 2 * 1.25**19))
+    assert length_sums({}) == (0, 0.0, 0.0)

@@ -20,6 +20,7 @@ from neaptide.server.quotes.work import (
     BatchWork,
     KnownBatch,
     chat_loads,
+    chats_lag_s,
     drawn_answers,
     learnt_efficiency,
 )
@@ -162,6 +163,59 @@ def test_a_record_of_nonsense_leaves_factors_that_can_be_used(parts: list[tuple[
     found = learnt_efficiency(record, INFO, device)
     assert 0.01 <= found.mean <= 10.0
     assert 0.1 <= found.chat_factor < 100.0
+
+
+BESIDE = Saturated(seconds=40.0, steps=1000)
+"""Steps of 40 ms."""
+
+
+def lagging(**changes: object) -> Period:
+    """Steps of 10 ms without batch work; equal prompts and answers of about 112 tokens."""
+    fields: dict[str, object] = {
+        "steps": 3000,
+        "step_s": 60.0,
+        "saturated": BESIDE,
+        "prompt_tokens": {22: 50},
+        "answer_tokens": {22: 50},
+    }
+    return period(0, 0.5, **{**fields, **changes})
+
+
+def test_chats_fall_behind_by_what_longer_steps_put_off() -> None:
+    """Half of an answer is left on average, and half of a chat's work is its answer."""
+    middle = 1.25**21.5
+    assert chats_lag_s([lagging()], INFO) == pytest.approx(0.030 * middle / 2 / 2)
+
+
+def test_long_answers_are_behind_by_most() -> None:
+    """One of eight times the length stands for eight of them, each with eight times as much left."""
+    found = chats_lag_s([lagging(prompt_tokens={0: 1}, answer_tokens={10: 8, 20: 1})], INFO)
+    lengths = np.array([1.25**9.5] * 8 + [1.25**19.5])
+    decodes = lengths.mean() / (1.0 + lengths.mean())
+    assert found == pytest.approx(0.030 * (lengths**2).sum() / (2 * lengths.sum()) * decodes)
+
+
+@pytest.mark.parametrize(
+    "unseen",
+    [
+        {"saturated": Saturated()},
+        {"steps": 1000, "step_s": 40.0},
+        {"answer_tokens": {}},
+        {"prompt_tokens": {}},
+        {"step_s": 140.0},
+    ],
+    ids=["no batch work", "never without it", "no answer", "no prompt", "steps as long"],
+)
+def test_chats_that_nobody_has_seen_fall_behind_are_not_behind(unseen: dict[str, object]) -> None:
+    assert chats_lag_s([lagging(**unseen)], INFO) == 0.0
+
+
+def test_a_batch_behind_others_finds_the_chats_behind_already() -> None:
+    record = days(0.5)
+    record[0] = lagging(saturated=Saturated(seconds=4000.0, steps=1000), step_s=4020.0)
+    alone, others = quote(SIZE, question(record), (3600.0,)), [PoolBatch("b", 1e-9, 100.0)]
+    beside = quote(SIZE, question(record, others), (3600.0,))
+    assert alone.windows[0].p50_s < beside.windows[0].p50_s - 50.0
 
 
 def test_nothing_recorded_leaves_the_priors() -> None:

@@ -13,7 +13,7 @@ from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.estimator.recipes import roofline_recipe
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
-from neaptide.server.quotes.periods import PeriodRecorder, Saturated
+from neaptide.server.quotes.periods import Period, PeriodRecorder
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import simulate
 from neaptide_lab.experiments.jobs.setting import JobWatch
@@ -29,11 +29,11 @@ class ReplayedBatch(msgspec.Struct, frozen=True):
     """From its submission to its last line; None if it had not ended when the chats did."""
     attained: float
     """Share of the chats that met both targets."""
-    saturated: Saturated
-    """What the server's record has of it."""
+    record: Period
+    """What the server's record has of it: the time before the batch, beside it and after it."""
 
 
-class _SaturatedTime(EngineObserver):
+class _Record(EngineObserver):
     """Records the traffic as a server does."""
 
     def __init__(self, block_size: int) -> None:
@@ -47,13 +47,13 @@ class _SaturatedTime(EngineObserver):
 def replayed(profile: DeviceProfile, chats: list[TraceRequest], batch: OfflineSet) -> ReplayedBatch:
     """The batch, submitted at its time, beside these chats."""
     scenario = scenario_with(profile, chats, batch)
-    jobs, record = JobWatch(), _SaturatedTime(scenario.block_size)
+    jobs, record = JobWatch(), _Record(scenario.block_size)
     run = simulate(scenario, observers=[jobs, record])
     ended = jobs.jobs()
     is_done = bool(ended) and ended[-1].num_rows == len(batch.requests)
     took_s = ended[-1].last_end_s - batch.submitted_s if is_done else None
     assert record.recorder.current is not None
-    return ReplayedBatch(took_s, run.result.attained, record.recorder.current.saturated)
+    return ReplayedBatch(took_s, run.result.attained, record.recorder.current)
 
 
 def scenario_with(profile: DeviceProfile, chats: list[TraceRequest], batch: OfflineSet) -> Scenario:

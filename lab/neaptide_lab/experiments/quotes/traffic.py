@@ -1,5 +1,6 @@
 """Two weeks of chats: arrivals along a day's curve or along recorded rates, with drawn lengths."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,9 +18,11 @@ from neaptide.loadgen.workloads.online_sets import (
     servegen_day_curve,
 )
 from neaptide.loadgen.workloads.traces import TraceRequest, content_base, data_file, load_lengths, read_csv
-from neaptide.server.quotes.periods import PERIOD_S, Period
+from neaptide.server.quotes.periods import PERIOD_S, Period, length_bucket
 
-DAY_PERIODS = DAY_S // PERIOD_S
+BIN_S = 60
+"""Loads that follow are told by the minute. A server's record has them by ``PERIOD_S``."""
+DAY_BINS, PERIOD_BINS = DAY_S // BIN_S, PERIOD_S // BIN_S
 NUM_DAYS = 14
 CHATS, CONVERSATIONS = ("offline", "sharegpt_lengths.csv.gz"), ("online", "azure_conv_2023.csv.gz")
 Lengths = NDArray[np.int64]
@@ -73,13 +76,11 @@ class ChatTraffic:
     mean_load: float
     seed: int
     num_days: int = 0
-    loads: FloatArray = field(default_factory=lambda: np.zeros(0))
-    """[periods] share of the device that chats take."""
     _rates_rps: FloatArray = field(default_factory=lambda: np.zeros(0))
     _bin_s: int = 0
     _lengths: Lengths = field(default_factory=lambda: np.zeros((0, 2), np.int64))
     _sums: FloatArray = field(default_factory=lambda: np.zeros((0, 2)))
-    """[periods, 2] tokens, and tokens of KV that decodes read."""
+    """[minutes, 2] tokens, and tokens of KV that decodes read."""
     _last_day: tuple[int, FloatArray, IntArray] | None = None
     """The day that was drawn last; a day takes a tenth of a second."""
 
@@ -89,8 +90,7 @@ class ChatTraffic:
         mean_s = float((self._counts(self._lengths) @ self._costs).mean())
         self._rates_rps = relative * (self.mean_load / mean_s)
         self.num_days = len(relative) * self._bin_s // DAY_S
-        self._sums = np.concatenate([self._period_sums(*self._day(day)) for day in range(self.num_days)])
-        self.loads = np.asarray(self._sums @ self._costs / PERIOD_S)
+        self._sums = np.concatenate([self._minute_sums(*self._day(day)) for day in range(self.num_days)])
 
     @property
     def end_s(self) -> int:
@@ -117,33 +117,42 @@ class ChatTraffic:
         self._last_day = day, arrivals, rows
         return arrivals, rows
 
-    def _period_sums(self, arrivals_s: FloatArray, rows: IntArray) -> FloatArray:
-        """[periods, 2] sums of one day's chats, each counted where it arrives."""
-        counts, place = self._counts(self._lengths[rows]), (arrivals_s // PERIOD_S).astype(np.int64)
-        columns = [np.bincount(place, weights=counts[:, k], minlength=DAY_PERIODS) for k in range(2)]
+    def _minute_sums(self, arrivals_s: FloatArray, rows: IntArray) -> FloatArray:
+        """[minutes, 2] sums of one day's chats, each counted where it arrives."""
+        counts, place = self._counts(self._lengths[rows]), (arrivals_s // BIN_S).astype(np.int64)
+        columns = [np.bincount(place, weights=counts[:, k], minlength=DAY_BINS) for k in range(2)]
         return np.stack(columns, axis=1)
 
     def record(self, now_s: float) -> list[Period]:
         """Record of a server until then, the unfinished period included."""
         current = int(now_s) // PERIOD_S
-        periods = [_period(k * PERIOD_S, PERIOD_S, self._sums[k]) for k in range(current)]
+        whole = self._sums[: current * PERIOD_BINS].reshape(-1, PERIOD_BINS, 2).sum(axis=1)
+        periods = [_period(k * PERIOD_S, PERIOD_S, sums) for k, sums in enumerate(whole)]
         if now_s > current * PERIOD_S:
-            periods.append(_period(current * PERIOD_S, now_s - current * PERIOD_S, self._sums_until(now_s)))
+            minute = int(now_s) // BIN_S
+            sums = self._sums[current * PERIOD_BINS : minute].sum(axis=0) + self._sums_until(now_s)
+            periods.append(_period(current * PERIOD_S, now_s - current * PERIOD_S, sums))
         return periods
 
     def loads_from(self, now_s: float) -> tuple[FloatArray, float]:
-        """Loads of the rest of the current period and of all later ones, and the length of that rest."""
-        current = int(now_s) // PERIOD_S
-        rest_s = (current + 1) * PERIOD_S - now_s
+        """Loads of the rest of the current minute and of all later ones, and the length of that rest."""
+        current = int(now_s) // BIN_S
+        rest_s = (current + 1) * BIN_S - now_s
         first = (self._sums[current] - self._sums_until(now_s)) @ self._costs / rest_s
-        return np.concatenate(([first], self.loads[current + 1 :])), rest_s
+        later = self._sums[current + 1 :] @ self._costs / BIN_S
+        return np.concatenate(([first], later)), rest_s
 
     def _sums_until(self, now_s: float) -> FloatArray:
-        """[2] sums of the current period until then."""
+        """[2] sums of the current minute until then."""
         day, at_s = divmod(now_s, DAY_S)
         arrivals_s, rows = self._day(int(day))
-        chosen = (arrivals_s >= at_s // PERIOD_S * PERIOD_S) & (arrivals_s < at_s)
+        chosen = (arrivals_s >= at_s // BIN_S * BIN_S) & (arrivals_s < at_s)
         return np.asarray(self._counts(self._lengths[rows[chosen]]).sum(axis=0))
+
+    def length_buckets(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Number of prompts, and of answers, by length bucket, of the lengths that are drawn from."""
+        prompts, answers = (Counter(map(length_bucket, column.tolist())) for column in self._lengths.T)
+        return dict(prompts), dict(answers)
 
     def requests(self, start_s: float, end_s: float) -> list[TraceRequest]:
         """The chats that arrive between the two times; arrivals count from the first."""
