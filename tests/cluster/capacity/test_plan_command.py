@@ -137,20 +137,21 @@ def test_several_policies_are_planned_and_the_better_one_is_named(
     assert "cheapest: scene with priority@64x8, 1 device" in captured.out
 
 
+@pytest.mark.parametrize("policy", ["priority", "neaptide"])
 def test_step_tokens_and_slots_are_searched(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    policy: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tuning, "STEP_TOKENS", (4, 64))
     monkeypatch.setattr(tuning, "SLOTS", (1, 8))
-    assert main([*arguments, "--tune"]) == 0
+    assert main([*arguments, "--policy", policy, "--tune"]) == 0
     shown, result = found(capsys)
     (plan,) = result["plans"]
     assert [(each["policy"], each["replicas"]) for each in plan["limits"]] == [
-        ("priority@4x1", 2),
-        ("priority@64x1", 2),
-        ("priority@64x8", 1),
+        (f"{policy}@4x1", 2),
+        (f"{policy}@64x1", 2),
+        (f"{policy}@64x8", 1),
     ]
-    assert (plan["policy"], plan["settings"]["max_num_seqs"]) == ("priority@64x8", 8)
+    assert (plan["policy"], plan["settings"]["max_num_seqs"]) == (f"{policy}@64x8", 8)
     assert any(line.split()[:2] == ["64x8", "1"] for line in shown)
 
 
