@@ -3,7 +3,8 @@
     PYTHONPATH=.:lab:vllm-plugin python -m lab.benchmarks.observe --vllm .vllm/bin/python
 
 For each rate: a plain vLLM serves chats alone while its metrics are recorded; the record is forecast; then vLLM runs
-with our scheduler inside, beside a flood of batch lines, under other chats of the same rate. Each stage is kept in
+with our scheduler inside, beside a flood of batch lines, under the same chats, which are what a forecast is about
+(``--other-chats``: under others of the same rate, whose bursts are not those of the record). Each stage is kept in
 ``--folder`` and not repeated: after an error or a kill the same command goes on where it was. A stage's figures are in
 ``STAGE-RATE.json``, what its processes said in ``STAGE-RATE.log``, its error in ``STAGE-RATE.error``. Prints a table,
 then one JSON line. ``--smoke`` uses the tiny model for some seconds, which shows only that the stages work.
@@ -165,13 +166,15 @@ def compared(rate_rps: float, said: dict[str, Any], real: dict[str, Any]) -> dic
     }
 
 
-def measure(plan: Plan, machine: Machine, rates: list[float], folder: Path) -> list[dict[str, Any]]:
+def measure(
+    plan: Plan, machine: Machine, rates: list[float], folder: Path, *, other_chats: bool
+) -> list[dict[str, Any]]:
     rows = []
     for rate_rps in rates:
         at = replace(plan, rate_rps=rate_rps)
         path = folder / f"record-{rate_rps:g}.jsonl"
-        other = replace(at, seed=at.seed + 1)
-        stages = {name: folder / f"{name}-{rate_rps:g}.json" for name in ("alone", "forecast", "inside")}
+        real = replace(at, seed=at.seed + other_chats)
+        stages = {name: folder / f"{name}-{rate_rps:g}.json" for name in ("alone", "forecast", "inside", "others")}
         alone = kept(stages["alone"], lambda log, at=at, path=path: asyncio.run(record(at, machine, path, log)))
         tpot_s = TPOT_OVER_ALONE * alone["tpot_ms"] / 1e3
         targets = TTFT_OVER_TPOT * tpot_s, tpot_s
@@ -179,11 +182,11 @@ def measure(plan: Plan, machine: Machine, rates: list[float], folder: Path) -> l
             stages["forecast"], lambda log, path=path, targets=targets: asyncio.run(forecast(path, log, *targets))
         )
         print(said["sentence"], flush=True)
-        real = kept(
-            stages["inside"],
-            lambda log, other=other, targets=targets: asyncio.run(inside(other, machine, log, *targets)),
+        found = kept(
+            stages["others" if other_chats else "inside"],
+            lambda log, real=real, targets=targets: asyncio.run(inside(real, machine, log, *targets)),
         )
-        rows.append(compared(rate_rps, said, real))
+        rows.append(compared(rate_rps, said, found))
     return rows
 
 
@@ -195,6 +198,7 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", help="chats a second (1 1.5; a smoke run: 4 8)")
     parser.add_argument("--duration-s", type=float, default=500.0, help="length of each run (500)")
     parser.add_argument("--offline-lines", type=int, default=3000, help="lines of the flood (3000)")
+    parser.add_argument("--other-chats", action="store_true", help="run inside under others than those recorded")
     parser.add_argument("--folder", type=Path, default=Path("observe-proof"), help="where stages are kept")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--smoke", action="store_true", help="the tiny model, for 20 s")
@@ -207,7 +211,7 @@ def main() -> None:
     machine = Machine(args.vllm.absolute(), args.threads, "float32", 128, CPU_KV_GIB, True, "cpu", MAX_MODEL_LEN)
     os.environ.update(machine.environment)
     plan = Plan(duration_s, (0.1 * duration_s, 0.95 * duration_s), model, seed=0, offline_lines=args.offline_lines)
-    rows = measure(plan, machine, rates, folder)
+    rows = measure(plan, machine, rates, folder, other_chats=args.other_chats)
     cells = [
         [
             f"{row['rate_rps']:g}",

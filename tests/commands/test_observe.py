@@ -1,9 +1,10 @@
 """``neaptide observe`` from the outside."""
 
 import json
+import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 
 from neaptide.cli import main
 from neaptide.commands.server_process import free_port
-from neaptide.observation.record import read_record
+from neaptide.observation.forecast import ForecastQuestion
+from neaptide.observation.record import RecordError, read_record
+from neaptide.observation.step_times import InferredStepTimes, fit_step_times
 from tests.observation.metrics_server import MetricsServer, metrics_server
 from tests.observation.pretended import VllmMetrics, recorded
 from tests.observation.scenes import watched
@@ -99,6 +102,27 @@ def test_assumptions_and_what_would_show_an_error_are_named(outcome: Outcome) ->
 def test_the_replayed_gap_is_near_the_recorded_one(outcome: Outcome) -> None:
     (gap,) = (each for each in outcome.said["checks"] if each["name"] == "gap between tokens")
     assert gap["replayed_s"] == pytest.approx(gap["recorded_s"], rel=0.1)
+
+
+@pytest.mark.parametrize(("error", "noise"), [(0.07, 0.07), (2.0, 0.3), (math.nan, 0.0)])
+def test_simulated_steps_scatter_by_what_the_fit_does_not_explain(
+    error: float, noise: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[ForecastQuestion] = []
+
+    def fitted(*arguments: Any) -> InferredStepTimes:
+        return replace(fit_step_times(*arguments), error=error)
+
+    def forecast(question: ForecastQuestion, watch: object) -> None:
+        asked.append(question)
+        raise RecordError("seen enough")
+
+    monkeypatch.setattr("neaptide.commands.observe.fit_step_times", fitted)
+    monkeypatch.setattr("neaptide.commands.observe.forecast", forecast)
+    record = tmp_path / "record.jsonl"
+    recorded(watched().truth, record)
+    assert main(["observe", str(record), *FEW, *TARGETS, "--html", str(tmp_path / "o.html")]) == 1
+    assert [one.base.step_noise for one in asked] == [noise]
 
 
 def test_a_trace_needs_a_profile(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
