@@ -134,7 +134,8 @@ def finish_times(paths: LoadPaths, work_s: FloatArray, efficiency: FloatArray) -
     gained = done[rows, inside] - before
     part = (work_s - before) / np.maximum(gained, 1e-12)
     found = ends[inside] - lengths[inside] * (1.0 - np.clip(part, 0.0, 1.0))
-    return np.where(place < len(lengths), found, math.inf)
+    # However far chats fall behind, there is one device.
+    return np.where(place < len(lengths), np.maximum(found, work_s / efficiency), math.inf)
 
 
 def quantile(values: FloatArray, share: float) -> float:
