@@ -53,8 +53,6 @@ DEFAULT_RECORD = Path("observe.jsonl")
 FIT_DRAWS = 20
 """Fits for the intervals of costs. They take less time than simulations."""
 MAX_DRAWS = 50
-MOST_NOISE = 0.3
-"""Largest scatter of simulated steps. More error is one of the fit, and of no step."""
 WIDTH = 80
 """Columns of the table, on a terminal of any width."""
 
@@ -239,7 +237,6 @@ def _facts(
     memory: tuple[int, str],
 ) -> Facts:
     batch, said = _batch(args, samples[0].requests)
-    error = times.error if times is not None and math.isfinite(times.error) else 0.0
     base = Scenario(
         profile=samples[0].profile,
         ttft_slo_s=args.ttft_slo_s,
@@ -248,15 +245,15 @@ def _facts(
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
         seed=args.seed,
-        # Where all steps took what is predicted, our policy would leave no margin, and pace streams too slowly.
-        step_noise=min(error, MOST_NOISE),
+        # If all steps took what is predicted, our policy would leave no margin, and pace streams too slowly.
+        step_noise=times.scatter if times is not None else 0.0,
     )
     question = ForecastQuestion(
         base=base,
         samples=samples,
         batch=batch,
         overhead_s=observed.overhead_s if observed is not None else 0.0,
-        error=error,
+        error=times.error if times is not None and math.isfinite(times.error) else 0.0,
         simulate_s=args.simulate_s,
         attainment=args.attainment,
         peak_s=args.peak_s,

@@ -51,6 +51,8 @@ BLOCK_S = 60.0
 LEAST_BLOCKS = 10
 """Fewest blocks that a bootstrap draws from. A short record has shorter blocks."""
 FOLDS = 5
+MOST_SCATTER = 0.3
+"""Largest scatter of simulated steps. More error is one of the fit, and of no step."""
 PRIOR_ROWS = 1.0
 """Weight, in rows, of two guesses. Prompts of one length tell the fixed time of their steps from neither tokens nor
 pairs. The guess for pairs is none, as attention is a small part of a short prompt."""
@@ -85,6 +87,11 @@ class InferredStepTimes:
     """Most streams of steps without prompts in ``SEEN_SHARE`` of the rows. Beyond it, costs are extrapolated."""
     most_tokens: float
     """Upper limit of the tokens in the largest step."""
+
+    @property
+    def scatter(self) -> float:
+        """Standard deviation of the logarithm of a simulated step's time: the error, which is partly the fit's own."""
+        return min(self.error, MOST_SCATTER) if math.isfinite(self.error) else 0.0
 
     def step_costs(self, costs: dict[str, float] | None = None) -> dict[str, StepCost]:
         """The costs as those of a device profile; ``costs`` are a draw's."""

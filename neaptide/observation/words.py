@@ -187,7 +187,8 @@ def assumptions(facts: Facts) -> Iterator[str]:
             f"Step times are inferred from the gaps between tokens and from prefill times. A step takes the longer of "
             f"two times. Steps without prompts show the first: {_line(times, 'fixed_s', 'stream_s')} for each stream. "
             f"Steps with prompts show the second: {_line(times, 'prompt_step_s', 'token_s')} for each token. "
-            f"Gaps that the fit had not seen differ by {times.error:.1%} (median), and simulated steps scatter as much."
+            f"Gaps that the fit had not seen differ by {times.error:.1%} (median). Simulated steps scatter by "
+            f"{times.scatter:.1%}."
         )
     else:
         yield f"Step times are those of the profile {facts.profile}. They were not inferred from a server."

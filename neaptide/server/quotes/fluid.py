@@ -39,7 +39,7 @@ class LoadPaths:
     has_days: bool
     """Whether times of day count for themselves."""
     lag_s: float = 0.0
-    """How far chats fall behind while batch work runs beside them: that much of their load is left when it ends."""
+    """Seconds of their load by which chats fall behind while batch work runs; they are done after it."""
 
 
 def load_paths(

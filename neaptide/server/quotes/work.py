@@ -121,9 +121,9 @@ def chat_loads(periods: Sequence[Period], info: EngineReady, least_s: float = 60
 
 
 def chats_lag_s(periods: Sequence[Period], info: EngineReady) -> float:
-    """How far chats fall behind when batch work begins beside them, in seconds of their load; 0 if nobody has seen it.
+    """Seconds of their load by which chats fall behind while batch work runs; 0 if the record does not show it.
 
-    A stream gets a token from each step. Steps are longer beside batch work, so all streams take longer, and what they
+    A stream gets a token from each step. Steps with batch work are longer, so all streams take longer, and what they
     have left to decode is there later. Their prompts are computed as soon as before.
     """
     beside, whole_s, steps = Saturated(), 0.0, 0
@@ -138,7 +138,9 @@ def chats_lag_s(periods: Sequence[Period], info: EngineReady) -> float:
     num_prompts, prompt_tokens, _ = length_sums(prompts)
     if not beside.steps or steps <= beside.steps or not num_answers or not num_prompts:
         return 0.0
-    longer_s = beside.seconds / beside.steps - (whole_s - beside.seconds) / (steps - beside.steps)
+    # ``seconds`` are the clock's, with what lies between steps. They may exceed the device's time of all steps.
+    alone_s = max(whole_s - beside.seconds, 0.0)
+    longer_s = beside.seconds / beside.steps - alone_s / (steps - beside.steps)
     prompt, answer = prompt_tokens / num_prompts, answer_tokens / num_answers
     prefill_s = info.token_s * prompt
     decode_s = answer * (info.token_s + info.kv_token_s * (prompt + answer / 2))

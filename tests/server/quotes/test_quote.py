@@ -195,6 +195,12 @@ def test_long_answers_are_behind_by_most() -> None:
     assert found == pytest.approx(0.030 * (lengths**2).sum() / (2 * lengths.sum()) * decodes)
 
 
+def test_time_between_steps_does_not_make_chats_lag_by_more_than_a_step() -> None:
+    """The 1,000 batch steps take 40 s on the clock and 20 s of the device: less than nothing is left for ten others."""
+    found = chats_lag_s([lagging(steps=1010, step_s=20.1)], INFO)
+    assert found == pytest.approx(0.040 * 1.25**21.5 / 2 / 2)
+
+
 @pytest.mark.parametrize(
     "unseen",
     [

@@ -288,7 +288,7 @@ def covered(cases: Sequence[QuotedCase], errors: Sequence[float]) -> tuple[float
 def _notes(size: QuotesSize) -> list[str]:
     return [
         f"{PROFILE}; chats take {MEAN_LOAD:.0%} of the device on average. The end is that of the fluid model on the "
-        "loads that really follow, off by the errors of the replays in turn.",
+        "loads that really follow, by the minute, off by the errors of the replays in turn.",
         f"Replayed are the first batches of each traffic of at most {size.most_replayed_s:.0f} s of the device, with "
         "their chats. The efficiency is that of one more replay of each task in the first days.",
         "The quote by the mean spare rate is stretched by one factor, chosen afterwards so that it covers as many.",
