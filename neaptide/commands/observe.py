@@ -36,6 +36,7 @@ from neaptide.observation.forecast import (
     batch_like,
     batch_of,
     forecast,
+    replayed_alone,
 )
 from neaptide.observation.page import page
 from neaptide.observation.polling import Polling, PollingError, record_polls, shown_url
@@ -252,13 +253,14 @@ def _facts(
         base=base,
         samples=samples,
         batch=batch,
-        overhead_s=observed.overhead_s if observed is not None else 0.0,
         error=times.error if times is not None and math.isfinite(times.error) else 0.0,
         simulate_s=args.simulate_s,
         attainment=args.attainment,
         peak_s=args.peak_s,
         max_replicas=args.max_replicas,
     )
+    if record is not None and observed is not None:
+        question = replace(question, overhead_s=_overhead_s(args, record, question, observed.overhead_s))
     found = forecast(question, lambda name: progress(name, says_so=True))
     simulated = None
     if record is not None and args.trace is None and args.speed == 1.0:
@@ -279,6 +281,21 @@ def _facts(
         times=times,
         forecast=found,
     )
+
+
+def _overhead_s(args: argparse.Namespace, record: ServerRecord, question: ForecastQuestion, outside_s: float) -> float:
+    """By how much recorded TTFTs are longer than simulated ones; at most what is outside of vLLM's queue and steps.
+
+    A part of that is simulated as well: the wait for the step that runs when a request comes.
+    """
+    chats = Sample(traffic_of(record, args.seed).requests, question.samples[0].profile)
+    replay = replayed_alone(
+        replace(question, samples=[chats]), lambda name: progress("replaying the record", says_so=True)
+    )
+    recorded_s = means_between(record, replay.start_s, replay.end_s).ttft_s
+    if recorded_s is None or replay.mean_ttft_s is None:
+        return outside_s
+    return min(max(recorded_s - replay.mean_ttft_s, 0.0), outside_s)
 
 
 def _memory(args: argparse.Namespace, record: ServerRecord | None, given: DeviceProfile | None) -> tuple[int, int, str]:

@@ -52,7 +52,8 @@ class ObservedFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the requests within the TTFT target."""
     in_tpot: Share | None
     overhead_s: float
-    """Mean time of a request outside queue and steps: tokenizing, the front end, the sockets between processes."""
+    """Mean time of a request outside queue and steps: tokenizing, the front end, the sockets between processes, and
+    waiting for the step that runs when it comes, which vLLM's queue does not count."""
     steps_per_s: float
     streams: float
     """Streams that run at a random moment."""

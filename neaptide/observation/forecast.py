@@ -44,6 +44,17 @@ class Sample:
     profile: DeviceProfile
 
 
+@dataclass(slots=True, frozen=True)
+class Replay:
+    """The chats of a record, simulated alone."""
+
+    start_s: float
+    """Start of the simulated part, in seconds since the first poll."""
+    end_s: float
+    mean_ttft_s: float | None
+    """None if no chat got a token."""
+
+
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ForecastQuestion:
     """Subject of a forecast. Times are in seconds."""
@@ -54,7 +65,7 @@ class ForecastQuestion:
     """The best guess first, then draws."""
     batch: OfflineSet
     overhead_s: float = 0.0
-    """Time of a request outside queue and steps. It comes before the first token."""
+    """Time of a request outside of what is simulated. It comes before the first token."""
     error: float = 0.0
     """Relative error of mean step times."""
     simulate_s: float = 600.0
@@ -113,6 +124,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     simulated_s: float
     chats: int
     draws: int
+    overhead_s: float
+    """Part of every TTFT that is not simulated."""
     options: list[ForecastOption]
     best_priority: str
     """Among the settings with as many chats in time as ours inside, within a point, the one with the most batch work;
@@ -131,6 +144,14 @@ def forecast(question: ForecastQuestion, watch: Watch = lambda name: nullcontext
         SimulationError: a policy makes no progress.
     """
     return _Forecaster(question, watch).answer()
+
+
+def replayed_alone(question: ForecastQuestion, watch: Watch = lambda name: nullcontext()) -> Replay:
+    """Simulates the best guess of the chats without batch work, and adds no overhead.
+
+    Raises: as ``forecast`` does.
+    """
+    return _Forecaster(replace(question, samples=question.samples[:1], overhead_s=0.0), watch).replay()
 
 
 def batch_like(requests: Sequence[TraceRequest], seed: int) -> OfflineSet:
@@ -186,10 +207,16 @@ class _Forecaster:
             simulated_s=self._parts[0].length_s,
             chats=self._runs[ALONE, 0].online.requests,
             draws=len(question.samples) - 1,
+            overhead_s=question.overhead_s,
             options=[self._option(name, scenario) for name, scenario in scenarios.items()],
             best_priority=best,
             replicas=self._replicas(),
         )
+
+    def replay(self) -> Replay:
+        self._run(ALONE, replace(self._question.base, policy=FCFS), 0)
+        part = self._parts[0]
+        return Replay(part.start_s, part.start_s + part.length_s, self._means[ALONE][0])
 
     def _part(self, sample: Sample) -> Stretch:
         """The traffic that is simulated, on a clock that begins with a margin of batch work alone."""

@@ -94,26 +94,35 @@ class InferredStepTimes:
         return min(self.error, MOST_SCATTER) if math.isfinite(self.error) else 0.0
 
     def step_costs(self, costs: dict[str, float] | None = None) -> dict[str, StepCost]:
-        """The costs as those of a device profile; ``costs`` are a draw's."""
+        """The costs as those of a device profile, by regime; ``costs`` are a draw's."""
         c = costs or self.costs
         fixed_s = min(c["fixed_s"], c["prompt_step_s"])
-        cost = StepCost(
-            fixed_s=fixed_s,
-            gemm_curve_s=tuple(self._tokens_s(c, gemm_knot(k)) - fixed_s for k in range(KNOTS)),
-            pair_s=c["pair_s"],
-            kv_token_s=c["kv_token_s"],
-        )
-        return dict.fromkeys((regime.value for regime in Regime), cost)
+        found = {}
+        for regime in Regime:
+            line_s = self._streams_s if regime is Regime.DECODE else self._prompts_s
+            found[regime.value] = StepCost(
+                fixed_s=fixed_s,
+                gemm_curve_s=tuple(line_s(c, gemm_knot(k)) - fixed_s for k in range(KNOTS)),
+                pair_s=c["pair_s"],
+                kv_token_s=c["kv_token_s"],
+            )
+        return found
 
-    def _tokens_s(self, costs: dict[str, float], num_tokens: int) -> float:
-        """Time of a step of so many tokens, without attention."""
+    def _streams_s(self, costs: dict[str, float], num_tokens: int) -> float:
+        """Time of a step of so many streams without prompts, without attention."""
         seen = min(num_tokens, self.most_streams)
         seen_s = costs["fixed_s"] + costs["stream_s"] * seen
         if num_tokens <= self.most_streams:
             return seen_s
         # A kernel that is slow for two streams does not stay so: a stream's token costs no more than a prompt's.
         further_s = min(costs["stream_s"], costs["token_s"]) * (num_tokens - seen)
-        return max(seen_s + further_s, costs["prompt_step_s"] + costs["token_s"] * num_tokens)
+        # What a step with prompts takes beyond the weights is not arithmetic, so streams do not pay it.
+        arithmetic_s = min(costs["prompt_step_s"], costs["fixed_s"]) + costs["token_s"] * num_tokens
+        return max(seen_s + further_s, arithmetic_s)
+
+    def _prompts_s(self, costs: dict[str, float], num_tokens: int) -> float:
+        """Time of a step with prompts of so many tokens, those of streams too, without attention."""
+        return max(self._streams_s(costs, num_tokens), costs["prompt_step_s"] + costs["token_s"] * num_tokens)
 
 
 @dataclass(slots=True, frozen=True)

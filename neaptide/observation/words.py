@@ -203,8 +203,8 @@ def assumptions(facts: Facts) -> Iterator[str]:
                 f"prefix that all prompts have in common."
             )
         yield (
-            f"{duration(seen.overhead_s)} of every TTFT pass outside of queue and steps, and remain. Network time is "
-            f"not included."
+            f"{duration(found.overhead_s)} are added to every simulated TTFT: recorded ones were so much longer. It is "
+            f"at most what vLLM counts in neither queue nor steps. Network time is not included."
         )
     yield f"The KV cache holds {facts.kv_tokens:,} tokens, {facts.kv_source}."
     limits = found.option(INSIDE)

@@ -104,6 +104,13 @@ def test_the_replayed_gap_is_near_the_recorded_one(outcome: Outcome) -> None:
     assert gap["replayed_s"] == pytest.approx(gap["recorded_s"], rel=0.1)
 
 
+def test_the_wait_for_the_step_in_progress_is_not_added_to_what_is_simulated(outcome: Outcome) -> None:
+    assert outcome.said["observed"]["overhead_s"] > 0.05  # vLLM counts that wait in neither queue nor steps
+    assert outcome.said["forecast"]["overhead_s"] < 0.02
+    (ttft,) = (each for each in outcome.said["checks"] if each["name"] == "TTFT")
+    assert ttft["replayed_s"] == pytest.approx(ttft["recorded_s"], rel=0.15)
+
+
 @pytest.mark.parametrize(("error", "noise"), [(0.07, 0.07), (2.0, 0.3), (math.nan, 0.0)])
 def test_simulated_steps_scatter_by_what_the_fit_does_not_explain(
     error: float, noise: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -32,6 +32,8 @@ class _Seen:
     """A request as vLLM's front end knows it."""
 
     arrival_s: float
+    taken_s: float
+    """When the engine took it: between two steps. vLLM's queue begins here."""
     prompt_tokens: int
     cached_tokens: int = 0
     scheduled_s: float | None = None
@@ -104,7 +106,7 @@ class Pretender(EngineObserver):
 
     def message(self, message: ToEngine, now_s: float) -> None:
         if isinstance(message, AddRequest):
-            seen = _Seen(message.arrival_s or 0.0, len(message.prompt_token_ids))
+            seen = _Seen(message.arrival_s or 0.0, now_s, len(message.prompt_token_ids))
             self._seen[message.request_id] = seen
             self.requests.append(seen)
 
@@ -167,7 +169,7 @@ class Pretender(EngineObserver):
         metrics["request_prompt_tokens"].observe(seen.prompt_tokens)
         metrics["request_generation_tokens"].observe(seen.tokens)
         metrics["e2e_request_latency_seconds"].observe(seen.last_s - seen.arrival_s)
-        metrics["request_queue_time_seconds"].observe(scheduled_s - seen.arrival_s)
+        metrics["request_queue_time_seconds"].observe(scheduled_s - seen.taken_s)
         metrics["request_prefill_time_seconds"].observe(seen.first_s - scheduled_s)
         metrics["request_inference_time_seconds"].observe(seen.last_s - scheduled_s)
         decoded = max(seen.tokens - 1, 1)
