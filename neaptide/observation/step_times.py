@@ -114,8 +114,7 @@ class InferredStepTimes:
         seen_s = costs["fixed_s"] + costs["stream_s"] * seen
         if num_tokens <= self.most_streams:
             return seen_s
-        # A kernel that is slow for two streams does not stay so: a stream's token costs no more than a prompt's.
-        further_s = min(costs["stream_s"], costs["token_s"]) * (num_tokens - seen)
+        further_s = costs["stream_s"] * (num_tokens - seen)
         # What a step with prompts takes beyond the weights is not arithmetic, so streams do not pay it.
         arithmetic_s = min(costs["prompt_step_s"], costs["fixed_s"]) + costs["token_s"] * num_tokens
         return max(seen_s + further_s, arithmetic_s)
@@ -320,6 +319,10 @@ def _context_tokens(groups: Sequence[PollInterval], each: PollInterval, shape: E
 def _fit(rows: Sequence[_FitRow], prior_share: float = PRIOR_SHARE) -> dict[str, float]:
     features = np.array([row.features for row in rows])
     seconds = np.array([row.seconds for row in rows])
+    token, stream = COSTS.index("token_s"), COSTS.index("stream_s")
+    # Few streams grow with their contexts, which makes either look dear. But a stream's token costs no more than a
+    # prompt's. So what is fitted in place of the prompt's is how much more it costs.
+    features[:, stream] += features[:, token]
     with_prompts = features[:, 1] > 0.0
     guesses = np.zeros((2, len(COSTS)))
     if with_prompts.any():
@@ -327,6 +330,7 @@ def _fit(rows: Sequence[_FitRow], prior_share: float = PRIOR_SHARE) -> dict[str,
         guesses[0, :2] = -prior_share * mean[1] / mean_s, mean[1] / mean_s
         guesses[1, -1] = mean[-1] / mean_s
     fitted = fit_relative(features, seconds, math.sqrt(PRIOR_ROWS) * guesses, np.zeros(len(guesses)))
+    fitted[token] += fitted[stream]
     return dict(zip(COSTS, fitted.tolist(), strict=True))
 
 

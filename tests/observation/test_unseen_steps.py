@@ -29,11 +29,13 @@ MOST_STREAMS = 7.0
 """The chats' own; batch work makes it ``Scenario``'s 64."""
 
 
-def truth(weights_s: float, token_s: float, sharpness: float, prompts_s: float = 0.0) -> dict[str, StepCost]:
+def truth(
+    weights_s: float, token_s: float, sharpness: float, prompts_s: float = 0.0, kv_token_s: float = 1e-6
+) -> dict[str, StepCost]:
     """A step that waits for the weights and for the arithmetic: their sum if ``sharpness`` is 1, the longer if it is
     large. A step with prompts takes ``prompts_s`` more."""
     curve = [(weights_s**sharpness + (token_s * gemm_knot(k)) ** sharpness) ** (1 / sharpness) for k in range(24)]
-    cost = StepCost(fixed_s=0.02, gemm_curve_s=tuple(curve), pair_s=2e-7, kv_token_s=1e-6, decode_request_s=5e-5)
+    cost = StepCost(fixed_s=0.02, gemm_curve_s=tuple(curve), pair_s=2e-7, kv_token_s=kv_token_s, decode_request_s=5e-5)
     with_prompts = msgspec.structs.replace(cost, fixed_s=cost.fixed_s + prompts_s)
     return {"decode": cost, "prefill": with_prompts, "mixed": with_prompts}
 
@@ -42,6 +44,7 @@ TRUTHS = {
     "weights-bound": truth(0.1, 2e-3, 32.0),
     "compute-bound": truth(0.01, 2e-3, 32.0),
     "rounded": truth(0.08, 2e-3, 3.0),
+    "slow memory": truth(0.03, 1e-3, 1.0, kv_token_s=2e-5),
     "prompts cost more": truth(0.05, 2e-3, 1.0, prompts_s=0.1),
 }
 
