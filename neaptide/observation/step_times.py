@@ -56,6 +56,12 @@ MOST_SCATTER = 0.3
 PRIOR_ROWS = 1.0
 """Weight, in rows, of two guesses. Prompts of one length tell the fixed time of their steps from neither tokens nor
 pairs. The guess for pairs is none, as attention is a small part of a short prompt."""
+CONTEXT_SHARES = (0.2, 1.0)
+"""Few streams have about as long contexts in all as there are of them. Then nobody knows whether a step grows with the
+contexts, which goes on with more streams, or with the streams, whose kernel is slow for few rows and does not stay so.
+Contexts have the middle of these shares of it, as a guess, and any between in a draw: they never cost nothing."""
+AS_GOOD = 1.05
+"""Largest ratio of the errors of both with which nobody knows."""
 PRIOR_SHARE = 0.5
 """Guess of the fixed time of a step with prompts, as a share of that of a step without. It is 1 if reading the weights
 delays both, and near 0 if arithmetic hides that. Draws take any share between."""
@@ -114,7 +120,8 @@ class InferredStepTimes:
         seen_s = costs["fixed_s"] + costs["stream_s"] * seen
         if num_tokens <= self.most_streams:
             return seen_s
-        further_s = costs["stream_s"] * (num_tokens - seen)
+        # A kernel that is slow for few streams does not stay so: a stream's token costs no more than a prompt's.
+        further_s = min(costs["stream_s"], costs["token_s"]) * (num_tokens - seen)
         # What a step with prompts takes beyond the weights is not arithmetic, so streams do not pay it.
         arithmetic_s = min(costs["prompt_step_s"], costs["fixed_s"]) + costs["token_s"] * num_tokens
         return max(seen_s + further_s, arithmetic_s)
@@ -165,8 +172,8 @@ def fit_step_times(record: ServerRecord, shape: EngineLimits, num_draws: int, se
     draws = []
     for _ in range(num_draws):
         picked = [row for k in rng.integers(len(blocks), size=len(blocks)) for row in blocks[k]]
-        share = float(rng.uniform())
-        draws.append(_fit(picked, share) if any(row.is_gap for row in picked) else costs)
+        shares = float(rng.uniform()), float(rng.uniform(*CONTEXT_SHARES))
+        draws.append(_fit(picked, *shares) if any(row.is_gap for row in picked) else costs)
     spread = {name: _interval([draw[name] for draw in draws], costs[name]) for name in COSTS}
     limits = [
         limit for each in record.intervals for limit, n in each.buckets(STEP_TOKENS) if n and math.isfinite(limit)
@@ -316,13 +323,28 @@ def _context_tokens(groups: Sequence[PollInterval], each: PollInterval, shape: E
     return each.gauge(RUNNING) * tokens / ended if ended else 0.0
 
 
-def _fit(rows: Sequence[_FitRow], prior_share: float = PRIOR_SHARE) -> dict[str, float]:
+def _fit(
+    rows: Sequence[_FitRow], prior_share: float = PRIOR_SHARE, context_share: float = sum(CONTEXT_SHARES) / 2
+) -> dict[str, float]:
+    """The costs. ``context_share`` counts only if the rows cannot tell contexts from streams."""
+    by_context, by_streams = (_solved(rows, prior_share, of_streams=each) for each in (False, True))
+    if _error(by_streams, rows) > AS_GOOD * _error(by_context, rows):
+        return by_context
+    return {name: context_share * by_context[name] + (1.0 - context_share) * by_streams[name] for name in COSTS}
+
+
+def _solved(rows: Sequence[_FitRow], prior_share: float, *, of_streams: bool) -> dict[str, float]:
+    """The costs if more streams take more time for their number, or else for their contexts.
+
+    In the latter case a stream's token costs no more than a prompt's, and all beyond it is its context.
+    """
     features = np.array([row.features for row in rows])
     seconds = np.array([row.seconds for row in rows])
-    token, stream = COSTS.index("token_s"), COSTS.index("stream_s")
-    # Few streams grow with their contexts, which makes either look dear. But a stream's token costs no more than a
-    # prompt's. So what is fitted in place of the prompt's is how much more it costs.
-    features[:, stream] += features[:, token]
+    token, stream, context = (COSTS.index(name) for name in ("token_s", "stream_s", "kv_token_s"))
+    if of_streams:
+        features[:, context] = 0.0
+    else:
+        features[:, stream] += features[:, token]  # then a prompt's token costs what is fitted for it more
     with_prompts = features[:, 1] > 0.0
     guesses = np.zeros((2, len(COSTS)))
     if with_prompts.any():
@@ -330,8 +352,13 @@ def _fit(rows: Sequence[_FitRow], prior_share: float = PRIOR_SHARE) -> dict[str,
         guesses[0, :2] = -prior_share * mean[1] / mean_s, mean[1] / mean_s
         guesses[1, -1] = mean[-1] / mean_s
     fitted = fit_relative(features, seconds, math.sqrt(PRIOR_ROWS) * guesses, np.zeros(len(guesses)))
-    fitted[token] += fitted[stream]
+    fitted[token] += 0.0 if of_streams else fitted[stream]
     return dict(zip(COSTS, fitted.tolist(), strict=True))
+
+
+def _error(costs: dict[str, float], rows: Sequence[_FitRow]) -> float:
+    """Median relative error."""
+    return float(np.median([abs(_predicted(costs, row) / row.seconds - 1.0) for row in rows]))
 
 
 def _blocks(rows: Sequence[_FitRow], length_s: float) -> list[list[_FitRow]]:
