@@ -14,7 +14,6 @@ refused. Prints tables, then one JSON line.
 import argparse
 import json
 import os
-import platform
 import resource
 import selectors
 import signal
@@ -32,7 +31,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.common import REPOSITORY, print_table
+from benchmarks.common import REPOSITORY, machine, print_table
 from benchmarks.scripted_engine import STEP_MS, write_wrapper
 from neaptide.commands.server_process import free_port
 
@@ -317,23 +316,6 @@ def quantile(values: Sequence[float], share: float) -> float:
     """The value below which the share of them lies; 0 without any."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
-
-
-def machine() -> dict[str, object]:
-    """What the figures were measured on."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    facts = dict(line.split(":", 1) for line in lines if line.count(":") == 1)
-    named = {key.strip(): value.strip() for key, value in facts.items()}
-    flags = set(named.get("flags", "").split())
-    return {
-        "processor": named.get("model name", platform.machine()),
-        "cores": os.cpu_count(),
-        "features": sorted(
-            flags & {"avx2", "f16c", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8"}
-        ),
-        "load": os.getloadavg(),
-        "python": platform.python_version(),
-    }
 
 
 def commit_of(checkout: Path) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import random
 import subprocess
 import sys
@@ -82,6 +83,23 @@ class Reference:
             if int(best.indices[0]) != token:
                 raise SystemExit(f"wrong output: token {i} is {token}, the reference says {int(best.indices[0])}")
         return len(tokens)
+
+
+def machine() -> dict[str, object]:
+    """What the figures were measured on."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    facts = dict(line.split(":", 1) for line in lines if line.count(":") == 1)
+    named = {key.strip(): value.strip() for key, value in facts.items()}
+    flags = set(named.get("flags", "").split())
+    return {
+        "processor": named.get("model name", platform.machine()),
+        "cores": os.cpu_count(),
+        "features": sorted(
+            flags & {"avx2", "f16c", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8"}
+        ),
+        "load": os.getloadavg(),
+        "python": platform.python_version(),
+    }
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

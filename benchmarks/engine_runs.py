@@ -21,7 +21,7 @@ class Engine:
 
     def generate(self, prompts: Sequence[list[int]], new_tokens: int) -> list[list[int]]:
         """Greedy answers of exactly ``new_tokens`` tokens each; all prompts are submitted at once."""
-        ids = self._ask(prompts, new_tokens)
+        ids = self.ask(prompts, new_tokens)
         tokens: dict[str, list[int]] = {request_id: [] for request_id in ids}
         while self.core.has_work:
             for output in self.core.step().outputs:
@@ -34,22 +34,37 @@ class Engine:
         for that."""
         # The first prompts decode while others are computed, which takes at most one step each.
         new_tokens = len(prompts) + 2 * (WARM_UP_STEPS + steps)
-        ids = self._ask(prompts, min(new_tokens, self.ready.max_model_len - max(map(len, prompts))))
+        ids = self.ask(prompts, min(new_tokens, self.ready.max_model_len - max(map(len, prompts))))
         found: list[StepStats] = []
         while len(found) < WARM_UP_STEPS + steps and self.core.has_work:
             for stats in self.core.step().stats:
                 is_whole = stats.offline_decode_tokens == len(prompts) and not stats.offline_prefill_tokens
                 found += [stats] if is_whole else []
+        self.abort(ids)
+        assert len(found) == WARM_UP_STEPS + steps, "the prompts ended too early"
+        return found[WARM_UP_STEPS:]
+
+    def run_for(self, seconds: float) -> None:
+        """Steps for so long.
+
+        Raises:
+            AssertionError: nothing is left to do.
+        """
+        end_s = self._clock.now() + seconds
+        while self._clock.now() < end_s:
+            self.core.step()
+            assert self.core.has_work, "the prompts ended too early"
+
+    def abort(self, ids: list[str]) -> None:
         self.core.handle(AbortRequest(ids))
         while self.core.has_work:
             self.core.step()
-        assert len(found) == WARM_UP_STEPS + steps, "the prompts ended too early"
-        return found[WARM_UP_STEPS:]
 
     def close(self) -> None:
         self.core.close()
 
-    def _ask(self, prompts: Sequence[list[int]], new_tokens: int) -> list[str]:
+    def ask(self, prompts: Sequence[list[int]], new_tokens: int) -> list[str]:
+        """Submits prompts, all at once, for greedy answers of exactly ``new_tokens`` tokens. Returns their ids."""
         params = SamplingParams(max_tokens=new_tokens, temperature=0.0, ignore_eos=True)
         ids = [str(self._num_asked + i) for i in range(len(prompts))]
         self._num_asked += len(prompts)

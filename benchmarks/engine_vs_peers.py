@@ -39,7 +39,7 @@ from typing import Any, Protocol
 import httpx
 import torch
 
-from benchmarks.common import CLIENT_LIMITS, Reference, model_111m, print_table, random_prompts, vocab_size
+from benchmarks.common import CLIENT_LIMITS, Reference, machine, model_111m, print_table, random_prompts, vocab_size
 from benchmarks.live.plan import LAX_S, START_TIMEOUT_S, Plan, slo_flags
 from benchmarks.live.run import check
 from benchmarks.other_server import server_process
@@ -216,7 +216,7 @@ def main() -> None:
             f"{workload}: {args.dtype}, {args.threads} threads", ["engine", "tok/s, median", "least - most"], rows
         )
     settings = {"model": args.model.name, "dtype": args.dtype, "threads": args.threads, "requests": args.requests}
-    print(json.dumps(result | settings | {"checked_tokens": checked}))
+    print(json.dumps({"machine": machine()} | result | settings | {"checked_tokens": checked}))
 
 
 def parsed() -> argparse.Namespace:

@@ -18,13 +18,13 @@ import json
 import logging
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.common import EMBEDDED, Reference, model_111m, print_table, random_prompts, vocab_size
+from benchmarks.common import EMBEDDED, Reference, machine, model_111m, print_table, random_prompts, vocab_size
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.params import SamplingParams
@@ -43,6 +43,8 @@ INVARIANT = ("batch-invariant", "auto")
 QUANTIZED = ("auto", "w8a8")
 RECORDED = ("call by call", "auto")
 TOKEN_ID = 11
+RIGHT = 0.95
+"""Least ratio of torch's time to ours; the rest is noise."""
 
 Shape = tuple[tuple[tuple[int, int], ...], int]
 """(tokens, context) of each request, and how many context tokens all of them share."""
@@ -53,7 +55,9 @@ SHAPES: dict[str, Shape] = {
     "decode 32, context 200-293": (tuple((1, 200 + 3 * i) for i in range(32)), 0),
     "decode 64, context 200-326": (tuple((1, 200 + 2 * i) for i in range(64)), 0),
     "prefill 256": (((256, 0),), 0),
+    "prefill 64 behind 1,024": (((64, 1024),), 0),
     "prefill 256 behind 1,024": (((256, 1024),), 0),
+    "prefill 256 behind 7,936": (((256, 7936),), 0),
     "128 of a prompt and 16 decodes": (((128, 128), *((1, 250),) * 16), 0),
     "decode 16, context 1,100": (((1, 1100),) * 16, 0),
     "decode 16, 1,024 of 1,100 shared": (((1, 1100),) * 16, 1024),
@@ -138,6 +142,11 @@ def check(model: Path, both: dict[str, Steps]) -> int:
         if kernels != QUANTIZED[1]
         for prompt, tokens in zip(prompts, steps.generate(prompts, 24), strict=True)
     )
+
+
+def slower(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Steps for which our choice of kernels was clearly the wrong one."""
+    return [result["step"] for result in results if max(result["ratio"], result["ratio_of_medians"]) < RIGHT]
 
 
 def compare(both: dict[str, Steps], repeats: int) -> list[dict[str, Any]]:
@@ -270,8 +279,10 @@ def main() -> None:
     print(
         json.dumps(
             {
+                "machine": machine(),
                 "compared": pair,
                 "ratios": ratios,
+                "slower": slower(results),
                 "checked_tokens": checked,
                 "dtype": dtype,
                 "threads": args.threads,

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import EMBEDDED, model_111m, print_table, random_prompts, vocab_size
+from benchmarks.common import EMBEDDED, machine, model_111m, print_table, random_prompts, vocab_size
 from benchmarks.engine_runs import WARM_UP_STEPS, Engine
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
 from neaptide.engine.messages import StepStats
@@ -70,7 +70,8 @@ def main() -> None:
     title = f"{model.name}, {dtype}, {args.threads} threads: a decode step, medians"
     print_table(title, columns, [[run[column] for column in columns] for run in runs])
     is_met = {str(run["requests"]): run["share"] <= LARGEST_SHARE for run in runs}
-    print(json.dumps({"model": model.name, "dtype": dtype, "threads": args.threads, "is_met": is_met, "runs": runs}))
+    found = {"model": model.name, "dtype": dtype, "threads": args.threads, "is_met": is_met, "runs": runs}
+    print(json.dumps({"machine": machine()} | found))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Chooses the kernels of a device: Triton on a GPU, C on a CPU with a compiler, else torch.
 
 The choice is made once, after a trial, for attention, layer operations and KV slot copies together. If one of them
-fails the trial, torch computes all of them. Linear layers are chosen by measurement, layer by layer.
+fails the trial, torch computes all of them. Linear layers are chosen by measurement, layer by layer, and so is the
+attention of long chunks on a CPU.
 """
 
 import logging
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -14,25 +16,13 @@ from neaptide.kernels.kv_copy import reference as copies_by_torch
 from neaptide.kernels.launching import wants_triton, why_not
 from neaptide.kernels.layer_ops import NativeLayerOps, TorchLayerOps
 from neaptide.kernels.native import CompileError
-from neaptide.kernels.paged_attention import AttentionPlanner, StepAttention, StepTables, plan_attention
+from neaptide.kernels.paged_attention import AttentionPlanner, Shape, StepAttention, StepTables, plan_attention
+from neaptide.kernels.paged_attention.long_chunks import measured_choice
 from neaptide.kernels.paged_attention.native import NativeAttention
 from neaptide.kernels.paged_attention.tables import IntArray
 from neaptide.kernels.paged_attention.work_list import MAX_ROWS
 
 logger = logging.getLogger(__name__)
-
-
-class Shape(NamedTuple):
-    """Attention heads, and the KV cache blocks that store them."""
-
-    num_heads: int
-    """Query heads."""
-    num_kv_heads: int
-    """Key heads, and as many value heads."""
-    head_dim: int
-    """Size of every head."""
-    block_size: int
-    """Tokens per block."""
 
 
 class Kernels(NamedTuple):
@@ -59,6 +49,7 @@ def choose_kernels(
     cpu_kernels: str = "auto",
     gpu_kernels: str = "auto",
     batch_invariant: bool = False,
+    now_s: Callable[[], float] | None = None,
 ) -> Kernels:
     """Chooses the kernels, after a trial.
 
@@ -71,6 +62,7 @@ def choose_kernels(
         gpu_kernels: ``auto`` uses Triton's kernels on a GPU if a trial gives torch's results, ``triton`` requires them,
             ``torch`` never uses them.
         batch_invariant: make a token's bits depend on its own context only. Only the C kernels can do this.
+        now_s: a clock, in seconds, to measure long chunks on a CPU with ``auto``. None leaves them to the C kernels.
 
     Raises:
         ValueError: required kernels are not available. The message is one line.
@@ -86,7 +78,8 @@ def choose_kernels(
             _warn_of_torch(error)
     if device.type == "cpu" and cpu_kernels != "torch":
         try:
-            return _in_c(shape, dtype, device, batch_invariant=batch_invariant)
+            measured_by = now_s if cpu_kernels == "auto" and not batch_invariant else None
+            return _in_c(shape, dtype, device, measured_by, batch_invariant=batch_invariant)
         except CompileError as error:
             if batch_invariant:
                 raise ValueError(f"batch_invariant needs the C kernels: {error}") from error
@@ -121,7 +114,14 @@ def _by_triton(shape: Shape, dtype: torch.dtype, device: torch.device) -> Kernel
     return Kernels("triton", shape, dtype, device, attention.plan, FusedLayerOps(), launch, most)
 
 
-def _in_c(shape: Shape, dtype: torch.dtype, device: torch.device, *, batch_invariant: bool) -> Kernels:
+def _in_c(
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    measured_by: Callable[[], float] | None,
+    *,
+    batch_invariant: bool,
+) -> Kernels:
     """The C kernels.
 
     Raises:
@@ -129,6 +129,12 @@ def _in_c(shape: Shape, dtype: torch.dtype, device: torch.device, *, batch_invar
     """
     heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
     attention = NativeAttention(*heads, dtype, shape.block_size, batch_invariant=batch_invariant)
+    if measured_by is not None:
+
+        def in_c(few: Shape) -> AttentionPlanner:
+            return NativeAttention(few.num_heads, few.num_kv_heads, few.head_dim, dtype, few.block_size).plan
+
+        attention.torch_chunks = measured_choice(shape, dtype, in_c, measured_by)
     most = 1 if batch_invariant else MAX_ROWS // (shape.num_heads // shape.num_kv_heads)
     return Kernels("native", shape, dtype, device, attention.plan, NativeLayerOps(), copies_by_torch, most)
 

@@ -7,8 +7,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from neaptide.kernels.choice import Shape, choose_kernels
-from neaptide.kernels.paged_attention import AttentionPlanner, StepTables, write_kv
+from neaptide.kernels.choice import choose_kernels
+from neaptide.kernels.paged_attention import AttentionPlanner, Shape, StepTables, write_kv
 
 CPU = torch.device("cpu")
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from neaptide.kernels import native
-from neaptide.kernels.choice import Kernels, Shape, choose_kernels
+from neaptide.kernels.choice import Kernels, choose_kernels
 from neaptide.kernels.layer_ops import NativeLayerOps, TorchLayerOps
 from neaptide.kernels.linear.native import SOURCE as LINEAR
 from neaptide.kernels.native import COMPILERS, CompileError, load_library
-from neaptide.kernels.paged_attention import StepTables
+from neaptide.kernels.paged_attention import Shape, StepTables
 from neaptide.kernels.paged_attention.native import NativePlan
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="there is no C compiler")

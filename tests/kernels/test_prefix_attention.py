@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neaptide.kernels.choice import Shape, choose_kernels
+from neaptide.kernels.choice import choose_kernels
 from neaptide.kernels.kv_copy import reference as copies_by_torch
 from neaptide.kernels.launching import wants_triton, why_not
 from neaptide.kernels.layer_ops import TorchLayerOps
-from neaptide.kernels.paged_attention import write_kv
+from neaptide.kernels.paged_attention import Shape, write_kv
 from neaptide.kernels.paged_attention.work_list import WorkList, build_work_list, split_items
 from neaptide.kernels.prefix_attention.reference import attend, slots_of
 from neaptide.kernels.prefix_attention.tiles import TileEntry, Tiles, load_tiles, pick_tiles

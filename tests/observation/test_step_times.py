@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from neaptide.observation.record import Header, PollInterval, RecordError, ServerRecord
-from neaptide.observation.step_times import COSTS, EngineLimits, fit_step_times
+from neaptide.observation.step_times import COSTS, EngineLimits, _fit, _FitRow, fit_step_times
 
 CONTEXT = 300.0
 KV_TOKENS = 100_000
@@ -80,3 +80,29 @@ def test_without_the_size_of_the_cache_contexts_follow_from_lengths() -> None:
     found = fit_step_times(record(), EngineLimits(2048, None), 0, 0)
     assert math.isfinite(found.error)
     assert found.costs["fixed_s"] == pytest.approx(0.02, rel=1e-2)
+
+
+def rows(contexts: list[float], stream_s: float, kv_token_s: float) -> list[_FitRow]:
+    """Steps of 1 to 8 streams, and of prompts whose tokens take 2 ms each."""
+    found = []
+    for number, context in enumerate(contexts):
+        streams = float(1 + number % 8)
+        seconds = 0.05 + streams * (stream_s + context * kv_token_s)
+        found.append(_FitRow(float(number), (1.0, 0.0, 0.0, streams, streams * context, 0.0), seconds, streams))
+        tokens = 40.0 + 10.0 * (number % 9)
+        found.append(_FitRow(float(number), (0.0, 1.0, tokens, 0.0, 0.0, 0.0), 0.05 + 2e-3 * tokens))
+    return found
+
+
+def test_what_streams_of_equal_contexts_cost_beyond_a_prompts_token_is_partly_their_contexts() -> None:
+    found = _fit(rows([200.0] * 40, stream_s=5e-3, kv_token_s=0.0))
+    assert found["kv_token_s"] == pytest.approx(0.6 * 3e-3 / 200, rel=0.05)
+    assert found["stream_s"] == pytest.approx(0.6 * 2e-3 + 0.4 * 5e-3, rel=0.02)
+    assert found["token_s"] == pytest.approx(2e-3, rel=0.02)
+
+
+def test_contexts_of_other_lengths_say_what_they_cost() -> None:
+    contexts = np.random.default_rng(0).uniform(50.0, 3000.0, size=40).tolist()
+    found = _fit(rows(contexts, stream_s=1e-3, kv_token_s=1e-5))
+    assert found["kv_token_s"] == pytest.approx(1e-5, rel=0.02)
+    assert found["stream_s"] == pytest.approx(1e-3, rel=0.05)

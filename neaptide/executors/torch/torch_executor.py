@@ -32,7 +32,8 @@ from neaptide.executors.torch.sampling.logprobs import score
 from neaptide.executors.torch.sampling.sampler import sample
 from neaptide.executors.torch.step_results import Pending, PromptScores, SampledTokens, TokenScores, TorchHandle
 from neaptide.executors.torch.weights import check_shapes, load_weights
-from neaptide.kernels.choice import Kernels, Shape, choose_kernels
+from neaptide.kernels.choice import Kernels, choose_kernels
+from neaptide.kernels.paged_attention import Shape
 from neaptide.kernels.paged_attention.work_list import MIN_SHARED_TOKENS
 from neaptide.kernels.transfer import HostCopy, to_device
 from neaptide.models.checkpoint import load_model_config, resolve_model
@@ -113,6 +114,7 @@ class TorchExecutor:
                 cpu_kernels=config.cpu_kernels,
                 gpu_kernels=config.gpu_kernels,
                 batch_invariant=self._is_invariant,
+                now_s=self._clock.now,
             )
             layers = self._load(config, model_dir, kernels)
             self._num_blocks = self._count_blocks(cache)  # after the weights: on a GPU the cache gets what they leave

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from neaptide.kernels.native import CompileError, load_library, openmp_parallel
+from neaptide.kernels.paged_attention.long_chunks import TorchChunks, pieces
+from neaptide.kernels.paged_attention.reference import PrefillChunk, attend_chunk
 from neaptide.kernels.paged_attention.tables import IntArray, StepTables
 from neaptide.kernels.paged_attention.work_list import MAX_ROWS, WorkList, build_work_list
 from neaptide.kernels.recording import call, empty
@@ -43,6 +45,8 @@ class NativeAttention:
     With ``batch_invariant`` a token's bits depend on its own context only. Every item then scores its rows one by one,
     from the first key on, in tiles of one size. Each request reads shared blocks for itself.
 
+    ``torch_chunks`` are the long chunks of prompts that torch computes; none, until somebody has measured it.
+
     Raises:
         CompileError: the source does not compile here, or does not support these heads.
     """
@@ -70,6 +74,7 @@ class NativeAttention:
         assert library.neaptide_attention_job_bytes() == ctypes.sizeof(_AttentionJob)
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.dtype, self.block_size, self.batch_invariant = dtype, block_size, batch_invariant
+        self.torch_chunks = TorchChunks({})
         self._parallel = openmp_parallel()
         self._scratch = torch.empty(0)
 
@@ -78,9 +83,12 @@ class NativeAttention:
         heads, kv_heads, dim = self.num_heads, self.num_kv_heads, self.head_dim
         group, num_threads = heads // kv_heads, torch.get_num_threads()
         merges = not self.batch_invariant
-        work = build_work_list(query_lens, seq_lens, tables, self.block_size, group, merge_prefixes=merges)
+        by_torch = self.torch_chunks.takes(query_lens, seq_lens)
+        work = build_work_list(
+            query_lens, seq_lens, tables, self.block_size, group, merge_prefixes=merges, left_out=by_torch
+        )
         units, most_heads = _units(work, group, kv_heads, num_threads)
-        rows = int((work.items[:, 1] - work.items[:, 0]).max()) * group
+        rows = int((work.items[:, 1] - work.items[:, 0]).max(initial=1)) * group
         scratch_floats = self._scratch_floats(dim, rows, most_heads)
         if self._scratch.numel() < num_threads * scratch_floats:
             self._scratch = torch.empty(num_threads * scratch_floats)
@@ -117,7 +125,12 @@ class NativeAttention:
             kept.append(contiguous)
         requests = np.repeat(np.arange(len(query_lens)), query_lens)
         slots = tables.slots(requests, work.row_limits[: len(requests)] - 1, self.block_size)
-        return NativePlan(self, torch.from_numpy(slots), job, tables.id_range, kept)
+        chunks = [
+            chunk
+            for row in by_torch
+            for chunk in pieces(row, query_lens, seq_lens, tables, self.block_size, self.dtype)
+        ]
+        return NativePlan(self, torch.from_numpy(slots), job, tables.id_range, kept, chunks)
 
 
 class NativePlan:
@@ -129,14 +142,21 @@ class NativePlan:
         job: the C job without the layer's tensors.
         id_range: smallest and largest id in the block tables.
         kept: memory that the job points to.
+        chunks: what torch computes. No job can replay a step with them.
     """
 
-    __slots__ = ("_id_range", "_job", "_kept", "_kernel", "slots")
+    __slots__ = ("_id_range", "_job", "_kept", "_kernel", "chunks", "slots")
 
     def __init__(
-        self, kernel: NativeAttention, slots: Tensor, job: _AttentionJob, id_range: tuple[int, int], kept: list[object]
+        self,
+        kernel: NativeAttention,
+        slots: Tensor,
+        job: _AttentionJob,
+        id_range: tuple[int, int],
+        kept: list[object],
+        chunks: list[PrefillChunk],
     ) -> None:
-        self.slots = slots
+        self.slots, self.chunks = slots, chunks
         self._kernel, self._job, self._id_range, self._kept = kernel, job, id_range, kept
 
     def attend(self, query: Tensor, key_value: Tensor, kv_cache: Tensor) -> Tensor:
@@ -158,7 +178,10 @@ class NativePlan:
         job = self._job
         job.query, job.query_stride = query.data_ptr(), query.stride(0)
         job.cache, job.out = kv_cache.data_ptr(), out.data_ptr()
-        call(kernel.run, job, query, kv_cache, out, rows=None)
+        if job.num_units:
+            call(kernel.run, job, query, kv_cache, out, rows=None)
+        for chunk in self.chunks:
+            attend_chunk(out, query, key_value, kv_cache, chunk)
         return out
 
     def job_for(self, kv_cache: Tensor) -> ctypes.Structure:

@@ -1,11 +1,24 @@
-"""Protocols that every attention implementation satisfies."""
+"""What every attention implementation is given, and the protocols that it satisfies."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from neaptide.kernels.paged_attention.reference import HasSlots
 from neaptide.kernels.paged_attention.tables import IntArray, StepTables
+
+
+class Shape(NamedTuple):
+    """Attention heads, and the KV cache blocks that store them."""
+
+    num_heads: int
+    """Query heads."""
+    num_kv_heads: int
+    """Key heads, and as many value heads."""
+    head_dim: int
+    """Size of every head."""
+    block_size: int
+    """Tokens per block."""
 
 
 class StepAttention(HasSlots, Protocol):

@@ -62,7 +62,7 @@ class PrefillChunk:
     seq_len: int
     """Keys after this step, including the chunk's own."""
     block_ids: Tensor | None
-    """[blocks] int64 that cover ``seq_len``; None without cached context, as the keys are then the chunk's own."""
+    """[blocks] int64 that cover ``seq_len``; None if the keys are the chunk's own, which the step has at hand."""
     slot_ids: Tensor | None
     """[seq_len] int64, the slots of ``block_ids``; None if no block is reversed."""
     mask: Tensor | None
@@ -121,7 +121,7 @@ def plan_attention(
     blocks = -(-seq_lens // block_size)
     decodes = _plan_decodes(starts, seq_lens, tables, is_decode, blocks, block_size, dtype, device)
     chunks = [
-        _chunk(
+        plan_chunk(
             int(starts[row]),
             int(query_lens[row]),
             int(seq_lens[row]),
@@ -160,15 +160,20 @@ def paged_attention(query: Tensor, key_value: Tensor, kv_cache: Tensor, plan: At
         for group in plan.decodes:
             out[group.start : group.stop] = _decode(query[group.start : group.stop], kv_cache, group, scratch)
     for chunk in plan.chunks:
-        rows = slice(chunk.start, chunk.stop)
-        if chunk.block_ids is None:
-            context = key_value[rows]
-        elif chunk.slot_ids is not None:
-            context = kv_cache.flatten(0, 1).index_select(0, chunk.slot_ids)
-        else:
-            context = kv_cache.index_select(0, chunk.block_ids).flatten(0, 1)[: chunk.seq_len]
-        out[rows] = _prefill(query[rows], context, chunk.mask)
+        attend_chunk(out, query, key_value, kv_cache, chunk)
     return out
+
+
+def attend_chunk(out: Tensor, query: Tensor, key_value: Tensor, kv_cache: Tensor, chunk: PrefillChunk) -> None:
+    """Writes the attention of a chunk to its rows of ``out``. The arguments are those of ``paged_attention``."""
+    rows = slice(chunk.start, chunk.stop)
+    if chunk.block_ids is None:
+        context = key_value[rows]
+    elif chunk.slot_ids is not None:
+        context = kv_cache.flatten(0, 1).index_select(0, chunk.slot_ids)
+    else:
+        context = kv_cache.index_select(0, chunk.block_ids).flatten(0, 1)[: chunk.seq_len]
+    out[rows] = _prefill(query[rows], context, chunk.mask)
 
 
 def _decode(query: Tensor, kv_cache: Tensor, group: DecodeGroup, scratch: Tensor) -> Tensor:
@@ -275,7 +280,7 @@ def _decode_group(
     )
 
 
-def _chunk(
+def plan_chunk(
     start: int,
     query_len: int,
     seq_len: int,
@@ -283,11 +288,21 @@ def _chunk(
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    *,
+    from_cache: bool = False,
 ) -> PrefillChunk:
-    context_len = seq_len - query_len
-    if context_len == 0:
+    """A chunk of ``query_len`` tokens from row ``start`` on.
+
+    Args:
+        seq_len: its keys, including its own.
+        entries: the request's block table, up to ``seq_len``.
+        from_cache: read its own keys and values from the cache, where there are none before them, too.
+    """
+    context_len, mask = seq_len - query_len, None
+    if context_len == 0 and not from_cache:
         return PrefillChunk(start, start + query_len, seq_len, None, None, None)
-    mask = torch.full((query_len, seq_len), float("-inf"), dtype=dtype, device=device).triu_(context_len + 1)
+    if context_len:
+        mask = torch.full((query_len, seq_len), float("-inf"), dtype=dtype, device=device).triu_(context_len + 1)
     block_ids = to_device(torch.from_numpy(entries >> 1), device)
     slot_ids = None
     if np.count_nonzero(entries & 1):

@@ -5,6 +5,7 @@ contexts begin with the same run of blocks, each gets another row for that run. 
 of them, and the results are merged (BatchLLM section 5). Prefixes may nest.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +46,7 @@ def build_work_list(
     merge_prefixes: bool = True,
     max_rows: int = MAX_ROWS,
     shared_chunk_tokens: int = 1,
+    left_out: Sequence[int] = (),
 ) -> WorkList:
     """Builds the work list of a step.
 
@@ -58,6 +60,7 @@ def build_work_list(
         max_rows: query rows of an item, at least ``group``.
         shared_chunk_tokens: requests that compute at most this many tokens join shared runs. A longer chunk fills items
             of its own.
+        left_out: requests without items, which are computed elsewhere. They join no shared run.
     """
     starts = np.concatenate(([0], np.cumsum(query_lens)))
     num_tokens = int(starts[-1])
@@ -75,9 +78,11 @@ def build_work_list(
     row_tokens, row_limits = np.arange(num_tokens, dtype=np.int32), (positions + 1).astype(np.int32)
     row_parts = np.full(num_tokens, -1, np.int32)
     merges = np.zeros((0, 3), np.int64)
+    kept = np.ones(len(query_lens), np.bool_)
+    kept[list(left_out)] = False
     if merge_prefixes:
         shared = _SharedRuns(starts, context, tables, block_size, tile)
-        shared.find(np.flatnonzero((query_lens <= shared_chunk_tokens) & (context >= block_size)))
+        shared.find(np.flatnonzero(kept & (query_lens <= shared_chunk_tokens) & (context >= block_size)))
         if shared.items:
             offsets = np.array([(num_tokens, num_tokens, 0, 0, 0)])
             items = np.concatenate((items, np.array(shared.items) + offsets))
@@ -89,6 +94,8 @@ def build_work_list(
             own_items = np.cumsum(tiles) - tiles
             for each, key in shared.own_from.items():
                 items[own_items[each] : own_items[each] + tiles[each], 3] = key
+    if left_out:
+        items = items[np.concatenate((kept[request], np.ones(len(items) - len(request), np.bool_)))]
     return WorkList(items, row_tokens, row_limits, row_parts, merges)
 
 

@@ -8,8 +8,9 @@ import torch
 
 from neaptide.engine.steps.plan import ScheduledRequest, StepPlan
 from neaptide.executors.torch.input_batch import build_input_batch
-from neaptide.kernels.choice import Shape, choose_kernels
+from neaptide.kernels.choice import choose_kernels
 from neaptide.kernels.native import COMPILERS
+from neaptide.kernels.paged_attention import Shape
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16

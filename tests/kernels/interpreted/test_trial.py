@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from neaptide.kernels import choice
-from neaptide.kernels.choice import Shape, choose_kernels
+from neaptide.kernels.choice import choose_kernels
 from neaptide.kernels.kv_copy import launch, reference
 from neaptide.kernels.kv_write import launch as writing
 from neaptide.kernels.layer_ops import TorchLayerOps
 from neaptide.kernels.layer_ops.fused import FusedLayerOps
+from neaptide.kernels.paged_attention import Shape
 from neaptide.kernels.prefix_attention import attention
 from neaptide.kernels.prefix_attention.attention import PrefixAttention
 from neaptide.kernels.prefix_attention.trial import try_kernels

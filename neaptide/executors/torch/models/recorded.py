@@ -59,7 +59,7 @@ class RecordedLayers:
 
     def takes(self, plan: StepAttention) -> TypeGuard[NativePlan]:
         """Whether a step with this plan can be computed."""
-        is_planned = isinstance(plan, NativePlan) and len(plan.slots) <= self.max_tokens
+        is_planned = isinstance(plan, NativePlan) and not plan.chunks and len(plan.slots) <= self.max_tokens
         return is_planned and torch.get_num_threads() == self._num_threads
 
     def forward(
