@@ -98,7 +98,7 @@ def test_what_streams_of_equal_contexts_cost_beyond_a_prompts_token_is_partly_th
     found = _fit(rows([200.0] * 40, stream_s=5e-3, kv_token_s=0.0))
     assert found["kv_token_s"] == pytest.approx(0.6 * 3e-3 / 200, rel=0.05)
     assert found["stream_s"] == pytest.approx(0.6 * 2e-3 + 0.4 * 5e-3, rel=0.02)
-    assert found["token_s"] == pytest.approx(2e-3, rel=0.02)
+    assert found["token_s"] == pytest.approx(2e-3, rel=0.05)
 
 
 def test_contexts_of_other_lengths_say_what_they_cost() -> None:
