@@ -33,8 +33,8 @@ def page(facts: Facts) -> str:
         f"<p>{escape(words.repetitions(facts))}</p>",
         _table(facts),
         f"<p>In time: within both targets, {escape(words.targets(facts))}. In brackets: 90% intervals, from the number "
-        "of chats, the repetitions and, for tokens, the error of step times. TTFT and TPOT have none. Batch tokens are "
-        "prompt and answer tokens. A dash: no batch work, or no chat that ended.</p>",
+        "of chats, the runs with other draws and, for tokens, the error of step times. TTFT and TPOT have none. Batch "
+        "tokens are prompt and answer tokens. A dash: no batch work, or no chat that ended.</p>",
         f"<section class='plots'>{figure(_plot(facts))}</section>",
         _list("What this rests on", words.assumptions(facts)),
         _list("What would show that it is wrong", words.falsifiers(facts)),

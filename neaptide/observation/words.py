@@ -1,5 +1,6 @@
 """A forecast in words: the sentence, what it rests on, and what would show that it is wrong."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -70,7 +71,7 @@ def sentence(facts: Facts) -> str:
     inside, alone, priority = (found.option(name) for name in (INSIDE, ALONE, found.best_priority))
     if _keeps_chats(priority):
         rival = (
-            f"With vLLM's priority, at the best of {_num_priority(found)} settings, it would be "
+            f"With vLLM's priority, at the best of {_num_priority(found)} settings for the chats, it would be "
             f"{rate_text(priority.batch_tokens_per_s)} batch tokens/s and {_percent(priority.attainment)} of the chats."
         )
     else:
@@ -78,7 +79,8 @@ def sentence(facts: Facts) -> str:
     return (
         f"With Neaptide inside vLLM, {rate_text(inside.batch_tokens_per_s)} batch tokens/s would run beside these "
         f"chats, and {_percent(inside.attainment)} of the chats would meet {targets(facts)}. {rival} "
-        f"Without batch work {_percent(alone.attainment)} meet them. Brackets hold 90% intervals. {replicas(facts)}"
+        f"Simulated without batch work {_percent(alone.attainment)} meet them. Brackets hold 90% intervals. "
+        f"{replicas(facts)}"
     )
 
 
@@ -89,8 +91,8 @@ def replicas(facts: Facts) -> str:
     if need.number is None:
         most = "1 replica" if need.most == 1 else f"{need.most} replicas"
         return f"{peak} not even {most} would keep {need.least:.0%} of the chats in time."
-    plural = "replica keeps" if need.number == 1 else "replicas keep"
-    return f"{peak} {need.number} {plural} {need.attainment:.0%} of the chats in time."
+    enough = "1 such server is" if need.number == 1 else f"{need.number} such servers are"
+    return f"{peak} {enough} enough for {need.attainment:.0%} of the chats in time ({need.least:.0%} are asked for)."
 
 
 def targets(facts: Facts) -> str:
@@ -114,7 +116,7 @@ def recorded(facts: Facts) -> str:
         )
     if seen.in_ttft is not None and seen.in_tpot is not None:
         parts.append(
-            f"By vLLM's buckets {_bounds(seen.in_ttft.low, seen.in_ttft.high)} met the TTFT target and "
+            f"vLLM counts in buckets: {_bounds(seen.in_ttft.low, seen.in_ttft.high)} of them met the TTFT target, and "
             f"{_bounds(seen.in_tpot.low, seen.in_tpot.high)} the TPOT target."
         )
     return " ".join(parts)
@@ -130,8 +132,8 @@ def repetitions(facts: Facts) -> str:
         return f"{said} Arrivals, lengths and step times are given, so nothing is drawn: tokens/s have no interval."
     if not found.draws:
         return f"{said} It does so once, without draws."
-    plural = "once more" if found.draws == 1 else f"{found.draws} times more"
-    return f"{said} For the intervals it does so {plural}, and draws {_listed(drawn)} anew."
+    plural = "1 more run draws" if found.draws == 1 else f"{found.draws} more runs draw"
+    return f"{said} For the intervals {plural} {_listed(drawn)} anew."
 
 
 def checks(facts: Facts) -> list[ReplayCheck]:
@@ -141,7 +143,9 @@ def checks(facts: Facts) -> list[ReplayCheck]:
     if seen is not None and seen.gap_s is not None and alone.mean_gap_s is not None:
         found.append(ReplayCheck("gap between tokens", seen.gap_s, alone.mean_gap_s))
     if seen is not None and seen.ttft_s is not None and alone.mean_ttft_s is not None:
-        found.append(ReplayCheck("TTFT", seen.ttft_s, alone.mean_ttft_s))
+        # What is added to TTFTs makes both means equal, unless that would be too much.
+        ttft = ReplayCheck("TTFT", seen.ttft_s, alone.mean_ttft_s)
+        found += [] if math.isclose(ttft.recorded_s, ttft.replayed_s, rel_tol=1e-6) else [ttft]
     return found
 
 
@@ -184,11 +188,11 @@ def assumptions(facts: Facts) -> Iterator[str]:
     seen, times, found = facts.observed, facts.times, facts.forecast
     if times is not None:
         yield (
-            f"Step times are inferred from the gaps between tokens and from prefill times. A step takes the longer of "
-            f"two times. Steps without prompts show the first: {_line(times, 'fixed_s', 'stream_s')} for each stream. "
-            f"Steps with prompts show the second: {_line(times, 'prompt_step_s', 'token_s')} for each token. "
-            f"Gaps that the fit had not seen differ by {times.error:.1%} (median). Simulated steps scatter by "
-            f"{times.scatter:.1%}."
+            f"Step times are inferred from the gaps between tokens and from prefill times. Steps without prompts take "
+            f"{_line(times, 'fixed_s', 'stream_s')} for each stream. Steps with prompts take "
+            f"{_line(times, 'prompt_step_s', 'token_s')} for each token, those of streams too. Contexts come on top. "
+            f"Gaps that the fit had not seen differ by {times.error:.1%} (median). Each simulated step differs by as "
+            f"much, at random ({times.scatter:.1%}); the intervals of batch tokens/s hold an error of all steps, too."
         )
     else:
         yield f"Step times are those of the profile {facts.profile}. They were not inferred from a server."
@@ -203,18 +207,23 @@ def assumptions(facts: Facts) -> Iterator[str]:
                 f"prefix that all prompts have in common."
             )
         yield (
-            f"{duration(found.overhead_s)} are added to every simulated TTFT: recorded ones were so much longer. It is "
-            f"at most what vLLM counts in neither queue nor steps. Network time is not included."
+            f"Recorded TTFTs were {duration(found.overhead_s)} longer than those of a replay. So much is added to all "
+            f"simulated ones, with and without batch work. vLLM counts {duration(seen.overhead_s)} outside of queue "
+            f"and steps, and no more may be added. Network time is not included."
         )
     yield f"The KV cache holds {facts.kv_tokens:,} tokens, {facts.kv_source}."
     limits = found.option(INSIDE)
     yield (
-        f"The engine runs up to {limits.max_num_seqs} requests and {limits.max_num_batched_tokens:,} tokens in a step. "
-        f"vLLM does not report these limits, so check them."
+        f"The engine runs up to {limits.max_num_seqs} requests (chats and batch lines) and "
+        f"{limits.max_num_batched_tokens:,} tokens in a step. vLLM does not report these limits: if yours differ, give "
+        f"--max-num-seqs and --max-num-batched-tokens."
     )
     yield f"Batch lines are {facts.batch}, share no prefixes, and there are always more."
     if times is not None:
-        yield "Inside and instead of vLLM steps take as long as recorded, planning included: the same kernels run."
+        yield (
+            "Steps take as long as recorded ones, planning included, inside vLLM and instead of it: the same kernels "
+            "run. That is why both rows are equal."
+        )
     else:
         yield "Steps take equally long in every row: the same kernels run."
     yield "Clients send the same chats at the same times, however fast the answers are."
@@ -225,22 +234,23 @@ def falsifiers(facts: Facts) -> Iterator[str]:
     inside, found = facts.forecast.option(INSIDE), facts.forecast
     yield (
         f"Run vLLM with --scheduler-cls neaptide_vllm.scheduler and such a batch beside at least 400 such chats. "
-        f"{_outside(inside.attainment)}, and the forecast is wrong."
+        f"{_outside(inside.attainment, 'the forecast')} One such run in ten is outside by chance alone."
     )
     rate = inside.batch_tokens_per_s
     if has_interval(rate):
-        yield f"Less than {rate.low:,.0f} batch tokens/s there, or more than {rate.high:,.0f}, show it, too."
+        yield f"So do less than {rate.low:,.0f} batch tokens/s there, or more than {rate.high:,.0f}."
     else:
         yield f"Batch tokens/s have no interval here, so no difference from {rate.value:,.0f} shows an error."
     priority = found.option(found.best_priority)
     yield (
         f"Run vLLM's priority with {priority.max_num_seqs} slots and {priority.max_num_batched_tokens:,} step tokens. "
-        f"{_outside(priority.attainment)}, and its row is wrong."
+        f"{_outside(priority.attainment, 'its row')}"
     )
     for check in checks(facts):
         yield (
-            f"Record again at the same load. A mean {check.name} far from {1e3 * check.replayed_s:.1f} ms (recorded: "
-            f"{1e3 * check.recorded_s:.1f} ms) shows that the step times are wrong."
+            f"Record again at the same load. A mean {check.name} more than {CLOSE:.0%} from the simulated "
+            f"{1e3 * check.replayed_s:.1f} ms (recorded: {1e3 * check.recorded_s:.1f} ms) speaks against the inferred "
+            f"step times."
         )
 
 
@@ -251,7 +261,7 @@ def silences(facts: Facts) -> Iterator[str]:
     )
     yield "What a chat with its own targets would get: all have the same ones here."
     yield "Failures, restarts, adapters, speculation and structured output."
-    yield "A promise. It is a forecast of one load on one server."
+    yield "How it ends: this is a forecast of one load on one server, and no promise."
 
 
 def _num_priority(found: Forecast) -> int:
@@ -271,12 +281,14 @@ def rate_text(rate: Estimate) -> str:
     return f"{rate.value:,.0f} ({rate.low:,.0f} to {rate.high:,.0f})" if has_interval(rate) else f"{rate.value:,.0f}"
 
 
-def _outside(share: Estimate) -> str:
-    """The shares in time that an interval excludes."""
+def _outside(share: Estimate, subject: str) -> str:
+    """Which shares in time an interval excludes, as a sentence."""
     said = [f"fewer than {share.low:.1%}"] if share.low >= 5e-4 else []
     said += [f"more than {share.high:.1%}"] if share.high < 1.0 - 5e-4 else []
+    if not said:
+        return f"No share of chats in time speaks against {subject}."
     text = ", or ".join(said)
-    return f"{text[:1].upper()}{text[1:]} of the chats in time" if said else "No share of chats is excluded"
+    return f"{text[:1].upper()}{text[1:]} of the chats in time speak against {subject}."
 
 
 def _listed(names: Sequence[str]) -> str:

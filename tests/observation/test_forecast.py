@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import msgspec
 import pytest
 
+from neaptide.observation.figures import Means
 from neaptide.observation.forecast import (
     ALONE,
     INSIDE,
@@ -21,7 +22,7 @@ from neaptide.observation.forecast import (
     rate_estimate,
 )
 from neaptide.observation.page import page
-from neaptide.observation.words import Facts, option_name, sentence, warnings
+from neaptide.observation.words import Facts, checks, option_name, sentence, warnings
 from neaptide.simulation.scenario import Scenario
 from tests.observation.scenes import BLOCK_SIZE, STEP_TOKENS, device
 from tests.simulation.scenes import online
@@ -154,6 +155,14 @@ def test_chats_that_are_late_without_batch_work_are_a_warning(found: Forecast) -
     assert next(warnings(late)).startswith("Without any batch work only 80.0% of the chats are in time.")
 
 
+def test_a_ttft_that_was_made_equal_is_no_check(found: Forecast) -> None:
+    alone_s = found.option(ALONE).mean_ttft_s
+    assert alone_s is not None
+    for recorded_s, names in ((alone_s, []), (alone_s + 0.01, ["TTFT"])):
+        seen = msgspec.structs.replace(facts(found), simulated=Means(recorded_s, None))
+        assert [check.name for check in checks(seen)] == names
+
+
 def test_a_rate_without_an_interval_shows_none(found: Forecast) -> None:
     options = [msgspec.structs.replace(one, batch_tokens_per_s=Estimate(155.0, 155.0, 155.0)) for one in found.options]
     text = page(facts(msgspec.structs.replace(found, options=options)))
@@ -164,7 +173,7 @@ def test_a_rate_without_an_interval_shows_none(found: Forecast) -> None:
 
 def test_nothing_is_wrong_with_fewer_than_no_chat(found: Forecast) -> None:
     text = page(facts(found, inside=Estimate(0.0, 0.0, 0.01)))
-    assert "More than 1.0% of the chats in time, and the forecast is wrong." in text
+    assert "More than 1.0% of the chats in time speak against the forecast." in text
     assert "ewer than 0.0%" not in text
 
 
