@@ -45,7 +45,7 @@ class Sample:
 
 
 @dataclass(slots=True, frozen=True)
-class Replay:
+class ReplayedChats:
     """The chats of a record, simulated alone."""
 
     start_s: float
@@ -146,7 +146,7 @@ def forecast(question: ForecastQuestion, watch: Watch = lambda name: nullcontext
     return _Forecaster(question, watch).answer()
 
 
-def replayed_alone(question: ForecastQuestion, watch: Watch = lambda name: nullcontext()) -> Replay:
+def replayed_alone(question: ForecastQuestion, watch: Watch = lambda name: nullcontext()) -> ReplayedChats:
     """Simulates the best guess of the chats without batch work, and adds no overhead.
 
     Raises: as ``forecast`` does.
@@ -213,10 +213,10 @@ class _Forecaster:
             replicas=self._replicas(),
         )
 
-    def replay(self) -> Replay:
+    def replay(self) -> ReplayedChats:
         self._run(ALONE, replace(self._question.base, policy=FCFS), 0)
         part = self._parts[0]
-        return Replay(part.start_s, part.start_s + part.length_s, self._means[ALONE][0])
+        return ReplayedChats(part.start_s, part.start_s + part.length_s, self._means[ALONE][0])
 
     def _part(self, sample: Sample) -> Stretch:
         """The traffic that is simulated, on a clock that begins with a margin of batch work alone."""
