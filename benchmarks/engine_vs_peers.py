@@ -115,10 +115,8 @@ async def contenders(args: argparse.Namespace) -> AsyncIterator[dict[str, Conten
         ours = await stack.enter_async_context(ServerProcess(flags, directory, START_TIMEOUT_S))
         urls = {OURS: ours.base_url}
         if args.vllm is not None:
-            machine = Machine(
-                args.vllm.absolute(), args.threads, args.dtype, 128, CPU_KV_GIB, False, "cpu", MAX_MODEL_LEN
-            )
-            server = vllm_server(machine, args.model, FCFS, directory / "vllm.log")
+            host = Machine(args.vllm.absolute(), args.threads, args.dtype, 128, CPU_KV_GIB, False, "cpu", MAX_MODEL_LEN)
+            server = vllm_server(host, args.model, FCFS, directory / "vllm.log")
             urls[VLLM] = await stack.enter_async_context(server)
         for name, command in args.peer:
             port = free_port()

@@ -1,4 +1,4 @@
-"""What a first token of a chat alone takes beside its prompt's step, part by part.
+"""Time to the first token of a chat alone, part by part: the step that computes its prompt, and everything else.
 
 Chats come one after the other, each with one token of answer, so that each has one step. Between two of them the
 server's metrics are read, so that every part is that of one chat.

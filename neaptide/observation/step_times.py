@@ -57,11 +57,14 @@ PRIOR_ROWS = 1.0
 """Weight, in rows, of two guesses. Prompts of one length tell the fixed time of their steps from neither tokens nor
 pairs. The guess for pairs is none, as attention is a small part of a short prompt."""
 CONTEXT_SHARES = (0.2, 1.0)
-"""Few streams have about as long contexts in all as there are of them. Then nobody knows whether a step grows with the
-contexts, which goes on with more streams, or with the streams, whose kernel is slow for few rows and does not stay so.
-Contexts have the middle of these shares of it, as a guess, and any between in a draw: they never cost nothing."""
+"""Least and largest share that contexts have in what more streams cost, where a record cannot tell.
+
+With few streams, their number and the length of their contexts grow together. Steps may then grow with the contexts,
+which goes on with more streams, or because kernels are slow for few rows, which does not. The guess is the middle of
+these shares; draws take any between. Contexts never cost nothing.
+"""
 AS_GOOD = 1.05
-"""Largest ratio of the errors of both with which nobody knows."""
+"""Largest ratio of the errors of both fits, without contexts and with them, at which a record cannot tell."""
 PRIOR_SHARE = 0.5
 """Guess of the fixed time of a step with prompts, as a share of that of a step without. It is 1 if reading the weights
 delays both, and near 0 if arithmetic hides that. Draws take any share between."""
@@ -122,7 +125,7 @@ class InferredStepTimes:
             return seen_s
         # A kernel that is slow for few streams does not stay so: a stream's token costs no more than a prompt's.
         further_s = min(costs["stream_s"], costs["token_s"]) * (num_tokens - seen)
-        # What a step with prompts takes beyond the weights is not arithmetic, so streams do not pay it.
+        # If steps with prompts have the longer fixed time, the difference is work for prompts.
         arithmetic_s = min(costs["prompt_step_s"], costs["fixed_s"]) + costs["token_s"] * num_tokens
         return max(seen_s + further_s, arithmetic_s)
 

@@ -8,7 +8,7 @@ import msgspec
 from neaptide.durations import duration
 from neaptide.observation.figures import Means, ObservedFigures
 from neaptide.observation.forecast import ALONE, FCFS, INSIDE, INSTEAD, Estimate, Forecast, ForecastOption
-from neaptide.observation.step_times import InferredStepTimes
+from neaptide.observation.step_times import CONTEXT_SHARES, InferredStepTimes
 
 FEW_IN_TIME = 0.9
 """If chats alone have a smaller share in time, batch work is not what makes them late."""
@@ -191,8 +191,14 @@ def assumptions(facts: Facts) -> Iterator[str]:
             f"Step times are inferred from the gaps between tokens and from prefill times. Steps without prompts take "
             f"{_line(times, 'fixed_s', 'stream_s')} for each stream. Steps with prompts take "
             f"{_line(times, 'prompt_step_s', 'token_s')} for each token, those of streams too. Contexts come on top. "
-            f"Gaps that the fit had not seen differ by {times.error:.1%} (median). Each simulated step differs by as "
-            f"much, at random ({times.scatter:.1%}); the intervals of batch tokens/s hold an error of all steps, too."
+            f"Gaps that the fit had not seen differ by {times.error:.1%} (median). Each simulated step differs by "
+            f"{times.scatter:.1%} at random; the intervals of batch tokens/s hold an error of all steps, too."
+        )
+        low, high = CONTEXT_SHARES
+        yield (
+            f"Beyond {times.most_streams:.0f} streams a step takes the longer of these two times. Where the record "
+            f"cannot tell what streams cost from what their contexts do, contexts have {(low + high) / 2:.0%} of it, "
+            f"and from {low:.0%} to {high:.0%} in the runs for the intervals."
         )
     else:
         yield f"Step times are those of the profile {facts.profile}. They were not inferred from a server."
