@@ -119,6 +119,10 @@ def _smoothness(features: Array, seconds: Array, num_segments: int) -> Array:
 
 def _cost(coefficients: list[float], num_segments: int) -> StepCost:
     fixed_s, *increments = coefficients[: 1 + num_segments]
+    # Longer steps than the measured ones extend the last segment. They must not look cheaper by the token, or the
+    # longest step would always seem to be the best one.
+    start, end = gemm_knot(num_segments - 1), gemm_knot(num_segments)
+    increments[-1] = max(increments[-1], sum(increments[:-1]) * (end - start) / (start - 1))
     knots = [0.0]
     for increment in increments:
         knots.append(knots[-1] + increment)

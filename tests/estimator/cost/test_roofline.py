@@ -220,6 +220,17 @@ def test_a_jump_that_was_measured_is_smoothed_a_little_and_more_where_tiles_are_
     assert smoothed_error_s(jump_at, tokens) == pytest.approx(error_s, rel=0.1)
 
 
+def test_steps_longer_than_all_measured_ones_are_no_cheaper_by_the_token() -> None:
+    """The last tokens that were measured, 1 ms each, seem cheaper than the others, 2 ms each."""
+    tokens = [number for number in range(1, 513) if number % 7 == 1 or number == 512]
+    seconds = [2e-3 * number - 1e-3 * max(number - 384, 0) for number in tokens]
+    model = RooflineModel()
+    model.fit([StepSample(prefills(1, number), each_s) for number, each_s in zip(tokens, seconds, strict=True)])
+    measured_s, longer_s = (model.predict(prefills(1, number)).seconds for number in (512, 2048))
+    assert measured_s == pytest.approx(2e-3 * 512 - 1e-3 * 128, rel=0.05)
+    assert longer_s >= 0.99 * 4 * measured_s
+
+
 def test_fit_without_samples_is_refused() -> None:
     with pytest.raises(ValueError, match="without samples"):
         RooflineModel().fit([])
