@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from neaptide.engine.arrays import IntArray
 from neaptide.engine.kv.slot_copies import SlotCopies, SlotRun
 from neaptide.executors.torch.input_batch import InputBatch
 from neaptide.executors.torch.models.base import GivingUp, TorchModel
 from neaptide.executors.torch.models.recorded import RecordedLayers, record_layers
 from neaptide.kernels.choice import Kernels
+from neaptide.kernels.host_rows import HostRows, Transfer
 from neaptide.kernels.transfer import to_device
 
 if TYPE_CHECKING:  # imports Triton
@@ -25,7 +27,7 @@ logger = logging.getLogger(__name__)
 class ModelRunner:
     """The model and its KV cache, [num_layers, num_blocks, block_size, 2 * num_kv_heads, head_dim] in one allocation.
 
-    Host memory has the same layout per block, for blocks that are swapped out.
+    Host memory has a row for each slot, [num_layers, 2 * num_kv_heads, head_dim], for what is swapped out.
     """
 
     def __init__(self, model: TorchModel, num_blocks: int, kernels: Kernels, *, num_host_blocks: int = 0):
@@ -42,8 +44,7 @@ class ModelRunner:
         whole = torch.zeros((config.num_layers, num_stored, *shape), dtype=dtype, device=device)
         self.kv_cache = list(whole.unbind(0))
         self._every_slot = whole.flatten(1, 2)
-        on_host = (num_host_blocks, config.num_layers, *shape)
-        self._host_cache = torch.empty(on_host, dtype=dtype, pin_memory=device.type == "cuda")
+        self._host = HostRows(num_host_blocks * block_size, (config.num_layers, *shape[1:]), dtype, device)
         self.graphs: StepGraphs | None = None
         """None until graphs have been recorded."""
         self.recorded: RecordedLayers | None = None
@@ -65,38 +66,55 @@ class ModelRunner:
             what, first_line = type(error).__name__, str(error).partition("\n")[0]
             logger.warning("no CUDA graphs for steps of few tokens, which is slower: %s: %s", what, first_line)
 
-    def save(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copies blocks to host memory, and waits for the copies."""
-        if copies:
-            blocks, slots = torch.tensor(copies).unbind(1)
-            blocks = to_device(blocks, self.kv_cache[0].device)
-            saved = torch.stack([layer.index_select(0, blocks) for layer in self.kv_cache], dim=1)
-            self._host_cache.index_copy_(0, slots, saved.cpu())
+    def save(self, copies: Sequence[tuple[int, int]]) -> list[Transfer]:
+        """Copies blocks to host memory while later work runs. That work may overwrite them."""
+        if not copies:
+            return []
+        blocks, host_blocks = np.array(copies, np.int64).T
+        return self._save(self._slots_of(blocks), self._slots_of(host_blocks))
 
     def load(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copies blocks back from host memory."""
+        """Copies blocks back from host memory, before later work."""
         if copies:
-            slots, blocks = torch.tensor(copies).unbind(1)
-            device = self.kv_cache[0].device
-            loaded, blocks = to_device(self._host_cache.index_select(0, slots), device), to_device(blocks, device)
-            for layer, kv in zip(self.kv_cache, loaded.unbind(1), strict=True):
-                layer.index_copy_(0, blocks, kv)
+            host_blocks, blocks = np.array(copies, np.int64).T
+            self._load(self._slots_of(host_blocks), self._slots_of(blocks))
 
-    def copy_slots(self, copies: SlotCopies) -> None:
-        """Copies single KV slots: saves (and waits for them), then moves, then restores."""
-        every_slot, size, copier = self._every_slot, self.block_size, self.kernels.slot_copier
-        device, host = every_slot.device, self._host_cache
+    def copy_slots(self, copies: SlotCopies) -> list[Transfer]:
+        """Copies single KV slots: saves, then moves, then restores. Returns the saves, which run while later work
+        does."""
+        size, transfers = self.block_size, []
         if copies.saves:
             blocks, host_blocks, slots = _each_slot(copies.saves)
-            host[host_blocks, :, slots] = copier.gather(every_slot, to_device(blocks * size + slots, device)).cpu()
+            transfers = self._save(blocks * size + slots, host_blocks * size + slots)
         if copies.moves:
+            every_slot, copier = self._every_slot, self.kernels.slot_copier
             blocks, new_blocks, slots = _each_slot(copies.moves)
-            sources, targets = (to_device(each * size + slots, device) for each in (blocks, new_blocks))
+            sources, targets = self._on_device(blocks * size + slots), self._on_device(new_blocks * size + slots)
             copier.scatter(every_slot, targets, copier.gather(every_slot, sources))
         if copies.restores:
             host_blocks, blocks, slots = _each_slot(copies.restores)
-            restored = to_device(host[host_blocks, :, slots].contiguous(), device)
-            copier.scatter(every_slot, to_device(blocks * size + slots, device), restored)
+            self._load(host_blocks * size + slots, blocks * size + slots)
+        return transfers
+
+    def _save(self, slots: IntArray, host_slots: IntArray) -> list[Transfer]:
+        on_device, gather = self._on_device(slots), self.kernels.slot_copier.gather
+        return self._host.save(host_slots, lambda piece: gather(self._every_slot, on_device[piece]))
+
+    def _load(self, host_slots: IntArray, slots: IntArray) -> None:
+        on_device, scatter = self._on_device(slots), self.kernels.slot_copier.scatter
+        self._host.load(host_slots, lambda piece, loaded: scatter(self._every_slot, on_device[piece], loaded))
+
+    def _slots_of(self, blocks: IntArray) -> IntArray:
+        """All slots of the blocks, in order."""
+        slots: IntArray = blocks[:, None] * self.block_size + np.arange(self.block_size)
+        return slots.reshape(-1)
+
+    def _on_device(self, slots: IntArray) -> Tensor:
+        return to_device(torch.from_numpy(slots), self._every_slot.device)
+
+    def close(self) -> None:
+        """Ends copies in flight."""
+        self._host.close()
 
     def hidden_states(self, batch: InputBatch, giving_up: GivingUp | None = None) -> Tensor:
         """Runs the layers: [num_tokens, hidden_size] before the final norm. The batch's keys and values are then in the
@@ -127,14 +145,10 @@ class ModelRunner:
         return self.model.logits(hidden)
 
 
-def _each_slot(runs: Sequence[SlotRun]) -> tuple[Tensor, Tensor, Tensor]:
+def _each_slot(runs: Sequence[SlotRun]) -> tuple[IntArray, IntArray, IntArray]:
     """Source block, target block and slot number of every copied slot."""
     sources, targets, first, end = np.array(runs, np.int64).T
     counts = end - first
     number_in_run = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
-    slots = np.repeat(first, counts) + number_in_run
-    return (
-        torch.from_numpy(np.repeat(sources, counts)),
-        torch.from_numpy(np.repeat(targets, counts)),
-        torch.from_numpy(slots),
-    )
+    slots: IntArray = np.repeat(first, counts) + number_in_run
+    return np.repeat(sources, counts), np.repeat(targets, counts), slots

@@ -9,6 +9,7 @@ from neaptide.engine.clock import Clock
 from neaptide.engine.params import NUMERICAL_ERROR
 from neaptide.engine.steps.plan import StepResult
 from neaptide.executors.torch.sampling.logprobs import Scored, to_host
+from neaptide.kernels.host_rows import Transfer
 from neaptide.kernels.transfer import HostCopy
 
 
@@ -51,6 +52,8 @@ class Pending:
     sampled: list[SampledTokens] = field(default_factory=list)
     scores: list[TokenScores] = field(default_factory=list)
     prompt_scores: list[PromptScores] = field(default_factory=list)
+    saves: list[Transfer] = field(default_factory=list)
+    """Copies to host memory."""
 
     def take(self, piece: "Pending", parts: IntArray) -> None:
         """Adds the results of a piece of the step; ``parts`` are the indices of its parts in the step."""
@@ -75,12 +78,18 @@ class TorchHandle:
         self._done = False
 
     def wait(self) -> StepResult:
-        """Waits for this step's copies, and for nothing submitted later."""
+        """Waits for this step's copies, and for nothing submitted later.
+
+        Raises:
+            Exception: a copy to host memory failed, at each call.
+        """
         pending, result = self._pending, self._pending.result
         if self._done:
             return result
-        self._done = True
         start_s = self._clock.now()
+        for save in pending.saves:
+            save.result()
+        self._done = True
         for sampled in pending.sampled:
             _collect_tokens(result, sampled)
         for scores in pending.scores:

@@ -208,10 +208,10 @@ class TorchExecutor:
                 self._grammar_masks.compile(state.follower)
         pending = Pending(StepResult.of(plan))
         with torch.inference_mode():
-            self._runner.save(plan.saves)
+            pending.saves = self._runner.save(plan.saves)
             self._runner.load(plan.loads)
             if plan.slot_copies is not None:
-                self._runner.copy_slots(plan.slot_copies)
+                pending.saves += self._runner.copy_slots(plan.slot_copies)
             if len(plan):
                 self._run(plan, pending)
         pending.result.grammar_bytes = self._grammar_masks.num_bytes
@@ -227,6 +227,7 @@ class TorchExecutor:
         self._states.clear()
         self._grammar_masks.close()
         if hasattr(self, "_runner"):
+            self._runner.close()
             del self._runner
 
     def _run(self, plan: StepPlan, pending: Pending) -> None:

@@ -25,6 +25,7 @@ from neaptide.executors.vllm.scheduler_output import RunnerKind, Translator
 from neaptide.executors.vllm.tensor_parallel import recover
 from neaptide.executors.vllm.worker import (
     copy_blocks,
+    finish_saves,
     place_generators,
     reserve_host_blocks,
     score_prompts,
@@ -156,8 +157,7 @@ class VllmExecutor:
         self.grammars.heed(plan)
         if plan.zero_blocks:
             self._zero(plan.zero_blocks)
-        if plan.saves or plan.loads:
-            self._copy(plan)
+        copied = [self._copy(plan)] if plan.saves or plan.loads else []
         # vLLM's buffers hold no more, and nothing there would report it
         if plan.shape.num_tokens > self._max_step_tokens:
             raise ValueError(
@@ -167,6 +167,8 @@ class VllmExecutor:
         if self.translator.invalid:
             result.errors |= dict.fromkeys(self.translator.invalid.intersection(plan.request_ids), INVALID_TOKEN)
         if len(result.errors) == len(plan):
+            for answer in [*copied, *self._finish_saves(plan)]:
+                answer.result()
             return VllmHandle(self, plan, result)
         step = self._num_steps + 1
         try:
@@ -184,12 +186,14 @@ class VllmExecutor:
             sampled = self._workers.sample_tokens(allowed, non_block=True)
             going_on = [(chunk.request_id, chunk.start, chunk.end) for chunk in chunks if not chunk.is_last]
             taken = self._ask(take_scores, going_on) if going_on else None
+            saved = self._finish_saves(plan)
         except Exception:
             self.recover(plan, step)
             raise
         result.prepare_s = translated_s - start_s
         result.model_s = self._clock.now() - translated_s
-        answers = Answers(step, [executed, *placed], sampled, chunks, taken, {} if mask is None else mask.errors)
+        before = [*copied, executed, *placed]
+        answers = Answers(step, before, sampled, chunks, taken, saved, {} if mask is None else mask.errors)
         handle = VllmHandle(self, plan, result, answers)
         self.grammars.submitted(plan, handle)
         return handle
@@ -203,9 +207,12 @@ class VllmExecutor:
                 answer.result()
             output = answers.sampled.result()
             taken = {} if answers.taken is None else answers.taken.result()[0]
+            for answer in answers.saved:
+                answer.result()
         except Exception as error:
             self._note(error)
-            self._try((answers.taken or answers.sampled).result)  # its answer is on its way too
+            for answer in [answers.taken or answers.sampled, *answers.saved]:  # their answers are on the way too
+                self._try(answer.result)
             self.recover(plan, answers.step)
             raise
         done_s = self._clock.now()
@@ -247,11 +254,15 @@ class VllmExecutor:
         ids = [block + NULL_BLOCKS for block in block_ids]
         self._workers.collective_rpc(zero_blocks, args=(self._num_vllm_blocks, ids))
 
-    def _copy(self, plan: StepPlan) -> None:
-        """Copies blocks between KV cache and host memory."""
+    def _copy(self, plan: StepPlan) -> Any:
+        """Copies blocks between KV cache and host memory. Saves may go on after the answer."""
         saves = [(block + NULL_BLOCKS, slot) for block, slot in plan.saves]
         loads = [(slot, block + NULL_BLOCKS) for slot, block in plan.loads]
-        self._workers.collective_rpc(copy_blocks, args=(self._num_vllm_blocks, saves, loads))
+        return self._workers.collective_rpc(copy_blocks, args=(self._num_vllm_blocks, saves, loads), non_block=True)
+
+    def _finish_saves(self, plan: StepPlan) -> list[Any]:
+        """Asks every worker to answer once the plan's saves are done; nothing if it has none."""
+        return [self._workers.collective_rpc(finish_saves, non_block=True)] if plan.saves else []
 
     def _to_params(self, new: NewRequest) -> Any:
         params, seed = new.params, None
@@ -294,6 +305,8 @@ class Answers:
     chunks: list[ScoredChunk]
     taken: Any
     """Scores of chunks that are not their prompts' last; None if there are none."""
+    saved: list[Any]
+    """The end of the step's copies to host memory."""
     failed: Mapping[str, str]
     """Requests that have already failed."""
 

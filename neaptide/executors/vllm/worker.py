@@ -1,8 +1,11 @@
 """Code that runs inside vLLM's workers, in this process or in one process per rank, which imports it."""
 
+import math
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from neaptide.engine.process.parent import STOP_SIGNALS
 
@@ -42,19 +45,24 @@ def zero_blocks(worker: Any, num_blocks: int, block_ids: list[int]) -> None:
 
 
 def reserve_host_blocks(worker: Any, num_blocks: int, num_slots: int) -> None:
-    """Allocates host memory for copies of this worker's KV blocks. On a CPU the system provides it on first write."""
+    """Allocates host memory for copies of this worker's KV blocks. On a CPU the system provides it on first write.
+
+    A row of it is a block of all layers, as bytes.
+    """
     import torch
 
-    worker.neaptide_host_blocks = [
-        torch.empty((num_slots, *blocks.shape[1:]), dtype=blocks.dtype, pin_memory=blocks.is_cuda)
-        for blocks in _caches_by_block(worker, num_blocks)
-    ]
+    from neaptide.kernels.host_rows import HostRows
+
+    caches = _caches_by_block(worker, num_blocks)
+    row_bytes = sum(_bytes_per_block(cache) for cache in caches)
+    worker.neaptide_host = HostRows(num_slots, (row_bytes,), torch.uint8, caches[0].device)
+    worker.neaptide_saves = []
 
 
 def copy_blocks(
     worker: Any, num_blocks: int, saves: Sequence[tuple[int, int]], loads: Sequence[tuple[int, int]]
 ) -> None:
-    """Copies KV blocks to host memory, then others from it, and waits.
+    """Copies KV blocks to host memory, which goes on while later work runs, then others from it, before later work.
 
     Args:
         saves: (block, slot of host memory).
@@ -62,14 +70,64 @@ def copy_blocks(
     """
     import torch
 
+    from neaptide.kernels.transfer import to_device
+
+    worker.neaptide_saves = []
+    host, caches = worker.neaptide_host, _caches_by_block(worker, num_blocks)
+    device = caches[0].device
     with torch.inference_mode():
-        for kept, blocks in zip(worker.neaptide_host_blocks, _caches_by_block(worker, num_blocks), strict=True):
-            if saves:
-                sources, slots = torch.tensor(saves).unbind(1)
-                kept.index_copy_(0, slots, blocks.index_select(0, sources.to(blocks.device)).cpu())
-            if loads:
-                slots, targets = torch.tensor(loads).unbind(1)
-                blocks.index_copy_(0, targets.to(blocks.device), kept.index_select(0, slots).to(blocks.device))
+        if saves:
+            blocks, slots = np.array(saves, np.int64).T
+            sources = to_device(torch.from_numpy(blocks), device)
+            worker.neaptide_saves = host.save(slots, lambda piece: _gather(caches, sources[piece]))
+        if loads:
+            slots, blocks = np.array(loads, np.int64).T
+            targets = to_device(torch.from_numpy(blocks), device)
+            host.load(slots, lambda piece, loaded: _scatter(caches, targets[piece], loaded))
+
+
+def finish_saves(worker: Any) -> Any:
+    """The end of the saves of the last ``copy_blocks``, or their error. A step's outputs are waited for in the same
+    way."""
+    from vllm.v1.outputs import AsyncModelRunnerOutput
+
+    class Saved(AsyncModelRunnerOutput):  # type: ignore[misc]
+        def __init__(self, saves: list[Any]) -> None:
+            self._saves = saves
+
+        def get_output(self) -> Any:
+            for save in self._saves:
+                save.result()
+
+    return Saved(worker.neaptide_saves)
+
+
+def _gather(caches: list[Any], blocks: Any) -> Any:
+    """Blocks of all caches, [blocks, bytes per block]."""
+    import torch
+
+    row_bytes = sum(_bytes_per_block(cache) for cache in caches)
+    staged = torch.empty((len(blocks), row_bytes), dtype=torch.uint8, device=blocks.device)
+    for cache, part in zip(caches, _parts(caches, staged), strict=True):
+        torch.index_select(cache, 0, blocks, out=part)
+    return staged
+
+
+def _scatter(caches: list[Any], blocks: Any, staged: Any) -> None:
+    for cache, part in zip(caches, _parts(caches, staged), strict=True):
+        cache.index_copy_(0, blocks, part)
+
+
+def _parts(caches: list[Any], staged: Any) -> Iterator[Any]:
+    """Each cache's part of staged blocks, [blocks, ...] in the cache's type."""
+    end = 0
+    for cache in caches:
+        start, end = end, end + _bytes_per_block(cache)
+        yield staged[:, start:end].view(cache.dtype).unflatten(1, cache.shape[1:])
+
+
+def _bytes_per_block(cache: Any) -> int:
+    return int(math.prod(cache.shape[1:]) * cache.itemsize)
 
 
 def _caches_by_block(worker: Any, num_blocks: int) -> list[Any]:

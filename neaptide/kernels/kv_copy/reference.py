@@ -5,7 +5,7 @@ from torch import Tensor
 
 def gather(kv_cache: Tensor, slots: Tensor) -> Tensor:
     """[layers, slots of the cache, heads, dim], [slots] int64 -> [slots, layers, heads, dim], contiguous."""
-    return kv_cache.index_select(1, slots).transpose(0, 1).contiguous()
+    return kv_cache.transpose(0, 1).index_select(0, slots)
 
 
 def scatter(kv_cache: Tensor, slots: Tensor, copied: Tensor) -> None:
