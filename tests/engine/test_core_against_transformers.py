@@ -2,6 +2,7 @@
 its greedy text is the one it gets alone, in the sense of the gap rule; prompt log-probabilities are within tolerance.
 """
 
+import itertools
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from transformers import LlamaForCausalLM
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.messages import AddRequest
 from neaptide.engine.params import SamplingParams, Tier
+from neaptide.kernels import host_rows
 from tests.executors.driver import GAP, VOCAB, make_executor, write_checkpoint
 from tests.executors.engine_run import NUM_OUTPUT, EngineRun
 
@@ -186,6 +188,33 @@ def test_over_admission_with_forced_preemption_fails_nobody(
     assert (run.loaded_blocks > 100) == (num_host_blocks > 0)
     for i, prompt in enumerate(asked):
         assert run.ends[f"r{i}"].error is None
+        assert_greedy(model, prompt, run.tokens[f"r{i}"])
+
+
+def test_failed_copies_to_host_memory_change_no_text(
+    checkpoint: tuple[Path, LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, model = checkpoint
+    write, copies = host_rows._Thread._write, itertools.count()
+
+    def every_third_fails(*args: Any) -> None:
+        if next(copies) % 3 == 0:
+            raise RuntimeError("broken")
+        write(*args)
+
+    monkeypatch.setattr(host_rows._Thread, "_write", every_third_fails)
+    run = Run(directory, num_blocks=16, num_host_blocks=64)
+    asked = prompts(12, seed=9, low=15, high=26)
+    for i, prompt in enumerate(asked):
+        run.add(f"r{i}", prompt, Tier.FLEX)
+    queues = run.core.scheduler.queues
+    while run.core.has_work:
+        run.step()
+        if len(queues.running_offline) > 1:
+            run.preempt(next(iter(queues.running_offline.values())))
+    assert next(copies) > 10
+    assert run.loaded_blocks > 10
+    for i, prompt in enumerate(asked):
         assert_greedy(model, prompt, run.tokens[f"r{i}"])
 
 

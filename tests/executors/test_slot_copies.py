@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import LlamaForCausalLM
 
 from neaptide.engine.kv.slot_copies import SlotCopies, SlotRun
 from neaptide.engine.steps.plan import StepPlan
+from neaptide.kernels import host_rows
 from tests.executors.driver import make_executor
 
 Gqa = tuple[Path, LlamaForCausalLM]
@@ -58,3 +60,17 @@ def test_a_step_saves_then_moves_then_restores(gqa: Gqa) -> None:
     for layer in cache:
         assert [layer[block, 0, 0, 0].item() for block in range(4)] == [2.0, 3.0, 1.0, 2.0]
         assert [layer[block, 4, 0, 0].item() for block in range(4)] == [1.0, 2.0, 3.0, 0.0]
+
+
+def test_a_step_raises_at_each_wait_if_a_copy_to_host_memory_failed(gqa: Gqa, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = make_executor(gqa[0], num_blocks=4, num_host_blocks=2)
+    monkeypatch.setattr(host_rows._Thread, "_write", lambda *args: 1 / 0)
+    whole = StepPlan.of_parts(1, [])
+    whole.saves = [(0, 0)]
+    handles = [executor.submit(whole), executor.submit(copying(saves=[SlotRun(0, 1, 0, 4)]))]
+    monkeypatch.undo()
+    other = executor.submit(copying(saves=[SlotRun(0, 0, 0, 4)]))
+    for handle in handles * 2:
+        with pytest.raises(ZeroDivisionError):
+            handle.wait()
+    other.wait()

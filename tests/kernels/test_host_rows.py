@@ -266,26 +266,16 @@ def check_against_copies_at_once(bench: Bench, operations: list[tuple[str, Any]]
     assert torch.equal(bench.host.rows, host)
 
 
+@pytest.mark.parametrize("has_streams", [False, True])
 @given(st.lists(OPERATIONS, max_size=25), st.sampled_from([1, 2]), st.sampled_from([1, 2, 100]))
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_any_sequence_is_as_if_copied_at_once(
-    operations: list[tuple[str, Any]], piece_rows: int, most_pieces: int
+    has_streams: bool, operations: list[tuple[str, Any]], piece_rows: int, most_pieces: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host_rows, "PIECE_BYTES", piece_rows * WIDTH * 8)
         patch.setattr(host_rows, "STAGED_BYTES", most_pieces * piece_rows * WIDTH * 8)
-        check_against_copies_at_once(Bench(), operations)
-
-
-@given(st.lists(OPERATIONS, max_size=25), st.sampled_from([1, 2]), st.sampled_from([1, 2, 100]))
-@settings(max_examples=100)
-def test_any_sequence_on_streams_is_as_if_copied_at_once(
-    operations: list[tuple[str, Any]], piece_rows: int, most_pieces: int
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_rows, "PIECE_BYTES", piece_rows * WIDTH * 8)
-        patch.setattr(host_rows, "STAGED_BYTES", most_pieces * piece_rows * WIDTH * 8)
-        check_against_copies_at_once(StreamBench(patch), operations)
+        check_against_copies_at_once(StreamBench(patch) if has_streams else Bench(), operations)
 
 
 def test_neighbours_are_copied_to_pinned_memory_at_once() -> None:

@@ -7,10 +7,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from neaptide.engine.params import Tier
-from neaptide.engine.steps.plan import StepPlan
+from neaptide.engine.params import SamplingParams, Tier
+from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan
 from neaptide.executors.contract import StartedExecutor
 from neaptide.executors.vllm.runner_state import NULL_BLOCKS
+from neaptide.kernels import host_rows
 from tests.executors.vllm.inside.faults import vllm
 from tests.executors.vllm.inside.runs import NUM_BLOCKS, NUM_HOST_BLOCKS, Run, assert_greedy, prompts
 
@@ -71,6 +72,27 @@ def test_a_step_saves_a_block_before_it_loads_another_into_it(started: StartedEx
     for layer in layers:
         assert (layer[2] == 1.0).all()
         assert (layer[3] == 2.0).all()
+
+
+@needs_the_worker_at_hand
+def test_a_step_raises_if_a_copy_to_host_memory_failed(
+    started: StartedExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_rows._Thread, "_write", lambda *args: 1 / 0)
+    plan = StepPlan.of_parts(0, [])
+    plan.saves = [(1, 0)]
+    with pytest.raises(ZeroDivisionError):
+        started.executor.submit(plan).wait()
+    new = NewRequest("a", [7, 8, 9], SamplingParams(max_tokens=1, temperature=0.0))
+    plan = StepPlan.of_parts(0, [ScheduledRequest("a", [7, 8, 9], 0, [0], True, 0)], [new])
+    plan.saves = [(1, 0)]
+    handle = started.executor.submit(plan)
+    with pytest.raises(ZeroDivisionError):
+        handle.wait()
+    monkeypatch.undo()
+    again = StepPlan.of_parts(0, [ScheduledRequest("a", [7, 8, 9], 0, [0], True, 0)], [new])
+    assert started.executor.submit(again).wait().errors == {}
+    started.executor.submit(StepPlan.of_parts(0, [], finished_ids=["a"])).wait()
 
 
 @pytest.mark.parametrize("depth", [0, 1])
