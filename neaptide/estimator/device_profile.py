@@ -108,7 +108,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Prefixes that the attention kernel reads once for several requests; None if every request reads its own."""
     overlaps_copies: bool = False
     """Whether copies of single KV slots to and from host memory run while a step computes, so that only the time beyond
-    it counts. Our executors wait for them."""
+    it counts. Our executors save beside the step, but no GPU has measured what that hides."""
     planning: PlanningCost = PlanningCost()
     efficiencies: Efficiencies | None = None
     """Only in analytic profiles."""

@@ -160,6 +160,9 @@ def test_steps_are_timed_launched_where_nothing_is_replayed() -> None:
     assert not found["is_replayed"]
     assert [(row["step"], row["replayed_s"]) for row in found["steps"]] == [("1 decodes", None), ("8 decodes", None)]
     assert all(row["launched_s"] > 0 for row in found["steps"])
+    copies = [(row["step"], row["saved_blocks"], row["loaded_blocks"]) for row in found["copies"]]
+    assert copies == [("1 decodes", 4, 0), ("1 decodes", 0, 4), ("1 decodes", 4, 4)]
+    assert all(row[way] > 0 for row in found["copies"] for way in ("without_s", "beside_s", "in_line_s"))
 
 
 def test_the_interpreter_with_vllm_is_the_one_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
