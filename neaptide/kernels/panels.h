@@ -1,13 +1,13 @@
-/* Products of rows with a weight packed in panels, for instructions that multiply 512 bits of it with four bytes of a
-   row and add to 16 sums. Four bytes are a unit: two bf16 numbers, or four of one byte. A weight is packed as
-   [outputs / PANEL_OUTPUTS][units][PANEL_OUTPUTS] units; the last panel is padded.
+/* Products of rows with a weight packed in panels of units. Four bytes of the weight are a unit: two bf16 numbers, or
+   four of one byte. A weight is packed as [outputs / PANEL_OUTPUTS][units][PANEL_OUTPUTS] units; the last panel is
+   padded. The including file must define the type PANEL_JOB.
 
-   The including file must define the types PANEL_JOB and SUM; `add_unit`, which adds the products of a row's unit
-   with 16 of the weight to a SUM; and `put_sums`, which converts a row's two SUMs to results. */
+   With SUM defined, `multiply_panel` is here, for instructions that multiply 512 bits of the weight with a row's unit
+   and add to 16 sums. The including file must then also define the type SUM; `add_unit`, which adds the products of a
+   row's unit with 16 of the weight to a SUM; and `put_sums`, which converts a row's two SUMs to results. */
 
 #include <immintrin.h>
 
-#define TILE_ROWS 14     /* x 2 sums, 2 loads and a broadcast fit into the 32 registers */
 #define PANEL_OUTPUTS 32
 #define UNITS_AT_ONCE 4
 #define LINE 64
@@ -15,10 +15,13 @@
 
 typedef struct {
     const PANEL_JOB *job; /* for `put_sums` */
-    const char *x;        /* [rows, units], with x_stride bytes between rows */
+    const char *x;        /* [rows, units of numbers], with x_stride bytes between rows */
     const char *packed;
     int64_t rows, units, x_stride, outputs;
 } panels_t;
+
+#if defined(SUM)
+#define TILE_ROWS 14 /* x 2 sums, 2 loads and a broadcast fit into the 32 registers */
 
 INLINE void add_units(int rows, SUM (*sum)[2], const char *x, int64_t x_stride, const char *w) {
     __m512i left = _mm512_loadu_si512(w), right = _mm512_loadu_si512(w + LINE);
@@ -68,6 +71,7 @@ static void multiply_panel(const panels_t *all, int64_t begin, const char *w, co
         }
     }
 }
+#endif
 
 typedef void (*multiply_t)(const panels_t *all, int64_t begin, const char *w, const char *ahead);
 

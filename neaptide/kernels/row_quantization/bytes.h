@@ -1,10 +1,18 @@
-/* Products of quantize.c's rows with 8-bit weights, for processors that multiply groups of four bytes: an instruction
-   makes four products per lane and adds them in 32 bits. The same call first quantizes the rows. A weight is packed in
-   panels with groups of four adjacent inputs, [outputs / 32][size / 4][32][4]; groups are padded with zeros.
+/* Products of quantize.c's rows with 8-bit weights. The same call first quantizes the rows. A weight is packed in panels
+   with groups of four adjacent inputs, [outputs / 32][size / 4][32][4]; groups are padded with zeros.
+
+   With AVX512_VNNI an instruction multiplies groups of four bytes: it makes four products per lane and adds them in 32
+   bits. With AVX2 alone the products are those of words.h.
 
    Sums are exact, so their order does not matter. */
 
 #define MOST_INPUTS 65536 /* with the largest numbers, sums stay below 2^31 */
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#define NUMBER_BYTES 1 /* of a row */
+#else
+#define NUMBER_BYTES 2
+#endif
 
 typedef struct {
     job_t rows;           /* to be quantized; y, scales and zeros are set here, in scratch */
@@ -20,7 +28,7 @@ INLINE int64_t units_of(int64_t size) { return (size + 3) / 4; }
 
 /* Bytes between the numbers of two rows. A tile's rows are read in parallel; a stride of whole kilobytes would map
    them to the same few sets of the first-level cache. */
-INLINE int64_t stride_of(int64_t size) { return 4 * units_of(size) + 64; }
+INLINE int64_t stride_of(int64_t size) { return NUMBER_BYTES * (4 * units_of(size) + 64); }
 
 int64_t neaptide_product_job_bytes(void) { return sizeof(product_t); }
 
@@ -40,17 +48,6 @@ void neaptide_product_pack(const int8_t *weight, int64_t outputs, int64_t size, 
     }
 }
 
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
-#define PANEL_JOB product_t
-#define SUM __m512i
-#include <immintrin.h>
-
-/* Not the intrinsic, because gcc 12 copies its sums between registers, once per instruction. */
-INLINE __m512i add_unit(__m512i sum, __m512i row, __m512i weight) {
-    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(row), "v"(weight));
-    return sum;
-}
-
 INLINE void put_results(const product_t *job, int64_t row, int64_t begin, int64_t width, const int32_t *sums, int half) {
     char *y = job->out + (half ? 2 : 4) * (row * job->out_stride + begin);
     const int32_t *weight_sums = job->weight_sums + begin, zero = (int32_t)job->rows.zeros[row];
@@ -65,6 +62,17 @@ INLINE void put_results(const product_t *job, int64_t row, int64_t begin, int64_
     }
 }
 
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#define PANEL_JOB product_t
+#define SUM __m512i
+#include <immintrin.h>
+
+/* Not the intrinsic, because gcc 12 copies its sums between registers, once per instruction. */
+INLINE __m512i add_unit(__m512i sum, __m512i row, __m512i weight) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(row), "v"(weight));
+    return sum;
+}
+
 __attribute__((noinline)) static void put_sums(const product_t *job, int64_t row, int64_t begin, int64_t width,
                                                __m512i left, __m512i right) {
     int32_t sums[32];
@@ -77,6 +85,13 @@ __attribute__((noinline)) static void put_sums(const product_t *job, int64_t row
 
 #include "../panels.h"
 
+#define QUANTIZE_ROWS quantize
+#elif defined(__AVX2__)
+#include "words.h"
+#define QUANTIZE_ROWS quantize_to_words
+#endif
+
+#if defined(QUANTIZE_ROWS)
 static void multiply(void *argument) {
     product_t *job = argument;
     const job_t *rows = &job->rows;
@@ -93,7 +108,7 @@ void neaptide_product(product_t *job) {
     rows->zeros = rows->scales + rows->rows;
     rows->y = (char *)(rows->zeros + rows->rows);
     rows->y_stride = stride_of(rows->size);
-    neaptide_quantize_rows(rows);
+    run(QUANTIZE_ROWS, rows, rows->rows <= rows_at_once(rows));
     run(multiply, rows, 0);
 }
 #else
