@@ -22,7 +22,7 @@ from neaptide.executors.torch.device import device_name, free_bytes, pick_device
 from neaptide.executors.torch.in_pieces import Piece, Remainder, TokenLimit, free_cached, is_out_of_memory
 from neaptide.executors.torch.input_batch import InputBatch, build_input_batch
 from neaptide.executors.torch.layers.linear import choose_products
-from neaptide.executors.torch.layers.quantized import quantizer_of
+from neaptide.executors.torch.layers.quantized import quantizes
 from neaptide.executors.torch.model_runner import ModelRunner
 from neaptide.executors.torch.models.base import GivingUp, StepAborted, TorchModel
 from neaptide.executors.torch.placeholders import SampledRow
@@ -127,7 +127,7 @@ class TorchExecutor:
 
     def _load(self, config: ExecutorConfig, model_dir: Path, kernels: Kernels) -> TorchModel:
         """The model with its weights and its chosen products."""
-        quantizer = quantizer_of(config, self.device)
+        may_quantize = quantizes(config, self.dtype, self.device)
         model_class: type[TorchModel] = pkgutil.resolve_name(FAMILIES[self.model_config.architecture].torch_class)
         check_shapes(model_class(self.model_config, self.dtype, torch.device("meta"), kernels.layer_ops), model_dir)
         layers = model_class(self.model_config, self.dtype, self.device, kernels.layer_ops)
@@ -135,7 +135,7 @@ class TorchExecutor:
         if self._is_invariant:
             use_invariant_products(layers.linears())
         else:
-            choose_products(layers.linears(), config.cpu_kernels, self._clock, quantizer)
+            choose_products(layers.linears(), config.cpu_kernels, self._clock, may_quantize=may_quantize)
         return layers
 
     @property

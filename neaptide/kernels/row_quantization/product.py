@@ -1,6 +1,7 @@
-"""Products of 8-bit numbers in C (``bytes.h``): one call quantizes rows, multiplies and restores."""
+"""Products of 8-bit numbers in C (``quantize.c``): one call quantizes rows, multiplies and restores."""
 
 import ctypes
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -8,13 +9,20 @@ from torch import Tensor
 
 from neaptide.kernels.native import load_library, openmp_parallel
 from neaptide.kernels.recording import call, empty, scratch
-from neaptide.kernels.row_quantization.native import DTYPES, SOURCE, QuantizationJob
+
+SOURCE = Path(__file__).with_name("quantize.c")
+DTYPES = (torch.float32, torch.bfloat16)
 
 
-class _ProductJob(QuantizationJob):
-    """``product_t`` of the C source."""
+class _ProductJob(ctypes.Structure):
+    """``product_t`` of the C source, whose first part is ``job_t``."""
 
     _fields_: ClassVar = [
+        *((name, ctypes.c_void_p) for name in ("x", "y", "scales", "zeros", "bias")),
+        *((name, ctypes.c_int64) for name in ("rows", "size", "x_stride", "y_stride", "is_bfloat16", "adds")),
+        ("num_threads", ctypes.c_int64),
+        ("parallel", ctypes.c_void_p),
+        ("next", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("packed", "weight_scales", "weight_sums", "out")),
         *((name, ctypes.c_int64) for name in ("outputs", "out_stride")),
         ("scratch", ctypes.c_void_p),
@@ -70,7 +78,7 @@ class ByteProduct:
 
     @staticmethod
     def takes(dtype: torch.dtype, in_features: int) -> bool:
-        """Whether such rows are supported here. The processor must multiply groups of bytes.
+        """Whether such rows are supported here. The processor must have AVX2 or AVX512_VNNI.
 
         Raises:
             CompileError: the source does not compile here.

@@ -1,31 +1,12 @@
-/* Products of bytes.h with AVX2, whose products of bytes overflow: it adds pairs of them in 16 bits. Here rows and
-   weights are widened to 16 bits, so an instruction adds a pair in 32 bits, which is exact. A row is widened once, when
-   it is quantized. The weight stays in bytes and is widened whenever it is read. */
-
-#include <immintrin.h>
+/* Products of product.h for processors with AVX2 alone. Their instruction for bytes adds pairs of products in 16 bits,
+   which overflow. The one for 16-bit numbers adds pairs in 32 bits, which is exact. Rows are quantized to 16-bit numbers.
+   The weight stays in bytes, and is widened whenever it is read. */
 
 #define PANEL_JOB product_t
 #include "../panels.h"
 
 #define WORD_ROWS 6    /* x 2 sums, 2 weights, a row and a product fit into the 16 registers */
 #define MOST_VECTORS 8 /* of 4 outputs each: those of a panel */
-
-/* Bytes of a row come into the upper part of its memory, and are widened from its start on. */
-INLINE void quantize_row_to_words(const char *x, char *y, int64_t size, float *scale, float *zero, int half) {
-    const uint8_t *numbers = (const uint8_t *)y + stride_of(size) / 2;
-    quantize_row(x, (uint8_t *)numbers, size, scale, zero, half);
-    for (int64_t i = 0; i < size; i += 16)
-        _mm256_storeu_si256((__m256i *)(y + 2 * i), _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(numbers + i))));
-}
-
-INLINE void quantize_rows_to_words(const job_t *job, int64_t first, int64_t last, int half) {
-    int64_t bytes = half ? 2 : 4;
-    for (int64_t row = first; row < last; row++)
-        quantize_row_to_words(job->x + row * job->x_stride * bytes, job->y + row * job->y_stride, job->size,
-                              job->scales + row, job->zeros + row, half);
-}
-
-WORK(quantize_to_words, quantize_rows_to_words)
 
 /* In assembly, because gcc 12 would keep sums in memory. */
 INLINE __m256i add_pairs(__m256i sum, __m256i row, __m256i weight) {

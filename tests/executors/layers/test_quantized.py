@@ -2,8 +2,8 @@
 none."""
 
 import logging
+import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +16,25 @@ from neaptide.engine.config import ExecutorConfig
 from neaptide.executors.registry import UnknownExecutorError, check_executor
 from neaptide.executors.torch.layers import products, quantized
 from neaptide.executors.torch.layers.linear import Linear, choose_products
-from neaptide.executors.torch.layers.products import QUANTIZED, Product, choose
-from neaptide.executors.torch.layers.quantized import (
-    QuantizedProduct,
-    overflows,
-    quantize_weight,
-    quantized_product,
-    quantizer_of,
-)
-from neaptide.kernels.row_quantization import ByteProduct, NativeRowQuantizer, RowQuantizer, row_quantizer
+from neaptide.executors.torch.layers.products import QUANTIZED, choose
+from neaptide.executors.torch.layers.quantized import quantize_weight, quantized_product, quantizes
+from neaptide.kernels.native import COMPILERS, CompileError
+from neaptide.kernels.row_quantization import ByteProduct
 from tests.executors.driver import EVERY_LOGPROB, Driver, assert_logprobs, make_executor, random_prompt, write_family
+from tests.kernels.quantized_rows import quantize_rows
 
 CPU = torch.device("cpu")
-OVERFLOW = "this CPU's 8-bit products overflow"
-MakeQuantized = Callable[[Tensor, Tensor | None, RowQuantizer], Product]
+HAS_PRODUCT = any(map(shutil.which, COMPILERS)) and ByteProduct.takes(torch.float32, 64)
+needs_product = pytest.mark.skipif(not HAS_PRODUCT, reason="nothing multiplies 8-bit numbers here")
 CASES = [(torch.float32, 1e-5), (torch.bfloat16, 2**-8 * 1.01)]
 
 
-def dequantized(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def dequantized(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The product of what both are rounded to, in float64."""
-    numbers, scales, zeros = RowQuantizer().quantize(x, x.shape[0])
-    rows = (numbers.double() - zeros.double().unsqueeze(1)) * scales.double().unsqueeze(1)
+    numbers, scales, zeros = quantize_rows(x)
+    rows = (numbers - zeros.unsqueeze(1)).double() * scales.double().unsqueeze(1)
     whole, each = quantize_weight(weight)
-    product: Tensor = rows @ (whole.double() * each.double().unsqueeze(1)).t()
-    return product if bias is None else product + bias.double()
+    return rows @ (whole.double() * each.double().unsqueeze(1)).t() + bias.double()
 
 
 def tensors(rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,54 +52,27 @@ def layer(dtype: torch.dtype = torch.float32, outputs: int = 70, inputs: int = 9
     return made
 
 
-@pytest.mark.parametrize("make", [QuantizedProduct, quantized_product])
-@pytest.mark.parametrize("kernels", ["torch", "auto"])
+@needs_product
 @pytest.mark.parametrize(("dtype", "places"), CASES)
-@pytest.mark.parametrize("rows", [1, 2, 17, 65, 512, 515])
-def test_it_is_the_product_of_what_is_rounded(
-    rows: int, dtype: torch.dtype, places: float, kernels: str, make: MakeQuantized
-) -> None:
-    if overflows(make, row_quantizer(kernels)):
-        pytest.skip(OVERFLOW)
+@pytest.mark.parametrize("rows", [1, 2, 17, 65, 515])
+def test_it_is_the_product_of_what_is_rounded(rows: int, dtype: torch.dtype, places: float) -> None:
     x, weight, bias = tensors(rows, dtype)
-    product = make(weight, bias, row_quantizer(kernels))
+    product = quantized_product(weight, bias)
     expected = dequantized(x, weight, bias)
-    # A number half way between two may be rounded to either: a step of one input.
-    slack = 1.01 * places * expected.abs() + 1e-4 * expected.abs().amax(dim=1, keepdim=True)
-    assert ((product(x).double() - expected).abs() <= slack).double().mean() > 0.99
+    slack = 1.01 * places * expected.abs() + 1e-5 * expected.abs().amax(dim=1, keepdim=True)
+    assert ((product(x).double() - expected).abs() <= slack).all()
     sums = torch.ones(rows, 70, dtype=dtype)
     product.add_to(sums, x)
-    assert ((sums.double() - 1 - expected).abs() <= slack + places).double().mean() > 0.99
+    assert ((sums.double() - 1 - expected).abs() <= slack + places).all()
     error = (product(x).double() - (x.double() @ weight.double().t() + bias.double())).norm()
     assert error < 0.015 * expected.norm()
 
 
-@pytest.mark.parametrize("make", [QuantizedProduct, quantized_product])
-def test_a_row_depends_on_no_other_and_a_bad_one_stays_alone(make: MakeQuantized) -> None:
-    x, weight, bias = tensors(515, torch.bfloat16)
-    product = make(weight, bias, row_quantizer())
-    whole = product(x)
-    for rows in (1, 2, 65, 100):
-        assert torch.equal(product(x[:rows]), whole[:rows])
-    x[3, 5] = float("nan")
-    found = product(x)
-    assert found[3].isnan().all()
-    assert torch.equal(found[4:], whole[4:])
-
-
-def test_products_in_c_take_all_that_they_can() -> None:
-    """And a recording notes them."""
-    quantizer, made = row_quantizer(), layer()
-    in_c = isinstance(quantizer, NativeRowQuantizer) and ByteProduct.takes(torch.float32, 96)
-    weight = torch.ones(4, 96)
-    chosen = quantized_product(weight, None, quantizer)
-    assert isinstance(chosen, ByteProduct if in_c else QuantizedProduct)
-    others = [quantized_product(weight, None, RowQuantizer()), quantized_product(weight.half(), None, quantizer)]
-    assert [type(product) for product in others] == [QuantizedProduct, QuantizedProduct]
-    made.use([], [chosen])
-    assert made.most_rows_in_c() == (sys.maxsize if in_c else 0)
-    made.use([], others[:1])
-    assert made.most_rows_in_c() == 0
+@needs_product
+def test_a_recording_may_note_all_rows() -> None:
+    made = layer()
+    made.use([], [quantized_product(torch.ones(4, 96), None)])
+    assert made.most_rows_in_c() == sys.maxsize
 
 
 def test_it_computes_all_rows_of_a_layer_or_none() -> None:
@@ -114,6 +82,7 @@ def test_it_computes_all_rows_of_a_layer_or_none() -> None:
     assert choose(slow) == {1: "a", 16: "b"}
 
 
+@needs_product
 def test_all_but_the_logits_and_small_weights_may_be_quantized(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,27 +96,23 @@ def test_all_but_the_logits_and_small_weights_may_be_quantized(
     monkeypatch.setattr(products, "UNMEASURED_BYTES", 70 * 96 * 4)
     layers, small, logits = [layer(), layer()], layer(outputs=69), layer()
     with caplog.at_level(logging.WARNING):
-        choose_products([*layers, small, logits], "auto", MonotonicClock(), row_quantizer())
+        choose_products([*layers, small, logits], "auto", MonotonicClock(), may_quantize=True)
     assert [QUANTIZED in kinds for kinds in seen] == [True, False]
     assert [each.weight is None for each in layers] == [True, True]
     assert not caplog.messages
     monkeypatch.setattr(products, "UNMEASURED_BYTES", 1 << 30)
-    choose_products([layer(), layer()], "auto", MonotonicClock(), row_quantizer())
+    choose_products([layer(), layer()], "auto", MonotonicClock(), may_quantize=True)
     assert caplog.messages == ["no layer is quantized: 8-bit products are not faster here, or the layers are too small"]
 
 
-@pytest.mark.parametrize("kernels", ["torch", "auto"])
+@needs_product
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "opt", "granite", "gpt2", "olmo2"])
-def test_whole_models_are_close(family: str, kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks, decodes and biases on layers that are all quantized, though they are small. Or one line that says no."""
+def test_whole_models_are_close(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks, decodes and biases on layers that are all quantized, though they are small."""
     monkeypatch.setattr(products, "UNMEASURED_BYTES", 1)
     monkeypatch.setattr(products, "choose", lambda seconds, **_: {1: list(next(iter(seconds.values())))[-1]})
     model = write_family(family, tmp_path, spread=0.1)
-    if overflows(quantized_product, row_quantizer(kernels)):
-        with pytest.raises(ValueError, match=f"'w8a8' is not available: {OVERFLOW}"):
-            make_executor(tmp_path, cpu_kernels=kernels, quantization="w8a8")
-        return
-    executor = make_executor(tmp_path, cpu_kernels=kernels, quantization="w8a8")
+    executor = make_executor(tmp_path, quantization="w8a8")
     assert executor.build.endswith("w8a8")
     driver = Driver(executor)
     for index, length in enumerate((3, 21, 50)):
@@ -159,17 +124,21 @@ def test_whole_models_are_close(family: str, kernels: str, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    ("changes", "device", "words"),
+    ("changes", "dtype", "device", "words"),
     [
-        ({"quantization": "w4"}, "cpu", "quantization 'w4' is not supported: none, w8a8"),
-        ({}, "meta", "quantization 'w8a8' needs a CPU, not device 'meta'"),
-        ({"batch_invariant": True}, "cpu", "quantization 'w8a8' cannot be combined with batch_invariant"),
+        ({"quantization": "w4"}, torch.float32, "cpu", "'w4' is not supported: none, w8a8"),
+        ({}, torch.float32, "meta", "'w8a8' needs a CPU, not device 'meta'"),
+        ({"batch_invariant": True}, torch.float32, "cpu", "'w8a8' cannot be combined with batch_invariant"),
+        ({"cpu_kernels": "torch"}, torch.float32, "cpu", "'w8a8' needs C kernels, not cpu_kernels = 'torch'"),
+        ({}, torch.float16, "cpu", "'w8a8' needs dtype float32 or bfloat16, not float16"),
     ],
 )
-def test_what_it_does_without_is_refused_in_one_line(changes: dict[str, Any], device: str, words: str) -> None:
+def test_what_it_does_without_is_refused_in_one_line(
+    changes: dict[str, Any], dtype: torch.dtype, device: str, words: str
+) -> None:
     config = ExecutorConfig(**({"quantization": "w8a8"} | changes))
-    with pytest.raises(ValueError, match=words) as caught:
-        quantizer_of(config, torch.device(device))
+    with pytest.raises(ValueError, match=f"^quantization {words}") as caught:
+        quantizes(config, dtype, torch.device(device))
     assert "\n" not in str(caught.value)
 
 
@@ -179,24 +148,33 @@ def test_other_executors_have_none() -> None:
         check_executor("vllm", quantization="w8a8")
 
 
-@pytest.mark.parametrize(
-    ("broken", "words"),
-    [
-        (
-            lambda *_: (_ for _ in ()).throw(RuntimeError("no such operator\nmore")),
-            "is not available: no such operator",
-        ),
-        (lambda *_: lambda x: x[:, :16] * 32.4, OVERFLOW),
-    ],
-)
-def test_products_that_are_not_there_or_overflow_stop_the_start(
-    broken: Any, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(quantized, "quantized_product", broken)
-    with pytest.raises(ValueError, match=words) as caught:
-        quantizer_of(ExecutorConfig(quantization="w8a8"), CPU)
-    assert "\n" not in str(caught.value)
+def test_a_processor_without_such_products_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ByteProduct, "takes", lambda *_: False)
+    with pytest.raises(ValueError, match="'w8a8' is not available: this CPU has neither AVX2 nor AVX512_VNNI"):
+        quantizes(ExecutorConfig(quantization="w8a8"), torch.float32, CPU)
+
+
+def test_without_a_compiler_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def takes(*_: object) -> bool:
+        raise CompileError("there is no C compiler")
+
+    monkeypatch.setattr(ByteProduct, "takes", takes)
+    with pytest.raises(ValueError, match="'w8a8' is not available: there is no C compiler"):
+        quantizes(ExecutorConfig(quantization="w8a8"), torch.float32, CPU)
+
+
+@needs_product
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_processor_with_them_passes_the_trial(dtype: torch.dtype) -> None:
+    assert quantizes(ExecutorConfig(quantization="w8a8"), dtype, CPU)
+
+
+@needs_product
+def test_products_that_overflow_stop_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized, "quantized_product", lambda *_: lambda x: x[:, :16] * 32.4)
+    with pytest.raises(ValueError, match="'w8a8' is not available: 8-bit products overflow here"):
+        quantizes(ExecutorConfig(quantization="w8a8"), torch.float32, CPU)
 
 
 def test_none_is_asked_for_by_default() -> None:
-    assert quantizer_of(ExecutorConfig(), CPU) is None
+    assert not quantizes(ExecutorConfig(), torch.float32, CPU)

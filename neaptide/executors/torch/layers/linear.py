@@ -4,7 +4,6 @@ import logging
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from neaptide.executors.torch.layers.products import (
 )
 from neaptide.executors.torch.layers.quantized import quantized_product
 from neaptide.kernels.linear import PackedLinear
-from neaptide.kernels.row_quantization import RowQuantizer
+from neaptide.kernels.row_quantization import ByteProduct
 
 logger = logging.getLogger(__name__)
 
@@ -85,9 +84,7 @@ class Linear:
         return self._products[-1]
 
 
-def choose_products(
-    linears: Sequence[Linear], kernels: str, clock: Clock, quantizer: RowQuantizer | None = None
-) -> None:
+def choose_products(linears: Sequence[Linear], kernels: str, clock: Clock, *, may_quantize: bool = False) -> None:
     """Chooses each layer's fastest products by measurement, by shape and rows. Weight copies that become unused are
     dropped.
 
@@ -95,7 +92,7 @@ def choose_products(
         linears: the model's layers on one device, with the logits' layer last.
         kernels: ``torch`` changes nothing.
         clock: times the products.
-        quantizer: adds 8-bit products to the choice, except for logits and small weights; None adds none.
+        may_quantize: adds 8-bit products to the choice, except for logits and small weights.
     """
     by_shape: dict[tuple[torch.Size, bool, bool], list[Linear]] = defaultdict(list)
     for linear in linears:
@@ -107,8 +104,8 @@ def choose_products(
         first = same[0].weight
         assert first is not None
         kinds = product_kinds(first, same[0].bias, kernels)
-        if quantizer is not None and not is_last and not is_small(first):
-            kinds[QUANTIZED] = partial(quantized_product, quantizer=quantizer)
+        if may_quantize and not is_last and not is_small(first) and ByteProduct.takes(first.dtype, first.shape[1]):
+            kinds[QUANTIZED] = quantized_product
         if list(kinds) == ["torch"]:
             continue
         num_bytes = first.numel() * first.itemsize
@@ -123,7 +120,7 @@ def choose_products(
         num_quantized += len(same) * (QUANTIZED in chosen.values())
         for linear in same:
             _use(linear, kinds, chosen)
-    if quantizer is not None and not num_quantized:
+    if may_quantize and not num_quantized:
         logger.warning("no layer is quantized: 8-bit products are not faster here, or the layers are too small")
 
 
@@ -134,11 +131,11 @@ def _has_no_room(linears: Sequence[Linear]) -> bool:
     return free is not None and free < _ROOM * sum(weight.numel() * weight.itemsize for weight in weights)
 
 
-def quantize(linears: Sequence[Linear], quantizer: RowQuantizer) -> None:
-    """Makes all loaded layers but the last (the logits' layer) use 8-bit products, faster or not."""
-    for linear in linears[:-1]:
+def quantize(linears: Sequence[Linear]) -> None:
+    """Makes loaded layers use 8-bit products, faster or not."""
+    for linear in linears:
         assert linear.weight is not None, "it has been chosen already"
-        linear.use([], [quantized_product(linear.weight, linear.bias, quantizer)])
+        linear.use([], [quantized_product(linear.weight, linear.bias)])
 
 
 def use_packed(linears: Sequence[Linear]) -> None:
