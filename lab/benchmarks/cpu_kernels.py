@@ -18,7 +18,7 @@ import json
 import logging
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,10 +149,10 @@ def slower(results: Sequence[dict[str, Any]]) -> list[str]:
     return [result["step"] for result in results if max(result["ratio"], result["ratio_of_medians"]) < RIGHT]
 
 
-def compare(both: dict[str, Steps], repeats: int) -> list[dict[str, Any]]:
+def compare(both: dict[str, Steps], repeats: int, shapes: Mapping[str, Shape] = SHAPES) -> list[dict[str, Any]]:
     results = []
     base, ours = both
-    for name, shape in SHAPES.items():
+    for name, shape in shapes.items():
         times: dict[str, list[tuple[float, float]]] = {kernels: [] for kernels in both}
         for steps in both.values():
             steps.run(shape)
