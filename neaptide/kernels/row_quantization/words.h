@@ -7,6 +7,7 @@
 
 #define WORD_ROWS 6    /* x 2 sums, 2 weights, a row and a product fit into the 16 registers */
 #define MOST_VECTORS 8 /* of 4 outputs each: those of a panel */
+#define AHEAD 1024     /* bytes of the weight that are prefetched ahead of their use, for one row */
 
 /* In assembly, because gcc 12 would keep sums in memory. */
 INLINE __m256i add_pairs(__m256i sum, __m256i row, __m256i weight) {
@@ -57,7 +58,8 @@ INLINE void word_tile(int rows, int vectors, const panels_t *all, int64_t first,
             put_sums(all->job, first + r, begin + 4 * v, least(8, all->outputs - begin - 4 * v), sum[r][v], sum[r][v + 1]);
 }
 
-/* Computes all rows of a panel, part by part; `ahead` is the next panel. */
+/* Computes all rows of a panel, part by part; `ahead` is the next panel. One row reads the panel in order, as fast as
+   memory delivers it. */
 static void multiply_panel(const panels_t *all, int64_t begin, const char *w, const char *ahead) {
     int64_t tiles = (all->rows + WORD_ROWS - 1) / WORD_ROWS, bytes = 4 * PANEL_OUTPUTS * all->units;
     int64_t vectors = all->rows == 1 ? 8 : all->rows == 2 ? 4 : 2, parts = MOST_VECTORS / vectors;
@@ -67,7 +69,7 @@ static void multiply_panel(const panels_t *all, int64_t begin, const char *w, co
         for (int64_t p = 0; p < parts; p++) {
             int64_t first = all->rows * t / tiles, rows = all->rows * (t + 1) / tiles - first, done = t * parts + p;
             int64_t output = begin + 4 * vectors * p;
-            const char *from = ahead + bytes * done / sharing, *part = w + 16 * vectors * p;
+            const char *from = all->rows == 1 ? w + AHEAD : ahead + bytes * done / sharing, *part = w + 16 * vectors * p;
             int64_t fetched = done < sharing ? step : 0;
 #define WORD_TILE(count, vectors) \
     case count: word_tile(count, vectors, all, first, output, part, from, fetched); break;
