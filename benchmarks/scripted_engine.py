@@ -36,6 +36,7 @@ class _Answer:
     max_tokens: int
     num_tokens: int = 0
     scheduled_s: float = 0.0
+    first_token_s: float = 0.0
 
 
 def run(address: str, step_s: float) -> None:
@@ -86,6 +87,7 @@ def run(address: str, step_s: float) -> None:
         if answers and now_s >= due_s:
             for request_id, answer in answers.items():
                 answer.scheduled_s = answer.scheduled_s or due_s - step_s
+                answer.first_token_s = answer.first_token_s or now_s
                 answer.num_tokens += 1
                 outputs.append(
                     RequestOutput(
@@ -94,6 +96,7 @@ def run(address: str, step_s: float) -> None:
                         finish_reason=FinishReason.LENGTH if answer.num_tokens >= answer.max_tokens else None,
                         num_prompt_tokens=answer.num_prompt_tokens,
                         scheduled_s=answer.scheduled_s,
+                        first_token_s=answer.first_token_s,
                     )
                 )
             for output in outputs:

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from neaptide.launch.stopping import LAST_REPLIES_S, ends_quietly
 from neaptide.server.http.middleware import MAX_HEADER_BYTES
+from neaptide.server.http.own_waits import OwnWaits
 from neaptide.server.http.transport import TransportLimits, protocol_class
 from neaptide.server.observe.metrics_http import HttpMetrics
 from neaptide.server.settings import Settings
@@ -30,7 +31,9 @@ class Server(uvicorn.Server):
         yield
 
 
-def uvicorn_config(settings: Settings, app: ASGIApp, metrics: HttpMetrics) -> uvicorn.Config:
+def uvicorn_config(
+    settings: Settings, app: ASGIApp, metrics: HttpMetrics, own_waits: OwnWaits | None = None
+) -> uvicorn.Config:
     limits = TransportLimits(
         max_connections=room_for(settings.max_connections),
         header_s=settings.header_timeout_s,
@@ -40,7 +43,7 @@ def uvicorn_config(settings: Settings, app: ASGIApp, metrics: HttpMetrics) -> uv
     return uvicorn.Config(
         ends_quietly(app),
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        http=protocol_class(limits, metrics),
+        http=protocol_class(limits, metrics, own_waits),
         ws="none",
         log_config=None,
         access_log=False,

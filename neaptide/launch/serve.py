@@ -245,7 +245,6 @@ async def _serve(
             device = f"{ready.device}, {ready.dtype}, {ready.num_blocks} KV blocks of {ready.block_size} tokens"
             logger.info("serving %s on %s (%s)", context.model_id, address, device)
             work_log.start()
-            context.turns.start()
             if shadow is not None:
                 shadow.start()
         await serving
@@ -258,7 +257,6 @@ async def _serve(
     finally:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
-        await context.turns.stop()
         await work_log.stop()
         if shadow is not None:
             await shadow.stop()
@@ -350,7 +348,7 @@ def _http_server(
     app = create_app(state, extra_routers=routers)
     app.state.metrics.add_end_sink(desk)
     app.state.metrics.storage_failing.set_function(lambda: float(service.storage_failing))
-    server = Server(uvicorn_config(settings, app, app.state.metrics.http))
+    server = Server(uvicorn_config(settings, app, app.state.metrics.http, context.waits))
     work_log = WorkLog(app.state.metrics.history, app.state.engine)
     reloader = key_reloader(settings, keys, context.client.set_share_weights)
     return server, service, desk, state.shadow, work_log, app.state.limiter, reloader
@@ -403,7 +401,6 @@ def model_context(settings: Settings, data_dir: Path, has_engine: bool = True) -
     from neaptide.server.engine_client.client import EngineClient
     from neaptide.server.engine_client.fingerprint import model_fingerprint
     from neaptide.server.engine_client.interpreter import Interpreter, InterpreterError
-    from neaptide.server.http.loop_turns import LoopTurns
     from neaptide.server.observe.start_report import start_report
     from neaptide.server.parsers.choose import check_names
     from neaptide.server.text.ends import EndTokens
@@ -445,7 +442,6 @@ def model_context(settings: Settings, data_dir: Path, has_engine: bool = True) -
         policy=config.scheduler.policy,
         keep_alive_s=settings.stream_keep_alive_s,
         admission=Admission(settings.max_online_requests, settings.max_offline_requests),
-        turns=LoopTurns(config.scheduler.ttft_slo_s),
         # A scripted answer counts as one that a model wrote under the grammar of the request.
         follows_grammars=kind is not None and (kind.follows_grammars or is_scripted(settings.executor, model_path)),
         max_masked_ends=None if kind is None else kind.max_masked_ends,

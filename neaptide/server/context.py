@@ -17,7 +17,7 @@ from neaptide.server.engine_client.interpreter import Interpreter
 from neaptide.server.http.body_threads import BodyThreads
 from neaptide.server.http.errors import OverloadedError, server_stops
 from neaptide.server.http.fair_queue import FairQueue
-from neaptide.server.http.loop_turns import LoopTurns
+from neaptide.server.http.own_waits import OwnWaits
 from neaptide.server.http.refusals import Refusals
 from neaptide.server.openai.schemas import LEAST_REPETITION_PENALTY
 from neaptide.server.parsers.choose import AUTO, OutputParsers, choose_parsers
@@ -143,7 +143,8 @@ class ServingContext:
     flex_wait_s: float = 600.0
     """Longest wait for the first token of a flex request that is not streamed; after that it gets 429."""
     admission: Admission = field(default_factory=lambda: Admission(max_online=4096, max_offline=4096))
-    turns: LoopTurns = field(default_factory=lambda: LoopTurns(ttft_slo_s=1.0))
+    waits: OwnWaits = field(init=False)
+    """Waits of chats in this process, for which further chats are refused."""
     bodies: BodyThreads = field(default_factory=BodyThreads)
     """Threads that parse and tokenize."""
     shape_limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(2))
@@ -168,6 +169,7 @@ class ServingContext:
     """Set at shutdown: new work is refused, running streams may end."""
 
     def __post_init__(self) -> None:
+        self.waits = OwnWaits(self.ttft_slo_s, lambda: self.clock())
         self.grammars = GrammarChecker(
             self.tokenizer.directory,
             self.vocab_size,

@@ -62,7 +62,8 @@ async def serving(app: FastAPI, limits: TransportLimits | None = None, **options
     options = {"timeout_keep_alive": 100_000} | options
     of_the_app = getattr(app.state, "metrics", None)
     metrics = HttpMetrics(CollectorRegistry()) if of_the_app is None else of_the_app.http
-    protocol = protocol_class(limits or TransportLimits(), metrics)
+    own_waits = getattr(getattr(app.state, "context", None), "waits", None)
+    protocol = protocol_class(limits or TransportLimits(), metrics, own_waits)
     config = uvicorn.Config(
         app,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,

@@ -3,7 +3,9 @@
 Short bodies never wait for long ones. Long ones are processed one at a time, with turns between keys.
 """
 
+import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import anyio.to_thread
@@ -25,7 +27,8 @@ class BodyThreads:
     """Runs the work on bodies in threads. Event loop only."""
 
     def __init__(self) -> None:
-        self._short = CapacityLimiter(_SHORT_THREADS)
+        # A thread takes the next body by itself. With a limiter of the loop it would wait for two turns of the loop.
+        self._short = ThreadPoolExecutor(_SHORT_THREADS, "short body")
         self._turns = FairQueue()
 
     async def run(self, work: Callable[[], T], num_bytes: int, tenant: str) -> T:
@@ -39,6 +42,6 @@ class BodyThreads:
             OverloadedError: the turn of a long body did not come in time.
         """
         if num_bytes <= LONG_BYTES:
-            return await anyio.to_thread.run_sync(work, limiter=self._short)
+            return await asyncio.get_running_loop().run_in_executor(self._short, work)
         async with self._turns.turn(tenant, WAIT_S):
             return await anyio.to_thread.run_sync(work, limiter=CapacityLimiter(1))

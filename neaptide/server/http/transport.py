@@ -22,6 +22,7 @@ protocol, so ``pyproject.toml`` accepts only the minor version that the tests ha
 import asyncio
 import http
 import json
+import re
 import socket
 import struct
 import sys
@@ -39,8 +40,10 @@ from neaptide.server.http.errors import (
     RequestTimeoutError,
 )
 from neaptide.server.http.middleware import ARRIVAL_S, PROBES_ONLY, new_request_id
+from neaptide.server.http.own_waits import OWN_WAIT, OwnWait, OwnWaits
 from neaptide.server.http.sse import CHUNKED_BODY
 from neaptide.server.observe.metrics_http import HttpMetrics
+from neaptide.server.openai.endpoints import ENDPOINTS
 
 MAX_READ_BYTES = 16 << 10
 """Bytes processed at once. A body of tiny chunks costs 10 us per chunk and blocks other connections meanwhile."""
@@ -49,6 +52,7 @@ MAX_UNSENT_BYTES = 16 << 10
 _LAST_DATA_RECEIVED = 52
 """Offset of ``tcpi_last_data_recv``, milliseconds as uint32, in the kernel's ``struct tcp_info``."""
 _TCP_INFO_BYTES = _LAST_DATA_RECEIVED + 4
+_CHAT = re.compile(rb"POST (%b)[? ]" % b"|".join(re.escape(path.encode()) for path in ENDPOINTS))
 PROBE_CONNECTIONS = 16
 """Connections above the cap for probes and metrics."""
 
@@ -92,6 +96,8 @@ class BoundedH11Protocol(H11Protocol):
 
     limits: TransportLimits
     metrics: HttpMetrics
+    waits: OwnWaits | None
+    """For servers that refuse chats which would wait for too long."""
     idle: "dict[BoundedH11Protocol, float]"
     """Idle connections of the server, and the time from which each may be closed; roughly in the order of that time."""
 
@@ -103,6 +109,7 @@ class BoundedH11Protocol(H11Protocol):
         """What ``_read_due_s`` is a deadline for; also the label of the metric."""
         self._body_due_s = 0.0
         self._unsent_bytes = 0
+        self._own_wait: OwnWait | None = None
         super().connection_made(transport)
         self.metrics.connections.inc()
         _prepare_socket(transport)
@@ -131,6 +138,7 @@ class BoundedH11Protocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.metrics.connections.dec()
         self.idle.pop(self, None)
+        self._end_own_wait()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -145,6 +153,8 @@ class BoundedH11Protocol(H11Protocol):
             return
         self.idle.pop(self, None)
         state_before, cycle_before = self.conn.their_state, self.cycle
+        if state_before is h11.IDLE and self.waits is not None and self._is_refused(self.waits, data):
+            return
         super().data_received(data)
         if self._waiting_for == "farewell":
             return
@@ -163,10 +173,33 @@ class BoundedH11Protocol(H11Protocol):
         """Adds to the state of a request what the routes may use of this connection."""
         state = cycle.scope["state"]
         if self.conn.their_state is not h11.SEND_BODY:
-            state[ARRIVAL_S] = self.loop.time() - waited_s(self.transport.get_extra_info("socket"))
+            state[ARRIVAL_S] = arrival_s = self._arrival_s()
+            if self.waits is not None and cycle.scope["path"] in ENDPOINTS and not cycle.response_complete:
+                state[OWN_WAIT] = self._own_wait = self.waits.enter(arrival_s)
         # The body of other replies may have another form.
         if cycle.scope["method"] == "POST" and cycle.scope["http_version"] == "1.1":
             state.setdefault(CHUNKED_BODY, _ChunkedBody(cycle))
+
+    def _arrival_s(self) -> float:
+        """When the last bytes came."""
+        return self.loop.time() - waited_s(self.transport.get_extra_info("socket"))
+
+    def _is_refused(self, waits: OwnWaits, data: bytes) -> bool:
+        """Refuses a chat that would wait for too long, before it is parsed."""
+        chat = _CHAT.match(data)
+        if chat is None:
+            return False
+        try:
+            waits.check(self._arrival_s())
+        except OverloadedError as error:
+            waits.on_refused(chat[1].decode(), self._leave(error, "refused"))
+            return True
+        return False
+
+    def _end_own_wait(self) -> None:
+        if self._own_wait is not None:
+            self._own_wait.leave()
+            self._own_wait = None
 
     def _rest(self) -> None:
         """Waits between two requests: only uvicorn's keep-alive timer runs, which every byte stops."""
@@ -186,6 +219,7 @@ class BoundedH11Protocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         cycle = self.cycle
+        self._end_own_wait()
         super().on_response_complete()  # This may begin the next request, if it has been sent already.
         if self._waiting_for == "farewell":
             return
@@ -286,15 +320,19 @@ class BoundedH11Protocol(H11Protocol):
         else:
             super().shutdown()
 
-    def _leave(self, error: ApiError, reason: str) -> None:
-        """Sends the error if no reply has begun, and closes the connection soon; see ``linger_s`` for why not now."""
+    def _leave(self, error: ApiError, reason: str) -> str:
+        """Sends the error if no reply has begun, and closes the connection soon; see ``linger_s`` for why not now.
+
+        Returns the reply's id.
+        """
+        request_id = new_request_id()
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self._cut(reason)
-            return
+            return request_id
         self._count(reason)
         self.idle.pop(self, None)
         self._unset_keepalive_if_required()
-        self.transport.write(_reply(error))
+        self.transport.write(_reply(error, request_id))
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -302,6 +340,7 @@ class BoundedH11Protocol(H11Protocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._expect("farewell", self.limits.farewell_s)
+        return request_id
 
     def _cut(self, reason: str) -> None:
         if reason != "farewell":
@@ -313,12 +352,15 @@ class BoundedH11Protocol(H11Protocol):
         self.metrics.on_ended(reason)
 
 
-def protocol_class(transport_limits: TransportLimits, server_metrics: HttpMetrics) -> type[BoundedH11Protocol]:
+def protocol_class(
+    transport_limits: TransportLimits, server_metrics: HttpMetrics, own_waits: OwnWaits | None = None
+) -> type[BoundedH11Protocol]:
     """The protocol class for ``uvicorn.Config(http=...)``, which makes the protocols itself."""
 
     class Protocol(BoundedH11Protocol):
         limits = transport_limits
         metrics = server_metrics
+        waits = own_waits
         idle = {}
 
     return Protocol
@@ -355,14 +397,14 @@ def _prepare_socket(transport: asyncio.Transport) -> None:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
 
 
-def _reply(error: ApiError) -> bytes:
+def _reply(error: ApiError, request_id: str) -> bytes:
     """A whole reply made by hand, because the parser's state allows none or knows no request yet."""
     content = json.dumps(error.body()).encode()
     headers = {
         "Content-Type": "application/json",
         "Content-Length": str(len(content)),
         "Connection": "close",
-        "x-request-id": new_request_id(),
+        "x-request-id": request_id,
         **error.headers,
     }
     lines = [f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}"]

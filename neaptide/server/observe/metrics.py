@@ -384,9 +384,9 @@ class ServerMetrics:
             "neaptide_asyncio_tasks", "Number of tasks on the event loop of the API process.", registry=registry
         )
         tasks.set_function(_num_tasks)
-        self.loop_turn = Gauge(
-            "neaptide_event_loop_turn_seconds",
-            "Least of the last turns of the API process's event loop. Chats are refused while it is too long.",
+        self.own_wait = Gauge(
+            "neaptide_api_process_wait_seconds",
+            "Expected wait of a new chat in the API process, without the engine. Chats are refused if it is too long.",
             registry=registry,
         )
 

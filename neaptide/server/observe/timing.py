@@ -41,6 +41,13 @@ class ChoiceTiming:
         return gap_s
 
     @property
+    def engine_s(self) -> float:
+        """Time that the engine had the request before its first token; 0 without one."""
+        if self.sent_s is None or self.first_s is None:
+            return 0.0
+        return (self.engine_first_s or self.first_s) - self.sent_s
+
+    @property
     def tpot_s(self) -> float | None:
         """Mean time per token after the first; None without a second token."""
         if self.first_s is None or self.last_s is None or self.num_tokens < 2:

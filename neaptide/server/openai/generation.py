@@ -16,6 +16,7 @@ from neaptide.server.context import ServingContext
 from neaptide.server.engine_client.backlog import SlowReaderError
 from neaptide.server.engine_client.client import EngineUnavailableError
 from neaptide.server.http.auth import Principal, principal_of
+from neaptide.server.http.body_threads import LONG_BYTES
 from neaptide.server.http.errors import (
     ApiError,
     OverloadedError,
@@ -24,6 +25,7 @@ from neaptide.server.http.errors import (
 )
 from neaptide.server.http.jsonbody import parse_aside, read_json
 from neaptide.server.http.middleware import ARRIVAL_S
+from neaptide.server.http.own_waits import OWN_WAIT, OwnWait
 from neaptide.server.http.patience import first_within, patience_s
 from neaptide.server.http.refusals import Cost
 from neaptide.server.http.sse import EventStream, unless_disconnected
@@ -59,9 +61,14 @@ async def answer(request: Request, endpoint: str) -> Response:
         principal.require(Tier.FLEX)
         cost = Cost()
         limiter.check(principal)
-        context.turns.check()
         raw = await read_json(request)
-        arrival_s = request.scope.get("state", {}).get(ARRIVAL_S, context.clock())
+        state = request.scope.get("state", {})
+        arrival_s = state.get(ARRIVAL_S, context.clock())
+        own_wait: OwnWait | None = state.get(OWN_WAIT)
+        if own_wait is not None and len(raw) > LONG_BYTES:
+            # Long bodies wait for each other, which says nothing about short chats.
+            own_wait.leave()
+            own_wait = None
         body = await parse_aside(raw, context.bodies, principal.share, cost)
         context.check_open()
         tier = asked_tier(body, principal.tier)
@@ -70,6 +77,9 @@ async def answer(request: Request, endpoint: str) -> Response:
         work = partial(prepare, endpoint, body, context, principal.tier)
         prepared = await context.bodies.run(cost.of(work), len(raw), principal.share)
         if prepared.constraint is not None and not is_known_to_hold(prepared.constraint, context):
+            if own_wait is not None:
+                own_wait.leave()  # Grammars wait for each other, too.
+                own_wait = None
             async with context.grammar_turns.turn(principal.share, GRAMMAR_WAIT_S):
                 await anyio.to_thread.run_sync(cost.of(partial(ensure_held, prepared.constraint, context)))
         tier = prepared.tier
@@ -92,6 +102,7 @@ async def answer(request: Request, endpoint: str) -> Response:
         charge,
         request_id=request_id,
         arrival_s=arrival_s,
+        own_wait=own_wait,
         first_token_within_s=None if is_patient else patience_s(request.headers, context.flex_wait_s),
     )
     if prepared.stream:
@@ -142,6 +153,7 @@ class Generation:
         *,
         request_id: str,
         arrival_s: float,
+        own_wait: OwnWait | None = None,
         first_token_within_s: float | None = None,
     ) -> None:
         self.assembler = ResponseAssembler.of(prepared)
@@ -151,6 +163,8 @@ class Generation:
         self._metrics = metrics
         self._charge = charge
         self._request_id = request_id
+        self._own_wait = own_wait
+        """Until it is noted."""
         self._first_token_within_s = first_token_within_s
         # The engine's ids are always ours: a caller's id must not be able to name another caller's request.
         self._id = uuid.uuid4().hex
@@ -266,9 +280,13 @@ class Generation:
 
     def _note_delivered(self, index: int, output: RequestOutput) -> None:
         """Notes an output whose text has been written to the connection, or has none."""
-        gap_s = self.timing.choices[index].on_output(output, self._context.clock())
+        choice = self.timing.choices[index]
+        gap_s = choice.on_output(output, self._context.clock())
         if gap_s is not None:
             self._metrics.on_gap(self._prepared.tier, gap_s)
+        elif self._own_wait is not None and choice.first_s is not None:
+            self._own_wait.note(choice.first_s, choice.engine_s)
+            self._own_wait = None
 
     def _take_now(self, output: RequestOutput) -> bool:
         """Writes the text of an output while the task waits for the next one. Returns False if the task must do it.
@@ -337,6 +355,8 @@ class Generation:
             share=self._principal.share,
         )
         self.timing.choices[index].sent_s = self._context.clock()
+        if self._own_wait is not None:
+            self._own_wait.leave()
         # It returns an async generator; its declared type says only that it can be iterated.
         return self._context.client.generate(request, self._take_now)
 

@@ -158,11 +158,15 @@ async def test_a_stream_with_long_tables_does_not_wait_for_those_who_tokenize(se
     body = {"prompt": [7] * 2000, "echo": True, "logprobs": 1, "max_tokens": 2, "stream": True}
     exchange = Exchange(server.app, COMPLETIONS, body)
     await until(lambda: server.engine.requests)
-    limiter = server.context.bodies._short
-    while limiter.available_tokens:
-        limiter.acquire_on_behalf_of_nowait(object())
+    end = threading.Event()
+    tokenizing = [asyncio.ensure_future(server.context.bodies.run(end.wait, 1, "")) for _ in range(100)]
+    await asyncio.sleep(0)
     server.engine.released.set()
-    await exchange.task
+    try:
+        await exchange.task
+    finally:
+        end.set()
+        await asyncio.gather(*tokenizing)
     assert exchange.status == 200
     assert exchange.events[-1] == "[DONE]"
 
