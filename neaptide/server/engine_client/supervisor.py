@@ -123,31 +123,38 @@ class _Engine:
 
     def drain(self) -> None:
         """Processes all messages that a process left when it ended."""
-        while self._take():
+        while self._has_message and self._take():
             pass
 
     def _read(self) -> None:
         """Processes waiting messages, and schedules the rest after their consequences."""
+        if not self._has_message:
+            return
         for _ in range(MAX_MESSAGES_AT_ONCE):
             if not self._take():
                 return
         self._loop.call_soon(self._read)
 
-    def _take(self) -> bool:
+    @property
+    def _has_message(self) -> bool:
+        """Whether a message waits for the listener; asking is cheaper than a failed attempt to receive."""
         if self._listener is None or self._socket.closed or self.failed.done():
             return False
-        try:
-            data = self._socket.recv(zmq.NOBLOCK)
-        except zmq.Again:
-            return False
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def _take(self) -> bool:
+        """Processes a message; returns whether another one waits."""
+        data = self._socket.recv(zmq.NOBLOCK)
+        has_more = self._has_message
         try:
             message = from_engine_decoder.decode(data)
             self._note(message)
-            self._listener(message, is_last=not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+            assert self._listener is not None
+            self._listener(message, is_last=not has_more)
         except Exception as error:
             self.failed.set_exception(error)
             return False
-        return True
+        return has_more and self._has_message
 
     def _note(self, message: FromEngine) -> None:
         self._watchdog.hear(self._loop.time(), message.stats if isinstance(message, StepOutputs) else ())

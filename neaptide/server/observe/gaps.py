@@ -1,4 +1,4 @@
-"""Histogram of a value that comes with every token."""
+"""Histogram of a value that comes with every token or step."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence

@@ -302,21 +302,25 @@ class ServerMetrics:
     # ---- steps ----
 
     def _define_steps(self, registry: CollectorRegistry) -> None:
-        seconds = Histogram(
-            "neaptide_step_seconds",
+        seconds = TallyHistogram(
+            ["neaptide_step_seconds"],
             "Time of a step, in total and by phase.",
             ["phase"],
-            buckets=STEP_BUCKETS_S,
-            registry=registry,
+            [[phase] for phase in (*_PHASES, "total")],
+            STEP_BUCKETS_S,
+            registry,
         )
-        self._phase_seconds = [(f"{phase}_s", seconds.labels(phase)) for phase in _PHASES]
-        self._total_seconds = seconds.labels("total")
-        self.step_error = Histogram(
-            "neaptide_step_prediction_error_ratio",
+        self._phase_seconds = [(f"{phase}_s", seconds.tallies[(phase,)]) for phase in _PHASES]
+        self._total_seconds = seconds.tallies[("total",)]
+        error = TallyHistogram(
+            ["neaptide_step_prediction_error_ratio"],
             "Absolute error of the predicted step time over the measured one.",
-            buckets=ERROR_BUCKETS,
-            registry=registry,
+            [],
+            [[]],
+            ERROR_BUCKETS,
+            registry,
         )
+        self._step_error = error.tallies[()]
         self.steps = Counter("neaptide_steps_total", "Number of steps whose time was predicted.", registry=registry)
         self.predicted_seconds = Counter(
             "neaptide_steps_predicted_seconds_total",
@@ -364,12 +368,12 @@ class ServerMetrics:
         self.history.on_step(stats)
         self._total_seconds.observe(stats.duration_s)
         self.grammar_bytes.set(stats.grammar_bytes)
-        for field, histogram in self._phase_seconds:
-            histogram.observe(getattr(stats, field))
+        for field, tally in self._phase_seconds:
+            tally.observe(getattr(stats, field))
         if stats.is_aborted:
             self.aborted_seconds.inc(stats.duration_s)
         elif stats.duration_s > 0 and stats.predicted_s > 0:
-            self.step_error.observe(abs(stats.predicted_s - stats.duration_s) / stats.duration_s)
+            self._step_error.observe(abs(stats.predicted_s - stats.duration_s) / stats.duration_s)
             self.steps.inc()
             self.predicted_seconds.inc(stats.predicted_s)
             if stats.duration_s <= stats.predicted_s + stats.margin_s:

@@ -133,7 +133,15 @@ class VllmMetrics:
         self._preempted = self._histogram(
             "request_num_preemptions", "Number of times that one request was preempted.", _PREEMPTIONS
         )
-        self._step_tokens = self._histogram("iteration_tokens_total", "Online tokens of one step.", _STEP_TOKENS)
+        steps = TallyHistogram(
+            ["vllm:iteration_tokens_total"],
+            "Online tokens of one step.",
+            _LABELS,
+            [self._values],
+            _STEP_TOKENS,
+            registry,
+        )
+        self._step_tokens = steps.tallies[self._values]
         self._http = Counter(
             "http_requests_total",
             "Number of HTTP replies, under the name and labels of vLLM's server.",
