@@ -178,9 +178,8 @@ class Output:
         return is_open and self._body is not None and self._body.can_write
 
     def write_now(self, data: bytes) -> None:
-        """Writes at once. Raises RuntimeError unless ``can_write_now``."""
-        if self._body is None or not self.can_write_now:
-            raise RuntimeError("the stream takes no data now")
+        """Writes at once; call it only while ``can_write_now``."""
+        assert self._body is not None
         self._body.write(data)
         self._last_s = asyncio.get_running_loop().time()
 

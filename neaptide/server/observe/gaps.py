@@ -1,10 +1,10 @@
-"""Histogram of a value that comes with every token or step."""
+"""Histograms and counters of values that come with every token or step."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.metrics_core import HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 
@@ -61,3 +61,26 @@ class TallyHistogram(Collector):
                     buckets.append((bound, float(total)))
                 family.add_metric(values, buckets, tally.sum)
             yield family
+
+
+class TallyCounter(Collector):
+    """Prometheus counter that takes no lock. Not thread-safe: event loop only.
+
+    Args:
+        name: of the series, without ``_total``.
+        labels: names of the labels.
+        values: values of the labels of each count.
+    """
+
+    def __init__(
+        self, name: str, text: str, labels: Sequence[str], values: Iterable[Sequence[str]], registry: CollectorRegistry
+    ) -> None:
+        self._name, self._text, self._labels = name, text, labels
+        self.counts = {tuple(each): 0 for each in values}
+        registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        for values, count in self.counts.items():
+            family.add_metric(values, count)
+        yield family

@@ -17,7 +17,7 @@ from neaptide.engine.messages import StepStats
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, OUT_OF_MEMORY, RequestClass, Tier, request_class
 from neaptide.server.engine_client.events import RequestFailed
 from neaptide.server.observe.exposition import Scrapes
-from neaptide.server.observe.gaps import TallyHistogram
+from neaptide.server.observe.gaps import TallyCounter, TallyHistogram
 from neaptide.server.observe.history import History, LateChat
 from neaptide.server.observe.judgement import judge
 from neaptide.server.observe.metrics_http import E2E_BUCKETS_S, HttpMetrics
@@ -63,7 +63,6 @@ ONLINE_TIERS = tuple(tier for tier in Tier if request_class(tier) is RequestClas
 """Tiers with latency targets."""
 MAX_LATE = 20
 """Most late choices that are kept."""
-_TOKEN_KINDS = ("prompt", "cached", "generated")
 _PHASES = ("schedule", "prepare", "model", "sample", "commit")
 
 
@@ -163,12 +162,14 @@ class ServerMetrics:
             ["tier"],
             registry=registry,
         )
-        self.tokens = Counter(
-            "neaptide_tokens_total",
+        tokens = TallyCounter(
+            "neaptide_tokens",
             "Number of prompt, cached and generated tokens, counted as they are computed.",
             ["tier", "kind"],
-            registry=registry,
+            [[tier.value, kind] for tier in Tier for kind in ("prompt", "cached", "generated")],
+            registry,
         )
+        self._token_counts = tokens.counts
         self.attained = Counter(
             "neaptide_slo_attained_total",
             "Number of choices that met their target.",
@@ -194,7 +195,6 @@ class ServerMetrics:
             registry=registry,
         )
         self._make_first_series()
-        self._tokens_of = {(tier, kind): self.tokens.labels(tier.value, kind) for tier in Tier for kind in _TOKEN_KINDS}
 
     def _make_first_series(self) -> None:
         """Creates the series that alerts and boards divide by. A rate counts only from a series' first sample, and a
@@ -217,11 +217,10 @@ class ServerMetrics:
 
     def on_tokens(self, tier: Tier, prompt_tokens: int, cached_tokens: int, new_tokens: int) -> None:
         """Notes the tokens of one output of a choice; those of the prompt with the first output only."""
-        counts = self._tokens_of
         if prompt_tokens:
-            counts[tier, "prompt"].inc(prompt_tokens)
-            counts[tier, "cached"].inc(cached_tokens)
-        counts[tier, "generated"].inc(new_tokens)
+            self._token_counts[tier, "prompt"] += prompt_tokens
+            self._token_counts[tier, "cached"] += cached_tokens
+        self._token_counts[tier, "generated"] += new_tokens
         for sink in self._sinks:
             sink.on_tokens(tier, prompt_tokens, cached_tokens, new_tokens)
 

@@ -10,7 +10,7 @@ from neaptide.engine.messages import EngineReady, StepStats
 from neaptide.engine.params import RequestClass, Tier, request_class
 from neaptide.server.engine_client.client import EngineClient
 from neaptide.server.engine_client.engine_state import EngineState
-from neaptide.server.observe.gaps import TallyHistogram
+from neaptide.server.observe.gaps import TallyCounter, TallyHistogram
 from neaptide.server.observe.request_log import RequestRecord
 from neaptide.server.observe.timing import RequestTiming
 from neaptide.server.openai.prepare import Prepared
@@ -89,7 +89,10 @@ class VllmMetrics:
             [*_LABELS, "source"],
             registry=registry,
         )
-        self._generation = self._counter("generation_tokens", "Number of output tokens of online requests.")
+        generated = TallyCounter(
+            "vllm:generation_tokens", "Number of output tokens of online requests.", _LABELS, [self._values], registry
+        )
+        self._generated = generated.counts
         self._success = Counter(
             "vllm:request_success",
             "Number of online requests that have ended, by how.",
@@ -176,7 +179,7 @@ class VllmMetrics:
             self._cached.inc(cached_tokens)
             self._by_source.labels(*self._values, "local_cache_hit").inc(cached_tokens)
             self._by_source.labels(*self._values, "local_compute").inc(prompt_tokens - cached_tokens)
-        self._generation.inc(new_tokens)
+        self._generated[self._values] += new_tokens
 
     def on_finished(self, record: RequestRecord, prepared: Prepared, timing: RequestTiming) -> None:
         """Notes the end of a request that the engine got."""
