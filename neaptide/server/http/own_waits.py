@@ -39,14 +39,15 @@ class OwnWait:
 
     def note(self, first_s: float, engine_s: float) -> None:
         """Notes the time of the first token, of which the engine took ``engine_s``."""
-        self._waits.note(first_s, (first_s - self._arrival_s - engine_s) / self._num_waiting)
+        self._waits.note((first_s - self._arrival_s - engine_s) / self._num_waiting)
 
 
 class OwnWaits:
     """Waits of chats in this process. Event loop only. Times are seconds of ``clock``.
 
     A chat waits longer the more chats are on the way to the engine. So its wait is forecast from their number now and
-    from the recent wait for each. A forecast reacts at once; a measured wait is as old as it is long.
+    from what recent chats waited for each. The number reacts at once; a measured wait is as old as it is long. And it
+    ends by itself: while no chat is on the way, the next one is let in and measured.
 
     Args:
         ttft_slo_s: the server's target for first tokens.
@@ -59,29 +60,25 @@ class OwnWaits:
         """Number of chats on the way to the engine."""
         self.on_refused: Callable[[str, str], None] = lambda endpoint, request_id: None
         """Told of each refused chat."""
-        self._recent: deque[tuple[float, float]] = deque(maxlen=NUM_RECENT)
-        """Times of first tokens, and the waits of their chats for each chat on the way."""
+        self._for_each_s: deque[float] = deque(maxlen=NUM_RECENT)
+        """Waits of recent chats for each chat that was on the way."""
         self._late_since_s = math.inf
         self._last_late_s = -math.inf
         """Begin and end of the period in which chats would be late."""
 
     @property
     def forecast_s(self) -> float:
-        """Wait of a chat that comes now; 0 without a recent first token."""
-        # Without this limit, chats that are refused for an old wait would leave nothing new to measure.
-        oldest_s = self._clock() - 2 * self._longest_s
-        while self._recent and self._recent[0][0] < oldest_s:
-            self._recent.popleft()
-        return (self.num_waiting + 1) * median(wait_s for _, wait_s in self._recent) if self._recent else 0.0
+        """Wait of a chat that comes now for those on the way."""
+        return self.num_waiting * median(self._for_each_s) if self._for_each_s else 0.0
 
     def enter(self, arrival_s: float) -> OwnWait:
         """Counts a chat whose last byte came at ``arrival_s``, until it leaves."""
         self.num_waiting += 1
         return OwnWait(self, arrival_s, self.num_waiting)
 
-    def note(self, first_s: float, wait_s: float) -> None:
-        """Notes the wait for each chat on the way, as a chat had it whose first token was written at ``first_s``."""
-        self._recent.append((first_s, wait_s))
+    def note(self, for_each_s: float) -> None:
+        """Notes what a chat waited for each chat on the way, itself included."""
+        self._for_each_s.append(for_each_s)
 
     def check(self, arrival_s: float) -> None:
         """Raises OverloadedError if a chat would be late, as chats have been for some time.

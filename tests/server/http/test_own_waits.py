@@ -9,7 +9,7 @@ import pytest
 from neaptide.engine.messages import RequestOutput
 from neaptide.server.http.body_threads import LONG_BYTES
 from neaptide.server.http.errors import OverloadedError
-from neaptide.server.http.own_waits import NUM_RECENT, OwnWaits
+from neaptide.server.http.own_waits import NUM_RECENT, OwnWait, OwnWaits
 from neaptide.server.observe.timing import ChoiceTiming
 from tests.patience import until
 from tests.server.conftest import USER, Server
@@ -54,37 +54,41 @@ def test_a_wait_is_forecast_from_the_chats_on_the_way_and_the_recent_wait_for_ea
     first, second = waits.enter(arrival_s=99.0), waits.enter(arrival_s=99.0)
     first.note(first_s=clock.now_s, engine_s=0.75)
     second.note(first_s=clock.now_s, engine_s=0.5)
-    assert waits.forecast_s == 3 * 0.25
-    first.leave()
-    first.leave()
     assert waits.forecast_s == 2 * 0.25
+    first.leave()
+    first.leave()
+    assert waits.forecast_s == 0.25
 
 
 def test_pauses_of_a_few_chats_change_no_forecast(waits: OwnWaits, clock: Clock) -> None:
+    waits.enter(clock.now_s)
     for number in range(NUM_RECENT):
-        waits.note(clock.now_s, 10.0 if number % 3 == 0 else 0.001)
+        waits.note(10.0 if number % 3 == 0 else 0.001)
     assert waits.forecast_s == 0.001
 
 
-def test_old_waits_count_no_more(waits: OwnWaits, clock: Clock) -> None:
-    waits.note(clock.now_s, 10.0)
-    clock.now_s += 2 * LONGEST_S
-    assert waits.forecast_s == 10.0
-    clock.now_s += 0.01
-    assert waits.forecast_s == 0.0
+def test_the_next_chat_is_let_in_when_none_is_on_the_way(waits: OwnWaits, clock: Clock) -> None:
+    waits.check(-TOO_LONG_S)
+    clock.now_s += LONGEST_S
+    waits.note(TOO_LONG_S)
+    last = waits.enter(clock.now_s)
+    assert is_refused(waits, clock.now_s)
+    last.leave()
+    assert not is_refused(waits, clock.now_s)
 
 
 @pytest.mark.parametrize("age_s", [0.0, 0.25])
 def test_a_chat_is_late_by_its_age_and_its_forecast(waits: OwnWaits, clock: Clock, age_s: float) -> None:
     waits.check(-TOO_LONG_S)
     clock.now_s += LONGEST_S
-    waits.note(clock.now_s, LONGEST_S - age_s)
+    waits.enter(clock.now_s)
+    waits.note(LONGEST_S - age_s)
     assert not is_refused(waits, clock.now_s - age_s)
     assert is_refused(waits, clock.now_s - age_s - 0.01)
 
 
 def test_a_burst_is_served_and_a_queue_that_stands_is_refused(waits: OwnWaits, clock: Clock) -> None:
-    waits.note(clock.now_s, LONGEST_S)
+    waits.note(LONGEST_S)
     for _ in range(500):
         waits.check(clock.now_s)
         waits.enter(clock.now_s)
@@ -133,20 +137,21 @@ def test_the_engines_part_of_a_first_token_ends_when_the_engine_has_it() -> None
 # ---- on sockets ----
 
 
-async def overloaded(server: Server, clock: LoopClock) -> None:
-    """From now on chats are refused, until the clock has passed the target."""
+async def overloaded(server: Server, clock: LoopClock) -> OwnWait:
+    """From now on chats are refused, until the one leaves that is returned."""
     loop, waits = asyncio.get_running_loop(), server.context.waits
     server.context.clock = loop.time
     waits.check(-TOO_LONG_S)
     await clock.pass_s(server.context.ttft_slo_s)
-    waits.note(loop.time(), TOO_LONG_S)
+    waits.note(TOO_LONG_S)
+    return waits.enter(loop.time())
 
 
-async def test_a_chat_is_refused_before_it_is_parsed_and_served_when_the_waits_are_old(
+async def test_a_chat_is_refused_before_it_is_parsed_and_served_when_no_chat_waits(
     server: Server, loop_clock: LoopClock
 ) -> None:
     async with serving(server.app) as live:
-        await overloaded(server, loop_clock)
+        last = await overloaded(server, loop_clock)
         client = await live.connect()
         await client.send(request_bytes("POST", CHAT, b"{no json"))
         status, headers, body = await client.reply()
@@ -157,7 +162,7 @@ async def test_a_chat_is_refused_before_it_is_parsed_and_served_when_the_waits_a
             "param": None,
             "code": "overloaded",
         }
-        await loop_clock.pass_s(server.context.ttft_slo_s + 0.1)
+        last.leave()
         again = await live.connect()
         await again.send(request_bytes("POST", CHAT, json.dumps({"messages": USER, "max_tokens": 1}).encode()))
         assert (await again.reply())[0] == 200
@@ -188,7 +193,7 @@ async def test_refusals_are_counted(server: Server, loop_clock: LoopClock) -> No
 
 async def test_a_chat_is_on_the_way_until_the_engine_has_it(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     waits, noted = server.context.waits, list[float]()
-    monkeypatch.setattr(waits, "note", lambda first_s, wait_s: noted.append(wait_s))
+    monkeypatch.setattr(waits, "note", noted.append)
     server.engine.released.clear()
     num_waiting = 0
     prepare = server.context.bodies.run
@@ -218,7 +223,7 @@ async def test_what_waits_for_its_turn_delays_no_short_chat(
     server: Server, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     waits, noted = server.context.waits, list[float]()
-    monkeypatch.setattr(waits, "note", lambda first_s, wait_s: noted.append(wait_s))
+    monkeypatch.setattr(waits, "note", noted.append)
     is_long = what == "a long body"
     queue = server.context.bodies._turns if is_long else server.context.grammar_turns
     body = {"messages": USER, "max_tokens": 1}
