@@ -122,6 +122,8 @@ class Exchange:
     """How long a refusal took."""
     has_retry_after: bool = False
     """Whether a refusal says when to try again."""
+    is_last: bool = False
+    """Whether the server ends the connection after it."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -163,7 +165,7 @@ class Clients:
         return len(self._current)
 
     def read(self, timeout_s: float) -> list[socket.socket]:
-        """Reads what has come; returns the connections whose replies have ended well, for further requests."""
+        """Reads what has come; returns the connections whose replies have ended, for further requests."""
         done: list[socket.socket] = []
         for key, _ in self._selector.select(timeout_s):
             peer = key.fileobj
@@ -180,11 +182,11 @@ class Clients:
             exchange = self._current.get(peer)
             if exchange is None or not self._take(peer, exchange, data):
                 continue
-            if exchange.status == 200:
+            if exchange.is_last:
+                self._drop(peer)
+            else:
                 self.ended.append(self._current.pop(peer))
                 done.append(peer)
-            else:
-                self._drop(peer)
         return done
 
     def _drop(self, peer: socket.socket) -> None:
@@ -212,6 +214,7 @@ class Clients:
             if exchange.status != 200:
                 exchange.refused_s = now_s - exchange.sent_s
                 exchange.has_retry_after = b"\r\nretry-after: " in tail.lower()
+                exchange.is_last = b"\r\nconnection: close" in tail.lower()
             return True
         self._tails[peer] = tail[-1_000:]
         return False
@@ -300,8 +303,8 @@ def at_load(checkout: Path, loads: Sequence[float], seconds: float) -> list[dict
     found = []
     with server(checkout, LEAST_STEP_MS) as (_, address):
         answers_per_s(address, 1.0)
-        per_s = answers_per_s(address, seconds)
         for load in loads:
+            per_s = answers_per_s(address, seconds)  # anew: neighbours may have come
             ended = arrivals(address, load * per_s, seconds)
             begun_s = min(one.sent_s for one in ended)
             served = [one for one in ended if one.status == 200 and one.ttft_s is not None]

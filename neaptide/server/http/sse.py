@@ -179,7 +179,8 @@ class Output:
 
     def write_now(self, data: bytes) -> None:
         """Writes at once; call it only while ``can_write_now``."""
-        assert self._body is not None
+        if self._body is None:
+            raise RuntimeError("the stream takes no data now")
         self._body.write(data)
         self._last_s = asyncio.get_running_loop().time()
 

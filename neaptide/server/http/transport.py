@@ -26,7 +26,9 @@ import re
 import socket
 import struct
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import cast
 
 import h11
@@ -53,6 +55,7 @@ _LAST_DATA_RECEIVED = 52
 """Offset of ``tcpi_last_data_recv``, milliseconds as uint32, in the kernel's ``struct tcp_info``."""
 _TCP_INFO_BYTES = _LAST_DATA_RECEIVED + 4
 _CHAT = re.compile(rb"POST (%b)[? ]" % b"|".join(re.escape(path.encode()) for path in ENDPOINTS))
+_LENGTH = re.compile(rb"^content-length:[ \t]*([^\r\n]*?)[ \t]*\r?$", re.MULTILINE)
 PROBE_CONNECTIONS = 16
 """Connections above the cap for probes and metrics."""
 
@@ -192,9 +195,22 @@ class BoundedH11Protocol(H11Protocol):
         try:
             waits.check(self._arrival_s())
         except OverloadedError as error:
-            waits.on_refused(chat[1].decode(), self._leave(error, "refused"))
+            waits.on_refused(chat[1].decode(), self._refuse(error, data))
             return True
         return False
+
+    def _refuse(self, error: ApiError, data: bytes) -> str:
+        """Refuses a request that is not parsed; returns the reply's id.
+
+        If it has come whole, its connection stays: a new one would cost more than the refusal.
+        """
+        if self.conn.trailing_data[0] or not _is_whole(data):
+            return self._leave(error, "refused")
+        request_id = new_request_id()
+        self._unset_keepalive_if_required()
+        self.transport.write(_reply(error, request_id))
+        self._rest()
+        return request_id
 
     def _end_own_wait(self) -> None:
         if self._own_wait is not None:
@@ -238,7 +254,7 @@ class BoundedH11Protocol(H11Protocol):
 
     def _note_rest(self) -> None:
         """Marks the connection as idle if it waits for another request and has nothing left to send."""
-        has_replied = self.cycle is not None and self.cycle.response_complete
+        has_replied = self.cycle is None or self.cycle.response_complete
         if has_replied and self.conn.their_state is h11.IDLE and self._write_due_s is None:
             self.idle[self] = self.loop.time()
 
@@ -332,7 +348,7 @@ class BoundedH11Protocol(H11Protocol):
         self._count(reason)
         self.idle.pop(self, None)
         self._unset_keepalive_if_required()
-        self.transport.write(_reply(error, request_id))
+        self.transport.write(_reply(error, request_id, {"Connection": "close"}))
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -397,14 +413,23 @@ def _prepare_socket(transport: asyncio.Transport) -> None:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
 
 
-def _reply(error: ApiError, request_id: str) -> bytes:
+def _is_whole(data: bytes) -> bool:
+    """Whether the bytes are one request of HTTP/1.1 with its whole body, after which the connection may stay."""
+    head, end, body = data.partition(b"\r\n\r\n")
+    line, _, fields = head.lower().partition(b"\r\n")
+    lengths = _LENGTH.findall(fields)
+    is_plain = line.endswith(b" http/1.1") and b"transfer-encoding" not in fields and b"close" not in fields
+    return bool(end) and is_plain and lengths == [b"%d" % len(body)]
+
+
+def _reply(error: ApiError, request_id: str, more: Mapping[str, str] = MappingProxyType({})) -> bytes:
     """A whole reply made by hand, because the parser's state allows none or knows no request yet."""
     content = json.dumps(error.body()).encode()
     headers = {
         "Content-Type": "application/json",
         "Content-Length": str(len(content)),
-        "Connection": "close",
         "x-request-id": request_id,
+        **more,
         **error.headers,
     }
     lines = [f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}"]
