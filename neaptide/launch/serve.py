@@ -25,7 +25,7 @@ from neaptide.engine.messages import EngineFatal
 from neaptide.launch.collector import pass_over_start_up
 from neaptide.launch.early_checks import check_files, check_parts
 from neaptide.launch.sharing import sharing_of
-from neaptide.launch.stopping import Drain, cut
+from neaptide.launch.stopping import CUT_S, LAST_REPLIES_S, Drain, cut
 from neaptide.launch.threads import default_num_threads
 from neaptide.server.batches.storing.data_dir import KERNELS, PROFILES, REQUEST_LOG, TEMPORARY, StoreError
 from neaptide.server.observe.logs import configure_logging, one_line, resolved
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from neaptide.server.batches.service import BatchService
     from neaptide.server.context import ServingContext
     from neaptide.server.counterfactual.service import Shadow
+    from neaptide.server.fronts.owner import Fronts, OwnerParts
     from neaptide.server.http.auth import KeyRing
     from neaptide.server.limits.key_file import KeyReloader
-    from neaptide.server.limits.limiter import RateLimiter
     from neaptide.server.observe.work_log import WorkLog
     from neaptide.server.quotes.desk import QuoteDesk
 
@@ -222,17 +222,20 @@ async def _serve(
     from neaptide.server.engine_client.supervisor import EngineRefusedError, EngineStartError, Supervisor
 
     try:
-        server, service, desk, shadow, work_log, limiter, reloader = _http_server(settings, context, data_dir)
+        server, service, desk, shadow, work_log, parts, reloader = _http_server(settings, context, data_dir)
         await service.start()
         desk.start()
     except StoreError as error:
         raise LaunchError(str(error)) from error
-    await limiter.start()
+    await parts.limiter.start()
     await _tell_hidden_batches(settings, service)
     interpreter = Interpreter(settings.engine_python)
     supervisor = Supervisor(context.client, config, interpreter, settings.engine_timeout_s)
-    Drain(server, context, service, settings.drain_timeout_s, settings.drain_min_s).install(reloader)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    fronts, listeners = _fronts(settings, parts, listener, config)
+    Drain(server, context, service, settings.drain_timeout_s, settings.drain_min_s, fronts).install(reloader)
+    serving = asyncio.create_task(server.serve(sockets=listeners))
+    if fronts is not None:
+        fronts.start()
     starting = asyncio.create_task(supervisor.start())
     if reloader is not None:
         reloader.start()
@@ -257,12 +260,14 @@ async def _serve(
     finally:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
+        if fronts is not None:
+            await fronts.stop(LAST_REPLIES_S + CUT_S)
         await work_log.stop()
         if shadow is not None:
             await shadow.stop()
         if reloader is not None:
             await reloader.stop()
-        await limiter.stop()
+        await parts.limiter.stop()
         await desk.stop()
         await service.stop()
         context.grammars.close()
@@ -289,7 +294,7 @@ async def _tell_hidden_batches(settings: Settings, service: "BatchService") -> N
 
 def _http_server(
     settings: Settings, context: "ServingContext", data_dir: Path
-) -> "tuple[uvicorn.Server, BatchService, QuoteDesk, Shadow | None, WorkLog, RateLimiter, KeyReloader | None]":
+) -> "tuple[uvicorn.Server, BatchService, QuoteDesk, Shadow | None, WorkLog, OwnerParts, KeyReloader | None]":
     from neaptide.durations import DAY_S
     from neaptide.estimator.device_profile import profile_names
     from neaptide.launch.connections import Server, uvicorn_config
@@ -301,6 +306,8 @@ def _http_server(
     from neaptide.server.batches.service import BatchService
     from neaptide.server.batches.wiring import BatchSettings
     from neaptide.server.counterfactual.service import Shadow
+    from neaptide.server.fronts.owner import OwnerParts
+    from neaptide.server.http.forwarding import with_client_addresses
     from neaptide.server.http.hosts import HostFilter
     from neaptide.server.limits.counts import OwnCounts
     from neaptide.server.limits.leased_counts import LeasedCounts
@@ -348,10 +355,41 @@ def _http_server(
     app = create_app(state, extra_routers=routers)
     app.state.metrics.add_end_sink(desk)
     app.state.metrics.storage_failing.set_function(lambda: float(service.storage_failing))
-    server = Server(uvicorn_config(settings, app, app.state.metrics.http, context.waits))
+    served = with_client_addresses(app) if settings.api_processes > 1 else app
+    server = Server(uvicorn_config(settings, served, app.state.metrics.http, context.waits))
+    parts = OwnerParts(context=context, metrics=app.state.metrics, limiter=app.state.limiter, keys=keys)
     work_log = WorkLog(app.state.metrics.history, app.state.engine)
     reloader = key_reloader(settings, keys, context.client.set_share_weights)
-    return server, service, desk, state.shadow, work_log, app.state.limiter, reloader
+    return server, service, desk, state.shadow, work_log, parts, reloader
+
+
+def _fronts(
+    settings: Settings, parts: "OwnerParts", listener: socket.socket, config: EngineConfig
+) -> "tuple[Fronts | None, list[socket.socket]]":
+    """The further API processes, if there are any, and the sockets on which this one listens."""
+    from neaptide.server.fronts.owner import SOCKET, Fronts
+    from neaptide.server.subprocesses.private_directory import PrivateDirectory
+
+    if settings.api_processes == 1:
+        return None, [listener]
+    own = PrivateDirectory()
+    forwarded = socket.socket(socket.AF_UNIX)
+    forwarded.bind(str(own.path / SOCKET))
+    forwarded.listen(BACKLOG)
+    given = msgspec.structs.replace(
+        settings,
+        model=settings.model if settings.model == EMBEDDED_MODEL else config.executor.model_path,
+        served_model_name=parts.context.model_id,
+        # What they do not use: keys come over the link, and no secret belongs on a command line.
+        api_key=(),
+        api_key_file=None,
+        store=None,
+        blobs=None,
+        profile=None,
+        step_log=None,
+    )
+    settings_json = msgspec.json.encode(given).decode()
+    return Fronts(settings.api_processes - 1, parts, settings_json, listener, own), [listener, forwarded]
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -34,6 +34,14 @@ class Reloader(Protocol):
     def reload(self) -> object: ...
 
 
+class Drainable(Protocol):
+    """Other processes that answer clients."""
+
+    def drain(self) -> set[asyncio.Task[None]]:
+        """Passes a stop signal on. Returns tasks that end with the processes."""
+        ...
+
+
 class Drain:
     """Waits for the replies that were running when the signal came, while the listener stays open.
 
@@ -45,6 +53,7 @@ class Drain:
         timeout_s: longest wait for the replies that run.
         min_s: shortest time for which the listener stays open. A load balancer may send requests until it has looked
             at ``/ready`` again.
+        others: other processes of the server, which get the same signals.
     """
 
     def __init__(
@@ -54,12 +63,14 @@ class Drain:
         batches: Suspendable | None,
         timeout_s: float,
         min_s: float = 0.0,
+        others: Drainable | None = None,
     ) -> None:
         self._server = server
         self._context = context
         self._batches = batches
         self._timeout_s = timeout_s
         self._min_s = min_s
+        self._others = others
         self._task: asyncio.Task[None] | None = None
 
     def install(self, reloader: "Reloader | None" = None) -> None:
@@ -74,17 +85,19 @@ class Drain:
 
     def on_signal(self) -> None:
         """Starts the drain at the first call, and ends it at the next."""
+        replies = set(self._server.server_state.tasks)
+        if self._others is not None:
+            replies |= self._others.drain()
         if self._task is not None:
             self._server.force_exit = self._server.should_exit = True
             return
         self._context.draining = True
         if self._batches is not None:
             self._batches.suspend()
-        self._task = asyncio.get_running_loop().create_task(self._wait())
+        self._task = asyncio.get_running_loop().create_task(self._wait(replies))
 
-    async def _wait(self) -> None:
+    async def _wait(self, replies: set[asyncio.Task[None]]) -> None:
         until_s = asyncio.get_running_loop().time() + self._min_s
-        replies = set(self._server.server_state.tasks)
         if replies:
             await asyncio.wait(replies, timeout=self._timeout_s)
         await asyncio.sleep(max(until_s - asyncio.get_running_loop().time(), 0.0))

@@ -7,7 +7,6 @@ from functools import partial
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
-from starlette.middleware.cors import CORSMiddleware
 
 import neaptide
 from neaptide.engine.messages import EngineReady, Occupancy, StepStats
@@ -19,14 +18,12 @@ from neaptide.server.counterfactual.service import Shadow
 from neaptide.server.engine_client.capacity_queries import CapacityQueries
 from neaptide.server.engine_client.engine_state import EngineState
 from neaptide.server.engine_client.events import EngineLost, RequestFailed
-from neaptide.server.http.audit import AuditMiddleware
-from neaptide.server.http.auth import AuthMiddleware, KeyRing
+from neaptide.server.http.auth import KeyRing
 from neaptide.server.http.error_replies import install_handlers
-from neaptide.server.http.head_requests import HeadMiddleware
 from neaptide.server.http.hosts import HostFilter
-from neaptide.server.http.middleware import EdgeMiddleware
+from neaptide.server.http.layers import add_layers
 from neaptide.server.limits.counts import Counts, OwnCounts
-from neaptide.server.limits.limiter import HEADERS, RateLimiter
+from neaptide.server.limits.limiter import RateLimiter
 from neaptide.server.observe.facts import facts_of
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.observe.metrics_engine import EngineMetrics
@@ -134,26 +131,7 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     app.state.capacity_queries = CapacityQueries(state.context.client, lambda: state.context.clock())
     install_handlers(app, RequestValidationError)
     install_openapi(app)
-    app.add_middleware(HeadMiddleware)
-    # The last one added is the outermost. So replies of the key check also get a request id, and a browser's CORS
-    # preflight, which has no key, is answered before the check.
-    app.add_middleware(AuthMiddleware, keys=state.keys)
-    if state.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=state.cors_origins,
-            allow_methods=("GET", "POST", "DELETE"),
-            allow_headers=("*",),
-            expose_headers=("x-request-id", "retry-after", "openai-processing-ms", *HEADERS),
-        )
-    app.add_middleware(AuditMiddleware, clock=state.context.clock)
-    app.add_middleware(
-        EdgeMiddleware,
-        metrics=metrics.http,
-        clock=state.context.clock,
-        hosts=state.hosts,
-        cors_origins=state.cors_origins,
-    )
+    add_layers(app, state.keys, metrics.http, state.context.clock, state.hosts, state.cors_origins)
     own = (chat, completions, responses, models, tokenize, health, figures, admin, why, docs, dashboard)
     for router in (*(module.router for module in own), *extra_routers):
         app.include_router(router)

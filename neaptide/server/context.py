@@ -93,12 +93,19 @@ class Admission:
             return
         share = limit // len(counts.keys() | {tenant})
         if counts[tenant] + choices > share:
-            online = request_class is RequestClass.ONLINE
-            raise OverloadedError(online=online, retry_after_s=1 if online else 10)
+            raise no_room(request_class)
+
+    async def admit(self, request_class: RequestClass, tenant: str, choices: int) -> None:
+        """As ``enter``, where another process may count."""
+        self.enter(request_class, tenant, choices)
 
     def enter(self, request_class: RequestClass, tenant: str, choices: int) -> None:
         """Adds choices; ``leave`` must follow. Raises OverloadedError if the class has no room."""
         self.check(request_class, tenant, choices)
+        self.count_entered(request_class, tenant, choices)
+
+    def count_entered(self, request_class: RequestClass, tenant: str, choices: int) -> None:
+        """As ``enter``, of what has been admitted."""
         self._counts[request_class][tenant] += choices
 
     def leave(self, request_class: RequestClass, tenant: str, choices: int) -> None:
@@ -111,6 +118,12 @@ class Admission:
     def count(self, request_class: RequestClass) -> int:
         """Number of running and waiting choices."""
         return self._counts[request_class].total()
+
+
+def no_room(request_class: RequestClass) -> OverloadedError:
+    """Error for a request whose class is full."""
+    online = request_class is RequestClass.ONLINE
+    return OverloadedError(online=online, retry_after_s=1 if online else 10)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -336,11 +336,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int,
         Option(
             "Largest number of open client connections. Beyond it the longest idle one is closed. If none is idle, a "
-            "new one may only ask for probes and metrics.",
+            "new one may only ask for probes and metrics. With --api-processes it holds for each process.",
             "N",
             low=1,
         ),
     ] = 4096
+    api_processes: Annotated[
+        int,
+        Option(
+            "Number of processes that answer chats and completions, each on one core. Give more than 1 where one core "
+            "cannot send all tokens.",
+            "N",
+            low=1,
+            high=64,
+            page="operations",
+        ),
+    ] = 1
     max_online_requests: Annotated[
         int,
         Option(

@@ -29,7 +29,6 @@ from neaptide.cluster.gateway.passing import (
     NotSentError,
     RefusedError,
     ReplicaLostError,
-    body_as_it_comes,
     pass_on,
     replica_lost,
 )
@@ -41,6 +40,7 @@ from neaptide.server.context import ServingContext
 from neaptide.server.http.auth import KeyRing
 from neaptide.server.http.error_replies import install_handlers
 from neaptide.server.http.errors import AuthenticationError, UnavailableError, local_callers_only
+from neaptide.server.http.forwarding import body_as_it_comes
 from neaptide.server.http.hosts import HostFilter, is_loopback
 from neaptide.server.http.jsonbody import read_body
 from neaptide.server.http.middleware import EdgeMiddleware

@@ -8,21 +8,16 @@ from collections.abc import AsyncIterator, Iterable
 import httpx
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from neaptide.cluster.gateway.replicas import Replica
 from neaptide.server.http.errors import NOT_BEGUN, UnavailableError
+from neaptide.server.http.forwarding import OF_A_CONNECTION, OF_THE_SERVER, until_left, without
 from neaptide.server.http.hosts import is_own
 from neaptide.server.http.sse import DONE, event
 
 logger = logging.getLogger(__name__)
 
-_OF_A_CONNECTION = frozenset(
-    (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade")
-)
-"""Headers that apply to one connection only."""
-_OF_THE_SERVER = frozenset((b"date", b"server"))
-"""Headers of a reply that belong to who sends it: the gateway's own server adds its date, and names no software."""
 _EVENTS = b"text/event-stream"
 _EVENT_END = b"\n\n"
 
@@ -57,8 +52,7 @@ class ReplicaReply:
         self.has_begun = False
 
     async def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        left_out = _OF_A_CONNECTION | _OF_THE_SERVER
-        kept = [(name.lower(), value) for name, value in headers if name.lower() not in left_out]
+        kept = without(headers, OF_A_CONNECTION | OF_THE_SERVER)
         self._is_events = any(name == b"content-type" and value.startswith(_EVENTS) for name, value in kept)
         self.has_begun = True
         await self._send({"type": "http.response.start", "status": status, "headers": kept})
@@ -104,7 +98,7 @@ async def pass_on(
         _exchange(http, _request(replica, scope, content), reply, isinstance(content, bytes))
     )
     lost = asyncio.ensure_future(replica.lost.wait())
-    left = asyncio.ensure_future(_left(receive)) if receive is not None else None
+    left = asyncio.ensure_future(until_left(receive)) if receive is not None else None
     others = [task for task in (lost, left) if task is not None]
     try:
         await asyncio.wait({exchange, *others}, return_when=asyncio.FIRST_COMPLETED)
@@ -160,7 +154,7 @@ def _log_lost(request: httpx.Request, when: str, error: httpx.TransportError) ->
 
 def _request(replica: Replica, scope: Scope, content: Content) -> httpx.Request:
     """The client's request for a replica. It leaves out connection headers, and has the request id of the reply."""
-    left_out = {*_OF_A_CONNECTION, b"expect", b"host", b"x-request-id"}
+    left_out = {*OF_A_CONNECTION, b"expect", b"host", b"x-request-id"}
     sent = Headers(scope=scope)
     if is_own(sent.get("origin", ""), sent.get("host", "")):
         left_out.add(
@@ -168,7 +162,7 @@ def _request(replica: Replica, scope: Scope, content: Content) -> httpx.Request:
         )  # the replica has another host name, and would take the gateway's own page for a foreign one
     if isinstance(content, bytes):
         left_out.add(b"content-length")  # httpx sets it
-    headers = [(name, value) for name, value in scope["headers"] if name not in left_out]
+    headers = without(scope["headers"], left_out)
     headers.append((b"x-request-id", str(scope["state"]["request_id"]).encode()))
     target: bytes = scope["raw_path"]
     if scope["query_string"]:
@@ -181,20 +175,3 @@ def _request(replica: Replica, scope: Scope, content: Content) -> httpx.Request:
 def replica_lost() -> UnavailableError:
     """The client's error."""
     return UnavailableError("The replica that worked on this request is lost; try again.", code="replica_lost")
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def body_as_it_comes(receive: Receive) -> AsyncIterator[bytes]:
-    """Yields the pieces of a request's body. Raises ClientDisconnect."""
-    has_more = True
-    while has_more:
-        message: Message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        has_more = message.get("more_body", False)
-        if piece := message.get("body", b""):
-            yield piece

@@ -80,6 +80,26 @@ class EngineLink(Protocol):
         ...
 
 
+class Relay(Protocol):
+    """Another API process, which has an ``EngineClient`` of its own for its requests."""
+
+    def on_ready(self, info: EngineReady) -> None:
+        """An engine is ready."""
+        ...
+
+    def on_lost(self, suspects: Sequence[str], evidence: Evidence) -> None:
+        """The engine has ended; as for ``EngineClient.detach``."""
+        ...
+
+    def give(self, output: RequestOutput) -> None:
+        """Takes an output of one of its requests."""
+        ...
+
+    def flush(self) -> None:
+        """Sends the outputs that it has taken."""
+        ...
+
+
 class EngineClient:
     """Routes messages between HTTP handlers, the batch service and the engine. Event loop only."""
 
@@ -90,6 +110,9 @@ class EngineClient:
         self._queues: dict[str, OutputBacklog[_Lost]] = {}
         self._silent: set[str] = set()
         """Requests that have had no output yet."""
+        self._relays: list[Relay] = []
+        self._relayed: dict[str, Relay] = {}
+        """Requests of other API processes."""
         self._listeners: defaultdict[type[Any], list[Callable[[Any], None]]] = defaultdict(list)
         self._offline_paused = False
         self._share_weights: dict[str, float] | None = None
@@ -226,6 +249,39 @@ class EngineClient:
         """Asks the engine for its capacity, which subscribers to ``Room`` get. Raises EngineUnavailableError."""
         self._require_link().send(TellRoom(with_cached))
 
+    # ---- what relays use ----
+
+    def add_relay(self, relay: Relay) -> None:
+        self._relays.append(relay)
+        if self._link is not None:
+            relay.on_ready(self.info)
+
+    def remove_relay(self, relay: Relay) -> None:
+        """Aborts its requests."""
+        self._relays.remove(relay)
+        if request_ids := [request_id for request_id, its in self._relayed.items() if its is relay]:
+            self.abort_relayed(request_ids, FinishReason.ABORT)
+
+    def add_relayed(self, request: AddRequest, relay: Relay) -> None:
+        """Sends a request to the engine, unless this engine has it or there is none.
+
+        Its process gives it to the next engine once it has learnt of the end of this one, which may be late.
+        """
+        if self._link is not None and request.request_id not in self._relayed:
+            self._relayed[request.request_id] = relay
+            self._silent.add(request.request_id)
+            self._link.send(request)
+
+    def abort_relayed(self, request_ids: list[str], reason: FinishReason) -> None:
+        if reason is FinishReason.ABORT:  # of a stopped one the last output is awaited
+            for request_id in request_ids:
+                self._end_relayed(request_id)
+        self.abort(request_ids, reason)
+
+    def _end_relayed(self, request_id: str) -> None:
+        self._relayed.pop(request_id, None)
+        self._silent.discard(request_id)
+
     # ---- what the supervisor uses ----
 
     def attach(self, link: EngineLink, info: EngineReady) -> None:
@@ -238,6 +294,8 @@ class EngineClient:
             link.send(SetShareWeights(self._share_weights))
         self._ready.set()
         self._tell(info)
+        for relay in self._relays:
+            relay.on_ready(info)
 
     def detach(self, suspects: Sequence[str] = (), evidence: Evidence = Evidence.STRONG) -> None:
         """Notifies every stream and subscriber that the engine ended.
@@ -256,6 +314,10 @@ class EngineClient:
         # A request without output is a likelier cause than rows that have run for a while.
         excuse = in_step & self._silent
         self._tell(EngineLost(rows, Evidence.EXCUSED if excuse else evidence))
+        for request_id in list(self._relayed):
+            self._end_relayed(request_id)
+        for relay in self._relays:
+            relay.on_lost(suspects, evidence)
 
     def on_message(self, message: FromEngine, *, is_last: bool = True) -> None:
         """Passes a message on.
@@ -274,7 +336,7 @@ class EngineClient:
 
     def _on_outputs(self, message: StepOutputs, is_last: bool) -> None:
         batch_outputs: list[RequestOutput] = []
-        queues, silent = self._queues, self._silent
+        queues, silent, relayed = self._queues, self._silent, self._relayed
         for output in message.outputs:
             if output.error is not None:
                 self._tell(RequestFailed(output.error))
@@ -284,8 +346,15 @@ class EngineClient:
                 queue.give(output, is_last=is_last)
                 if queue.overflowed and output.finish_reason is None:
                     self.abort([output.request_id])
+            elif (relay := relayed.get(output.request_id)) is not None:
+                relay.give(output)
+                silent.discard(output.request_id)
+                if output.finish_reason is not None:
+                    self._end_relayed(output.request_id)
             elif RowId.parse(output.request_id) is not None:
                 batch_outputs.append(output)
+        for other in self._relays:
+            other.flush()
         if batch_outputs:
             self._tell(BatchOutputs(batch_outputs))
         for stats in message.stats:

@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -162,23 +162,31 @@ class KeyRing:
 
     def __init__(self, keys: Sequence[str] = ()) -> None:
         self._entries: list[tuple[bytes, Principal]] = []
-        self._keys: list[str] = []
+        self._accepted: Sequence[AcceptedKey] = ()
         self.share_weights: dict[str, float] = {}
         """Weights other than 1, by share."""
         self._labels: dict[str, str] = {}
+        self._listeners: list[Callable[[Sequence[AcceptedKey]], None]] = []
         self.accept(parse_keys(keys))
 
     def accept(self, accepted: Sequence[AcceptedKey]) -> None:
         """Accepts these keys and no others from now on."""
         self._entries = [(_digest(b"key", one.key), one.principal) for one in accepted]
-        self._keys = [one.key for one in accepted]
+        self._accepted = accepted
         self._labels = {one.share: one.label for one in self.principals}
         self.share_weights = {one.share: one.weight for one in self.principals if one.weight != 1.0}
+        for listener in self._listeners:
+            listener(accepted)
+
+    def subscribe(self, listener: Callable[[Sequence[AcceptedKey]], None]) -> None:
+        """Calls ``listener`` with the accepted keys, now and whenever they change."""
+        self._listeners.append(listener)
+        listener(self._accepted)
 
     @property
     def keys(self) -> list[str]:
         """The keys themselves, for this process's own requests to servers that accept the same ones."""
-        return self._keys
+        return [one.key for one in self._accepted]
 
     def share_weight(self, share: str) -> float:
         """Weight of a share; 1 for the share of a key that is accepted no more."""

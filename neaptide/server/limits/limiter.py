@@ -85,20 +85,20 @@ class RateLimiter:
     """The limits of all keys of one server. Event loop only."""
 
     def __init__(self, counts: Counts, metrics: KeyMetrics) -> None:
-        self._counts = counts
-        self._metrics = metrics
+        self.counts = counts
+        self.metrics = metrics
 
     async def start(self) -> None:
         """Begins, with the stored counts."""
-        await self._counts.start()
+        await self.counts.start()
 
     async def stop(self) -> None:
         """Stores the counts."""
-        await self._counts.stop()
+        await self.counts.stop()
 
     def check(self, principal: Principal) -> None:
         """Raises RateLimitError if no request has room, before any work on it."""
-        if principal.is_limited and (excess := self._counts.refusal(principal.tenant, principal.limits)) is not None:
+        if principal.is_limited and (excess := self.counts.refusal(principal.tenant, principal.limits)) is not None:
             raise self._refused(principal, excess)
 
     async def admit(self, principal: Principal, prompt_tokens: int, reserved_tokens: int) -> Charge:
@@ -111,15 +111,15 @@ class RateLimiter:
         if principal.is_limited:
             tokens = prompt_tokens + reserved_tokens
             amounts = {name: tokens if name in _TOKENS else 1 for name in LimitName}
-            found = await self._counts.take(principal.tenant, principal.limits, amounts)
+            found = await self.counts.take(principal.tenant, principal.limits, amounts)
             if isinstance(found, Excess):
                 raise self._refused(principal, found)
             taken = found
-        return Charge(principal, prompt_tokens, reserved_tokens, taken, self._metrics)
+        return Charge(principal, prompt_tokens, reserved_tokens, taken, self.metrics)
 
     def _refused(self, principal: Principal, excess: Excess) -> RateLimitError:
-        self._metrics.refused(principal, excess.name)
-        levels = self._counts.levels(principal.tenant, principal.limits)
+        self.metrics.refused(principal, excess.name)
+        levels = self.counts.levels(principal.tenant, principal.limits)
         headers = _headers(dict(principal.limits.items()), levels)
         numbers = f"Limit {excess.limit}, Used {excess.used}, Requested {excess.wanted}."
         kind = "tokens" if excess.name in _TOKENS else "requests"

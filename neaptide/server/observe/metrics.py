@@ -21,9 +21,8 @@ from neaptide.server.observe.gaps import TallyCounter, TallyHistogram
 from neaptide.server.observe.history import History, LateChat
 from neaptide.server.observe.judgement import judge
 from neaptide.server.observe.metrics_http import E2E_BUCKETS_S, HttpMetrics
-from neaptide.server.observe.request_log import RequestRecord, log_request
+from neaptide.server.observe.request_log import RequestRecord, RequestTerms, log_request
 from neaptide.server.observe.timing import RequestTiming
-from neaptide.server.openai.prepare import Prepared
 
 TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
 ITL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
@@ -72,7 +71,7 @@ ENGINE_ERRORS = (NUMERICAL_ERROR, INTERNAL_ERROR, OUT_OF_MEMORY, "other")
 class EndSink(Protocol):
     """Receives the ends of requests."""
 
-    def on_finished(self, record: RequestRecord, prepared: Prepared, timing: RequestTiming) -> None: ...
+    def on_finished(self, record: RequestRecord, prepared: RequestTerms, timing: RequestTiming) -> None: ...
 
 
 class MetricsSink(EndSink, Protocol):
@@ -254,7 +253,7 @@ class ServerMetrics:
             self.rejected.labels(record.tier, "overloaded").inc()
         log_request(record)
 
-    def on_finished(self, record: RequestRecord, prepared: Prepared, timing: RequestTiming) -> None:
+    def on_finished(self, record: RequestRecord, prepared: RequestTerms, timing: RequestTiming) -> None:
         """Notes the end of a request that the engine got, successful or not."""
         tier = record.tier
         self.in_flight.labels(tier).dec()
@@ -273,7 +272,7 @@ class ServerMetrics:
             sink.on_finished(record, prepared, timing)
         log_request(record)
 
-    def _judge(self, prepared: Prepared, timing: RequestTiming, record: RequestRecord) -> None:
+    def _judge(self, prepared: RequestTerms, timing: RequestTiming, record: RequestRecord) -> None:
         tier, failed = prepared.tier.value, record.outcome == "server_error"
         for timed in timing.choices:
             choice = judge(timed, timing.arrival_s, prepared.ttft_slo_s, prepared.tpot_slo_s, failed=failed)

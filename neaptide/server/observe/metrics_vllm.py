@@ -11,9 +11,8 @@ from neaptide.engine.params import RequestClass, Tier, request_class
 from neaptide.server.engine_client.client import EngineClient
 from neaptide.server.engine_client.engine_state import EngineState
 from neaptide.server.observe.gaps import TallyCounter, TallyHistogram
-from neaptide.server.observe.request_log import RequestRecord
+from neaptide.server.observe.request_log import RequestRecord, RequestTerms
 from neaptide.server.observe.timing import RequestTiming
-from neaptide.server.openai.prepare import Prepared
 
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
 _ITL = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -181,7 +180,7 @@ class VllmMetrics:
             self._by_source.labels(*self._values, "local_compute").inc(prompt_tokens - cached_tokens)
         self._generated[self._values] += new_tokens
 
-    def on_finished(self, record: RequestRecord, prepared: Prepared, timing: RequestTiming) -> None:
+    def on_finished(self, record: RequestRecord, prepared: RequestTerms, timing: RequestTiming) -> None:
         """Notes the end of a request that the engine got."""
         if request_class(prepared.tier) is not RequestClass.ONLINE:
             return
@@ -196,7 +195,7 @@ class VllmMetrics:
         self._computed_sizes.observe(record.prompt_tokens - record.cached_tokens)
         self._max_tokens.observe(max(prepared.max_tokens))
         self._max_generation.observe(max(choice.num_tokens for choice in timing.choices))
-        self._n.observe(prepared.form.n)
+        self._n.observe(prepared.n)
         self._preempted.observe(record.preemptions)
         if record.e2e_ms is not None:
             self._e2e.observe(record.e2e_ms / 1000)

@@ -1,8 +1,11 @@
 """Request log: one line per finished request or call. It never contains a prompt, an output or a key."""
 
 import logging
+from typing import Protocol
 
 import msgspec
+
+from neaptide.engine.params import Tier
 
 logger = logging.getLogger("neaptide.requests")
 
@@ -53,6 +56,29 @@ class CallRecord(Record, frozen=True, kw_only=True):
         none."""
         is_look = self.method in ("GET", "HEAD") and not self.endpoint.endswith("/content")
         return logging.DEBUG if is_look and self.outcome == "ok" else logging.INFO
+
+
+class RequestTerms(Protocol):
+    """What a request asked for, as far as its metrics need it."""
+
+    @property
+    def tier(self) -> Tier: ...
+
+    @property
+    def n(self) -> int:
+        """Choices of each prompt."""
+        ...
+
+    @property
+    def max_tokens(self) -> list[int]:
+        """Token limit of each prompt."""
+        ...
+
+    @property
+    def ttft_slo_s(self) -> float: ...
+
+    @property
+    def tpot_slo_s(self) -> float: ...
 
 
 class RequestRecord(Record, frozen=True, kw_only=True):

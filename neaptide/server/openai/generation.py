@@ -222,7 +222,7 @@ class Generation:
         tier = self._prepared.tier
         admission, choices = self._context.admission, self._prepared.num_choices
         try:
-            admission.enter(request_class(tier), self._principal.share, choices)
+            await admission.admit(request_class(tier), self._principal.share, choices)
         except OverloadedError as error:
             form = self._prepared.form
             refusal = _refusal(self._request_id, self._principal, form.endpoint, tier, form.model, error)

@@ -108,6 +108,11 @@ class Prepared:
         return sum(self.max_tokens) * self.form.n if self.is_limited else 0
 
     @property
+    def n(self) -> int:
+        """Choices of each prompt."""
+        return self.form.n
+
+    @property
     def num_choices(self) -> int:
         """Number of engine requests."""
         return self.form.num_choices

@@ -30,9 +30,8 @@ from neaptide.server.http.errors import (
 )
 from neaptide.server.http.fair_queue import FairQueue
 from neaptide.server.http.jsonbody import parse_object
-from neaptide.server.observe.request_log import RequestRecord
+from neaptide.server.observe.request_log import RequestRecord, RequestTerms
 from neaptide.server.observe.timing import RequestTiming
-from neaptide.server.openai.prepare import Prepared
 from neaptide.server.quotes.fluid import PoolBatch
 from neaptide.server.quotes.measure import FileSize, MeasureTask, size_decoder, task_encoder
 from neaptide.server.quotes.periods import Period, PeriodRecorder, period_decoder
@@ -134,7 +133,7 @@ class QuoteDesk:
         if period is not None and period.seconds > 0.0:
             await self._service.store.write_beside(period_rows.add_period, ALONE, period)
 
-    def on_finished(self, record: RequestRecord, prepared: Prepared, timing: RequestTiming) -> None:
+    def on_finished(self, record: RequestRecord, prepared: RequestTerms, timing: RequestTiming) -> None:
         """Notes the end of a request that is no batch line."""
         self.recorder.on_request(record.tier, record.key, record.prompt_tokens, record.completion_tokens)
 

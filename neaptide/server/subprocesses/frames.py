@@ -28,6 +28,21 @@ def write_frame(sink: BinaryIO, payload: bytes) -> None:
     sink.flush()
 
 
+def take_frames(received: bytearray) -> list[bytes]:
+    """Contents of the complete frames at the beginning, which are removed."""
+    frames: list[bytes] = []
+    start = 0
+    while len(received) - start >= _LENGTH.size:
+        (length,) = _LENGTH.unpack_from(received, start)
+        end = start + _LENGTH.size + length
+        if end > len(received):
+            break
+        frames.append(bytes(received[start + _LENGTH.size : end]))
+        start = end
+    del received[:start]
+    return frames
+
+
 async def receive_frame(source: asyncio.StreamReader, max_bytes: int = MAX_BYTES) -> bytes:
     """The next frame's content. Raises asyncio.IncompleteReadError at the end of the input, ValueError if it is too
     long."""

@@ -4,9 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from neaptide.server.observe.metrics import ONLINE_TIERS
-from neaptide.server.observe.request_log import RequestRecord
+from neaptide.server.observe.request_log import RequestRecord, RequestTerms
 from neaptide.server.observe.timing import ChoiceTiming, RequestTiming
-from neaptide.server.openai.prepare import Prepared
 from neaptide.server.why.steps import KEPT_S, StepRing
 
 MAX_REQUESTS = 10_000
@@ -53,7 +52,7 @@ class EndedRequests:
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def on_finished(self, record: RequestRecord, prepared: Prepared, timing: RequestTiming) -> None:
+    def on_finished(self, record: RequestRecord, prepared: RequestTerms, timing: RequestTiming) -> None:
         """Notes the end of a request."""
         if record.engine_id is None or prepared.tier not in ONLINE_TIERS:
             return
