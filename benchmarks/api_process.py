@@ -5,10 +5,14 @@ are plain sockets of this process. So the API process is what is measured. Its t
 what one core can deliver, roughly even on a machine with neighbours.
 
     python -m benchmarks.api_process [--streams 10,500,2000] [--seconds 8] [--turns 3] [--before DIR] [--out FILE]
+    python -m benchmarks.api_process --other "--api-processes 2" --streams 500 --loads ""
 
-``--before`` names another checkout of this project, whose server takes turns with this one. Then short chats arrive at
-fractions of the rate that the server can answer (``--loads``): who is served in time, and how soon the others are
-refused. Prints tables, then one JSON line.
+``--before`` names another checkout of this project, whose server takes turns with this one. ``--other`` gives the flags
+of another server of this checkout, which takes turns too. With several API processes all streams run through those that
+have no engine (``fronts``), so that the time of the one that has it (``owner``) is what they cost it for a token.
+
+Then short chats arrive at fractions of the rate that the server can answer (``--loads``): who is served in time, and
+how soon the others are refused. Prints tables, then one JSON line.
 """
 
 import argparse
@@ -24,10 +28,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -51,6 +55,14 @@ TTFT_SLO_S = 1.0
 WARM_S = 1.0
 """The server takes the first second of an overload for a burst that ends."""
 WARM_TOKENS = 3
+COLUMNS = {
+    "streams": "streams",
+    "cpu_us_per_token": "CPU us/token",
+    "tokens_per_cpu_s": "tokens/CPU s",
+    "busy": "busy",
+    "owner_us_per_token": "owner us/token",
+    "fronts_us_per_token": "fronts us/token",
+}
 START_S = 90.0
 
 
@@ -155,6 +167,10 @@ class Clients:
         self._selector.register(peer, selectors.EVENT_READ)
         return peer
 
+    def drop(self, peer: socket.socket) -> None:
+        self._selector.unregister(peer)
+        peer.close()
+
     def send(self, peer: socket.socket, data: bytes) -> None:
         self._current[peer] = Exchange(time.monotonic())
         self._tails[peer] = b""
@@ -231,26 +247,36 @@ class Clients:
         self._selector.close()
 
 
+class Version(NamedTuple):
+    """A server that takes turns with others."""
+
+    checkout: Path
+    flags: tuple[str, ...] = ()
+
+
 def cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
-def per_token(checkout: Path, num_streams: int, seconds: float) -> dict[str, float]:
+def per_token(version: Version, num_streams: int, seconds: float) -> dict[str, float]:
     """Processor time for a token while so many streams run."""
     step_ms = max(LEAST_STEP_MS, STEP_PER_STREAM_MS * num_streams)
-    with server(checkout, step_ms) as (process, address):
+    with server(version.checkout, step_ms, *version.flags) as (process, address):
+        fronts = _serving_fronts(process, version, address)
         clients = Clients(address)
         data = request(LONG)
-        for _ in range(num_streams):
-            clients.send(clients.open(), data)
+        for peer in _at_fronts(clients, fronts, num_streams) or [clients.open() for _ in range(num_streams)]:
+            clients.send(peer, data)
             clients.read(0.0)
         clients.read_until_all_run()
-        began_s, began_cpu_s = time.monotonic(), cpu_s(process)
+        began_s, began_cpu_s, fronts_cpu_s = time.monotonic(), cpu_s(process), sum(map(cpu_s, fronts))
         tokens, num_bytes, reads = clients.num_tokens, clients.num_bytes, clients.num_reads
         while time.monotonic() < began_s + seconds:
             clients.read(0.1)
-        took_s, took_cpu_s = time.monotonic() - began_s, cpu_s(process) - began_cpu_s
+        took_s, owner_cpu_s = time.monotonic() - began_s, cpu_s(process) - began_cpu_s
+        fronts_cpu_s = sum(map(cpu_s, fronts)) - fronts_cpu_s
+        took_cpu_s = owner_cpu_s + fronts_cpu_s
         tokens, num_bytes = clients.num_tokens - tokens, clients.num_bytes - num_bytes
         reads = clients.num_reads - reads
         if clients.num_running < num_streams:
@@ -265,7 +291,46 @@ def per_token(checkout: Path, num_streams: int, seconds: float) -> dict[str, flo
         "bytes_per_token": num_bytes / tokens,
         "reads_per_token": reads / tokens,
         "busy": took_cpu_s / took_s,
+        "owner_us_per_token": owner_cpu_s / tokens * 1e6,
+        "fronts_us_per_token": fronts_cpu_s / tokens * 1e6,
     }
+
+
+def _serving_fronts(process: psutil.Process, version: Version, address: tuple[str, int]) -> list[psutil.Process]:
+    """The further API processes, once each of them has accepted a connection."""
+    if "--api-processes" not in version.flags:
+        return []
+    count = int(version.flags[version.flags.index("--api-processes") + 1]) - 1
+    deadline_s = time.monotonic() + START_S
+    with ExitStack() as opened:
+        while time.monotonic() < deadline_s:
+            opened.enter_context(socket.create_connection(address))
+            time.sleep(0.05)
+            fronts = [child for child in process.children() if "neaptide.launch.front" in child.cmdline()]
+            if len(fronts) == count and all(client_ports(front, address) for front in fronts):
+                return fronts
+    raise SystemExit("the further API processes did not become ready")
+
+
+def client_ports(process: psutil.Process, address: tuple[str, int]) -> set[int]:
+    """Ports of the clients whose connections a process has accepted."""
+    held = process.net_connections("tcp")
+    return {one.raddr.port for one in held if one.laddr.port == address[1] and one.raddr}
+
+
+def _at_fronts(clients: Clients, fronts: Sequence[psutil.Process], count: int) -> list[socket.socket]:
+    """So many connections that further API processes have accepted; none without such processes."""
+    found: list[socket.socket] = []
+    while fronts and len(found) < count:
+        new = [clients.open() for _ in range(count)]
+        time.sleep(0.5)  # until all are accepted
+        ports = set[int]().union(*(client_ports(front, clients.address) for front in fronts))
+        for peer in new:
+            if peer.getsockname()[1] in ports and len(found) < count:
+                found.append(peer)
+            else:
+                clients.drop(peer)
+    return found
 
 
 def answers_per_s(address: tuple[str, int], seconds: float) -> float:
@@ -298,10 +363,10 @@ def arrivals(address: tuple[str, int], per_s: float, seconds: float) -> list[Exc
     return clients.ended
 
 
-def at_load(checkout: Path, loads: Sequence[float], seconds: float) -> list[dict[str, float]]:
+def at_load(version: Version, loads: Sequence[float], seconds: float) -> list[dict[str, float]]:
     """What becomes of chats that arrive at each fraction of the rate that the server can answer."""
     found = []
-    with server(checkout, LEAST_STEP_MS) as (_, address):
+    with server(version.checkout, LEAST_STEP_MS, *version.flags) as (_, address):
         answers_per_s(address, 1.0)
         for load in loads:
             per_s = answers_per_s(address, seconds)  # anew: neighbours may have come
@@ -358,35 +423,40 @@ def main() -> None:
         "--loads", default="0.5,1,2,4", help="arrivals by what can be answered; '' leaves it out (0.5,1,2,4)"
     )
     parser.add_argument("--before", type=Path, metavar="DIR", help="another checkout, whose server takes turns")
+    parser.add_argument("--other", metavar="FLAGS", help="flags of another server, which takes turns")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON here")
     args = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    checkouts = {"now": REPOSITORY} | ({"before": args.before.resolve()} if args.before else {})
+    versions = {"now": Version(REPOSITORY)}
+    if args.before:
+        versions["before"] = Version(args.before.resolve())
+    if args.other:
+        versions["other"] = Version(REPOSITORY, tuple(args.other.split()))
     found: dict[str, Any] = {
         "machine": machine(),
-        "commits": {name: commit_of(path) for name, path in checkouts.items()},
+        "commits": {name: commit_of(version.checkout) for name, version in versions.items()},
     }
     rows: list[Sequence[object]] = []
     found["per_token"] = []
     for num_streams in map(int, args.streams.split(",")):
-        runs: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
+        runs: dict[str, list[dict[str, float]]] = {name: [] for name in versions}
         for _ in range(args.turns):
-            for name, checkout in checkouts.items():
-                runs[name].append(per_token(checkout, num_streams, args.seconds))
+            for name, version in versions.items():
+                runs[name].append(per_token(version, num_streams, args.seconds))
         for name, its_runs in runs.items():
             medians = {key: statistics.median(run[key] for run in its_runs) for key in its_runs[0]}
             found["per_token"].append({"version": name, **medians})
-            rows.append([name, *(medians[key] for key in ("streams", "cpu_us_per_token", "tokens_per_cpu_s", "busy"))])
+            rows.append([name, *(medians[key] for key in COLUMNS)])
     loads = [float(load) for load in args.loads.split(",") if load]
     loaded: list[Sequence[object]] = []
     found["at_load"] = []
-    for name, checkout in checkouts.items() if loads else ():
-        for run in at_load(checkout, loads, args.seconds):
+    for name, version in versions.items() if loads else ():
+        for run in at_load(version, loads, args.seconds):
             found["at_load"].append({"version": name, **run})
             loaded.append([name, *run.values()])
     found["machine_after"] = machine()
-    print_table("API process", ["version", "streams", "CPU us/token", "tokens/CPU s", "busy"], rows)
+    print_table("API process", ["version", *COLUMNS.values()], rows)
     if loaded:
         columns = ("version", "load", "chats/s", "served", "refused", "others", "of ceiling", "in time", "after 1 s")
         times = ("TTFT p50 s", "p99 s", "p99 s as the server says", "refused p50 s", "p99 s", "Retry-After")

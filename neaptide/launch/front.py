@@ -1,6 +1,6 @@
 """Composition root of a front process: it answers generation requests, and forwards all others to the owner.
 
-The owner starts it with ``python -m neaptide.launch.front LINK_FD LISTENER_FD FORWARD_PATH SETTINGS_JSON``.
+The owner starts it with ``python -m neaptide.launch.front LINK_FD FORWARD_PATH SETTINGS_JSON``.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from fastapi.exceptions import RequestValidationError
 
 from neaptide.launch.collector import pass_over_start_up
 from neaptide.launch.connections import Server, uvicorn_config
-from neaptide.launch.serve import model_context
+from neaptide.launch.serve import listen_too, model_context
 from neaptide.launch.stopping import Drain, cut
 from neaptide.server.context import ServingContext
 from neaptide.server.fronts.front import (
@@ -42,7 +42,7 @@ from neaptide.server.text.native_memory import keep_little
 logger = logging.getLogger("neaptide.launch.front")  # this module is the main one
 
 
-def main(link: socket.socket, listener: socket.socket, forward_path: Path, settings: Settings) -> int:
+def main(link: socket.socket, forward_path: Path, settings: Settings) -> int:
     """Serves until the owner says otherwise. Returns the exit status."""
     configure_logging(settings.log_level, settings.log_format)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # It logs each forwarded request.
@@ -50,7 +50,7 @@ def main(link: socket.socket, listener: socket.socket, forward_path: Path, setti
     logging.disable(logging.WARNING)  # The owner has logged what the model's files say.
     context, _ = model_context(settings, data_path(settings.data_dir))
     logging.disable(logging.NOTSET)
-    asyncio.run(_serve(link, listener, forward_path, settings, context))
+    asyncio.run(_serve(link, forward_path, settings, context))
     return 0
 
 
@@ -67,9 +67,7 @@ class StopSignals:
         self.drain.on_signal()
 
 
-async def _serve(
-    link: socket.socket, listener: socket.socket, forward_path: Path, settings: Settings, context: ServingContext
-) -> None:
+async def _serve(link: socket.socket, forward_path: Path, settings: Settings, context: ServingContext) -> None:
     keys = KeyRing()
     stop = StopSignals()
     owner = OwnerPeer(context.client, keys, stop.on_signal)
@@ -86,7 +84,7 @@ async def _serve(
     tallies.start()
     context.turns.start()
     logger.info("a further API process serves %s", context.model_id)
-    await server.serve(sockets=[listener])
+    await server.serve(sockets=[listen_too(settings.host, settings.port)])
     await cut(server.server_state.tasks)
     await context.turns.stop()
     await tallies.stop()
@@ -113,11 +111,10 @@ def _app(
 
 
 if __name__ == "__main__":
-    _, link_fd, listener_fd, path, settings_json = sys.argv
+    _, link_fd, path, settings_json = sys.argv
     sys.exit(
         main(
             socket.socket(fileno=int(link_fd)),
-            socket.socket(fileno=int(listener_fd)),
             Path(path),
             msgspec.json.decode(settings_json, type=Settings),
         )

@@ -208,7 +208,9 @@ def serve(settings: Settings, listener: socket.socket | None = None) -> int:
     keep_little()
     data_dir = data_path(settings.data_dir)
     context, config = model_context(settings, data_dir)
-    listener = listener or listen(settings.host, settings.port)
+    if listener is not None and settings.api_processes > 1:
+        raise WrongValueError("api_processes is for neaptide serve: servers of a cluster have one API process each")
+    listener = listener or listen(settings.host, settings.port, is_shared=settings.api_processes > 1)
     try:
         return asyncio.run(_serve(settings, context, config, data_dir, listener))
     finally:
@@ -378,6 +380,7 @@ def _fronts(
     forwarded.listen(BACKLOG)
     given = msgspec.structs.replace(
         settings,
+        port=listener.getsockname()[1],
         model=settings.model if settings.model == EMBEDDED_MODEL else config.executor.model_path,
         served_model_name=parts.context.model_id,
         # What they do not use: keys come over the link, and no secret belongs on a command line.
@@ -389,17 +392,28 @@ def _fronts(
         step_log=None,
     )
     settings_json = msgspec.json.encode(given).decode()
-    return Fronts(settings.api_processes - 1, parts, settings_json, listener, own), [listener, forwarded]
+    return Fronts(settings.api_processes - 1, parts, settings_json, own), [listener, forwarded]
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
     """Listens on the address before anything is stored or started, so that a port in use is reported at once.
 
     Two sockets may be bound to one port until one of them listens, so binding alone does not show a conflict.
 
+    Args:
+        is_shared: whether further processes will listen on the address (``listen_too``).
+
     Raises:
         LaunchError: the address is not available.
     """
+    if is_shared:
+        # Alone first: another server may share its port in the same way, and would get half of the connections.
+        with listen(host, port) as alone:
+            port = alone.getsockname()[1]
+        try:
+            return listen_too(host, port)
+        except OSError as error:
+            raise LaunchError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -410,6 +424,24 @@ def listen(host: str, port: int) -> socket.socket:
         listener.close()
         advice = "; choose another with --port, 0 takes a free one" if error.errno == errno.EADDRINUSE else ""
         raise LaunchError(f"cannot listen on {host}:{port}: {error.strerror or error}{advice}") from error
+    return listener
+
+
+def listen_too(host: str, port: int) -> socket.socket:
+    """Listens on an address that several processes of a server share; the kernel spreads new connections evenly.
+
+    Raises:
+        OSError: the address is not available.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
     return listener
 
 

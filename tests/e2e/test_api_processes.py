@@ -233,6 +233,7 @@ def test_a_stop_signal_lets_streams_of_all_processes_end(server: Processes) -> N
     assert "Traceback" not in server.log
 
 
+@pytest.mark.full
 def test_a_killed_owner_ends_the_front_processes(server: Processes) -> None:
     front = psutil.Process(server.front)
     server.kill_both()

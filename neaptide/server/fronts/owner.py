@@ -245,18 +245,14 @@ class Fronts:
 
     Args:
         count: number of processes.
-        settings_json: the server's settings for them, without secrets.
-        listener: the server's listening socket, which they share. Whichever process is idle accepts a connection.
+        settings_json: the server's settings for them, with its port and without secrets.
         own: directory of the owner's unix socket, to which they forward everything but generation requests.
     """
 
-    def __init__(
-        self, count: int, parts: OwnerParts, settings_json: str, listener: socket.socket, own: PrivateDirectory
-    ) -> None:
+    def __init__(self, count: int, parts: OwnerParts, settings_json: str, own: PrivateDirectory) -> None:
         self._count = count
         self._parts = parts
         self._settings_json = settings_json
-        self._listener = listener
         self._own = own
         self._accepted: list[AcceptedKey] = []
         self._peers: set[FrontPeer] = set()
@@ -340,12 +336,11 @@ class Fronts:
         return cause_of_death(process.returncode)
 
     async def _start_process(self, theirs: socket.socket) -> asyncio.subprocess.Process:
-        descriptors = [theirs.fileno(), self._listener.fileno()]
         return await start_child(
             MODULE,
-            *map(str, descriptors),
+            str(theirs.fileno()),
             str(self._own.path / SOCKET),
             self._settings_json,
             talks=False,
-            pass_fds=descriptors,
+            pass_fds=[theirs.fileno()],
         )
