@@ -202,8 +202,7 @@ class FrontPeer:
         for tier, (prompt, cached, generated) in tally.tokens.items():
             metrics.on_tokens(tier, prompt, cached, generated)
         for tier, gaps in tally.gaps_s.items():
-            for gap_s in gaps:
-                metrics.on_gap(tier, gap_s)
+            metrics.on_gaps(tier, gaps)
         for number in tally.started:
             if (begun := self._held.begun.get(number)) is not None:
                 begun.timing.choices = [ChoiceTiming(first_s=begun.timing.arrival_s)]

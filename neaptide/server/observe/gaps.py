@@ -1,6 +1,6 @@
 """Histograms and counters of values that come with every token or step."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry
@@ -24,6 +24,17 @@ class Tally:
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
+
+
+    def observe_all(self, values: Iterable[float]) -> None:
+        """As ``observe`` for each, in less time."""
+        ordered, before = sorted(values), 0
+        for index, bound in enumerate(self._bounds):
+            count = bisect_right(ordered, bound)
+            self.counts[index] += count - before
+            before = count
+        self.counts[-1] += len(ordered) - before
+        self.sum += sum(ordered)
 
 
 class TallyHistogram(Collector):

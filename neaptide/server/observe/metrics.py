@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections import Counter as Counts
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -78,6 +78,8 @@ class MetricsSink(EndSink, Protocol):
     """Additional series for the same events."""
 
     def on_gap(self, tier: Tier, gap_s: float) -> None: ...
+
+    def on_gaps(self, tier: Tier, gaps_s: Sequence[float]) -> None: ...
 
     def on_tokens(self, tier: Tier, prompt_tokens: int, cached_tokens: int, new_tokens: int) -> None: ...
 
@@ -213,6 +215,12 @@ class ServerMetrics:
         self._gaps_of_tier[tier].observe(gap_s)
         for sink in self._sinks:
             sink.on_gap(tier, gap_s)
+
+    def on_gaps(self, tier: Tier, gaps_s: Sequence[float]) -> None:
+        """As ``on_gap`` for each, in less time."""
+        self._gaps_of_tier[tier].observe_all(gaps_s)
+        for sink in self._sinks:
+            sink.on_gaps(tier, gaps_s)
 
     def on_tokens(self, tier: Tier, prompt_tokens: int, cached_tokens: int, new_tokens: int) -> None:
         """Notes the tokens of one output of a choice; those of the prompt with the first output only."""

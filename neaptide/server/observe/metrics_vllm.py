@@ -4,6 +4,8 @@ If offline work counted as "waiting", a router would take the server for overloa
 has its series.
 """
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from neaptide.engine.messages import EngineReady, StepStats
@@ -168,6 +170,11 @@ class VllmMetrics:
         """Notes the time between two outputs."""
         if request_class(tier) is RequestClass.ONLINE:
             self._gaps.observe(gap_s)
+
+    def on_gaps(self, tier: Tier, gaps_s: Sequence[float]) -> None:
+        """Notes several of them."""
+        if request_class(tier) is RequestClass.ONLINE:
+            self._gaps.observe_all(gaps_s)
 
     def on_tokens(self, tier: Tier, prompt_tokens: int, cached_tokens: int, new_tokens: int) -> None:
         """Notes the tokens of one output."""
