@@ -344,8 +344,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     api_processes: Annotated[
         int,
         Option(
-            "Number of processes that answer chats and completions, each on one core. Give more than 1 where one core "
-            "cannot send all tokens.",
+            "Number of processes that answer chats, completions and responses, each on one core. Give more than 1 "
+            "where one core cannot send all tokens.",
             "N",
             low=1,
             high=64,

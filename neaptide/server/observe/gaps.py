@@ -25,7 +25,6 @@ class Tally:
         self.counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
-
     def observe_all(self, values: Iterable[float]) -> None:
         """As ``observe`` for each, in less time."""
         ordered, before = sorted(values), 0
