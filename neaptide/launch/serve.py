@@ -203,13 +203,13 @@ def serve(settings: Settings, listener: socket.socket | None = None) -> int:
         SettingsError, LaunchError: the model, the port, the data directory or the engine cannot be used.
         MissingPartError: a package that the settings need is not installed.
     """
+    if listener is not None and settings.api_processes > 1:
+        raise WrongValueError("api_processes is for neaptide serve: servers of a cluster have one API process each")
     check_parts(settings)
     configure_logging(settings.log_level, settings.log_format)
     keep_little()
     data_dir = data_path(settings.data_dir)
     context, config = model_context(settings, data_dir)
-    if listener is not None and settings.api_processes > 1:
-        raise WrongValueError("api_processes is for neaptide serve: servers of a cluster have one API process each")
     listener = listener or listen(settings.host, settings.port, is_shared=settings.api_processes > 1)
     try:
         return asyncio.run(_serve(settings, context, config, data_dir, listener))

@@ -4,13 +4,23 @@ import json
 import logging
 import os
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from neaptide.launch.serve import LaunchError, embedded_model_path, keep_kernels, listen, model_context
+from neaptide.launch.serve import (
+    LaunchError,
+    WrongValueError,
+    embedded_model_path,
+    keep_kernels,
+    listen,
+    listen_too,
+    model_context,
+    serve,
+)
 from neaptide.server.settings import Settings
 
 OTHER_PORT = "choose another with --port, 0 takes a free one"
@@ -23,6 +33,22 @@ def test_of_two_starts_on_one_port_the_later_one_is_told() -> None:
         with pytest.raises(LaunchError) as refused:
             listen(host, port)
     assert str(refused.value) == f"cannot listen on {host}:{port}: Address already in use; {OTHER_PORT}"
+
+
+def test_only_processes_of_one_server_share_a_port() -> None:
+    host = "127.0.0.1"
+    with listen(host, 0, is_shared=True) as first:
+        port = first.getsockname()[1]
+        with listen_too(host, port) as second:
+            assert second.getsockname() == first.getsockname()
+        for is_shared in (False, True):
+            with pytest.raises(LaunchError, match="Address already in use"):
+                listen(host, port, is_shared=is_shared)
+
+
+def test_a_server_of_a_cluster_has_one_api_process() -> None:
+    with socket.socket() as listener, pytest.raises(WrongValueError, match="^api_processes is for neaptide serve"):
+        serve(Settings(api_processes=2), listener)
 
 
 @pytest.fixture

@@ -43,6 +43,8 @@ from neaptide.server.observe.request_log import RequestRecord, RequestTerms
 from neaptide.server.observe.timing import RequestTiming
 
 TALLY_EVERY_S = 0.1
+SIGN_OF_LIFE_EVERY = 10
+"""Every so many tallies are sent even if they are empty."""
 
 
 class OwnerPeer:
@@ -180,15 +182,15 @@ class Tallies:
         """Notes the end of a request."""
         self._silent.pop(number, None)
 
-    def send(self) -> None:
-        """Tells the owner, if there is anything."""
+    def send(self, *, is_sign_of_life: bool = False) -> None:
+        """Tells the owner, if there is anything or it wants a sign of life."""
         started = [number for number, timing in self._silent.items() if timing.ttft_s is not None]
         for number in started:
             del self._silent[number]
         gaps_s = {tier: gaps for tier, gaps in self.gaps_s.items() if gaps}
         connections = self._connections()
         new = (self.tokens, gaps_s, started, self.replies, self.ended_connections, self.used)
-        if any(new) or connections != self._told_connections:
+        if is_sign_of_life or any(new) or connections != self._told_connections:
             self._told_connections = connections
             self._owner.tell(FrontTally(connections, *new))
             self._begin()
@@ -204,9 +206,9 @@ class Tallies:
         self.send()
 
     async def _send_again(self) -> None:
-        while True:
+        for number in itertools.count():
+            self.send(is_sign_of_life=number % SIGN_OF_LIFE_EVERY == 0)
             await asyncio.sleep(TALLY_EVERY_S)
-            self.send()
 
 
 class FrontCounts:

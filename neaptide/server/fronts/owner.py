@@ -51,6 +51,8 @@ SOCKET = "owner.sock"
 MODULE = "neaptide.launch.front"
 MAX_UNSENT_BYTES = 64 << 20
 """Bytes that a front process may leave unread. One that leaves more hangs, and is replaced."""
+LOOK_S = 10.0
+"""Time between two looks at a process. One that says nothing between three looks hangs: it reports every second."""
 END_S = 1.0
 """Time for a process to end after its connection to the owner has."""
 LOST = "api_process_lost"
@@ -100,6 +102,7 @@ class FrontPeer:
         self._held = _Held()
         self._outputs: list[RequestOutput] = []
         self._taking: dict[int, asyncio.Task[None]] = {}
+        self._num_heard = 0
         self.link = FrontLink(self._on_frame)
 
     # ---- to the front ----
@@ -107,9 +110,8 @@ class FrontPeer:
     def tell(self, message: ToFront) -> None:
         """Sends a message."""
         self.link.tell(message)
-        if self.link.num_unsent_bytes > MAX_UNSENT_BYTES and self._process.returncode is None:
-            logger.error("an API process does not read what it is sent, and is killed")
-            self._process.kill()
+        if self.link.num_unsent_bytes > MAX_UNSENT_BYTES:
+            self._kill("does not read what it is sent")
 
     def on_ready(self, info: EngineReady) -> None:
         """As in ``Relay``."""
@@ -129,9 +131,25 @@ class FrontPeer:
             outputs, self._outputs = self._outputs, []
             self.tell(StepOutputs(outputs, []))
 
+    def _kill(self, fault: str) -> None:
+        if self._process.returncode is None:
+            logger.error("an API process %s, and is killed", fault)
+            self._process.kill()
+
+    async def until_ended(self) -> None:
+        """Returns when the process has ended, and kills one that hangs. The first look waits for its first word."""
+        before, num_silent = 0, 0
+        while not (await asyncio.wait({self.link.closed}, timeout=LOOK_S))[0]:
+            num_silent = num_silent + 1 if self._num_heard == before > 0 else 0
+            before = self._num_heard
+            # Two looks: after the first one the whole machine may have been stopped.
+            if num_silent == 2:
+                self._kill("is silent")
+
     # ---- from the front ----
 
     def _on_frame(self, frame: bytes, _: bool) -> None:
+        self._num_heard += 1
         context, metrics, limiter = self._parts.context, self._parts.metrics, self._parts.limiter
         match to_owner_decoder.decode(frame):
             case AddRequest() as request:
@@ -321,7 +339,7 @@ class Fronts:
             self._parts.context.client.add_relay(peer)
             if self._draining.is_set():
                 peer.tell(DrainFront())
-            await asyncio.shield(peer.link.closed)
+            await peer.until_ended()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(END_S):
                     await process.wait()

@@ -15,7 +15,7 @@ from neaptide.server.engine_client.client import EngineClient, EngineUnavailable
 from neaptide.server.fronts import owner as owner_module
 from neaptide.server.fronts.front import FrontAdmission, FrontCounts, FrontMetrics, OwnerPeer, Tallies
 from neaptide.server.fronts.messages import AcceptKeys, EnterQueue
-from neaptide.server.fronts.owner import LOST, FrontPeer, OwnerParts
+from neaptide.server.fronts.owner import LOOK_S, LOST, FrontPeer, OwnerParts
 from neaptide.server.http.auth import KeyRing, parse_keys
 from neaptide.server.http.errors import OverloadedError
 from neaptide.server.limits.counts import Taken
@@ -23,6 +23,7 @@ from neaptide.server.limits.usage import KeyLimits, LimitName
 from neaptide.server.observe.timing import ChoiceTiming, RequestTiming
 from tests.patience import until
 from tests.server.conftest import Server
+from tests.server.engine_client.loop_clock import LoopClock
 from tests.server.fake_engine import hashed_token, ready
 
 ONLINE = RequestClass.ONLINE
@@ -221,6 +222,17 @@ async def test_a_process_that_does_not_read_is_killed(pair: Pair, monkeypatch: p
         pair.peer.give(output)
         pair.peer.flush()
     assert pair.process.is_killed
+
+
+async def test_a_process_that_falls_silent_is_killed(pair: Pair, loop_clock: LoopClock) -> None:
+    pair.tallies.send(is_sign_of_life=True)
+    watching = asyncio.ensure_future(pair.peer.until_ended())
+    killed = []
+    for _ in range(4):
+        await loop_clock.pass_s(LOOK_S)
+        killed.append(pair.process.is_killed)
+    assert killed == [False, False, True, True]
+    watching.cancel()
 
 
 async def test_changed_keys_are_accepted(pair: Pair) -> None:
