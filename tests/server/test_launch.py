@@ -47,7 +47,7 @@ def test_only_processes_of_one_server_share_a_port() -> None:
 
 
 def test_a_server_of_a_cluster_has_one_api_process() -> None:
-    with socket.socket() as listener, pytest.raises(WrongValueError, match="^api_processes is for neaptide serve"):
+    with socket.socket() as listener, pytest.raises(WrongValueError, match=r"^api_processes is for neaptide serve"):
         serve(Settings(api_processes=2), listener)
 
 
