@@ -7,6 +7,7 @@ import asyncio
 import logging
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -76,17 +77,16 @@ async def _serve(link: socket.socket, forward_path: Path, settings: Settings, co
     tallies = Tallies(owner, lambda: len(server.server_state.connections))
     metrics = FrontMetrics(owner, tallies)
     context.admission = FrontAdmission(owner, settings.max_online_requests, settings.max_offline_requests)
+    context.waits.on_refused = partial(metrics.on_refused_unread, context.model_id)
     app = _app(context, keys, metrics, RateLimiter(FrontCounts(owner, tallies), FrontKeyMetrics(owner)), settings)
     forwarder = Forwarder(app, ENDPOINTS, forward_path)
-    server = Server(uvicorn_config(settings, forwarder, metrics.http))
+    server = Server(uvicorn_config(settings, forwarder, metrics.http, context.waits))
     stop.drain = Drain(server, context, None, settings.drain_timeout_s, settings.drain_min_s)
     pass_over_start_up()
     tallies.start()
-    context.turns.start()
     logger.info("a further API process serves %s", context.model_id)
     await server.serve(sockets=[listen_too(settings.host, settings.port)])
     await cut(server.server_state.tasks)
-    await context.turns.stop()
     await tallies.stop()
     await forwarder.close()
     context.grammars.close()

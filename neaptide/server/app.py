@@ -10,7 +10,6 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 
 import neaptide
 from neaptide.engine.messages import EngineReady, Occupancy, StepStats
-from neaptide.engine.params import Tier
 from neaptide.server.batches.metrics import BatchMetrics
 from neaptide.server.batches.service import BatchService
 from neaptide.server.context import ServingContext
@@ -30,7 +29,6 @@ from neaptide.server.observe.metrics_engine import EngineMetrics
 from neaptide.server.observe.metrics_info import InfoMetrics
 from neaptide.server.observe.metrics_keys import CostMetrics, KeyMetrics
 from neaptide.server.observe.metrics_vllm import VllmMetrics
-from neaptide.server.observe.request_log import RequestRecord
 from neaptide.server.openai.openapi import install_openapi
 from neaptide.server.routes import (
     admin,
@@ -86,7 +84,7 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     state.context.client.subscribe(EngineReady, metrics.history.on_engine_ready)
     engine = EngineState(state.context.client, state.context.clock)
     metrics.own_wait.set_function(lambda: state.context.waits.forecast_s)
-    state.context.waits.on_refused = partial(_note_refused_unread, metrics, state.context.model_id)
+    state.context.waits.on_refused = partial(metrics.on_refused_unread, state.context.model_id)
     EngineMetrics(state.registry, engine)
     InfoMetrics(state.registry, lambda: facts_of(state.context))
     if state.metrics_compat == "vllm":
@@ -136,16 +134,3 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     for router in (*(module.router for module in own), *extra_routers):
         app.include_router(router)
     return app
-
-
-def _note_refused_unread(metrics: ServerMetrics, model: str, endpoint: str, request_id: str) -> None:
-    """Notes a chat that was refused before anything was known of it but its path."""
-    record = RequestRecord(
-        request_id=request_id,
-        endpoint=endpoint,
-        tier=Tier.DEFAULT.value,
-        model=model,
-        outcome="shed",
-        error_code="overloaded",
-    )
-    metrics.on_refused(record)

@@ -261,6 +261,18 @@ class ServerMetrics:
             self.rejected.labels(record.tier, "overloaded").inc()
         log_request(record)
 
+    def on_refused_unread(self, model: str, endpoint: str, request_id: str) -> None:
+        """Notes a chat that was refused before anything was known of it but its path."""
+        record = RequestRecord(
+            request_id=request_id,
+            endpoint=endpoint,
+            tier=Tier.DEFAULT.value,
+            model=model,
+            outcome="shed",
+            error_code="overloaded",
+        )
+        self.on_refused(record)
+
     def on_finished(self, record: RequestRecord, prepared: RequestTerms, timing: RequestTiming) -> None:
         """Notes the end of a request that the engine got, successful or not."""
         tier = record.tier
