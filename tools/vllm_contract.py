@@ -36,6 +36,7 @@ SIGNATURES = {
     "vllm.v1.executor.multiproc_executor": ("MultiprocExecutor.execute_model", "MultiprocExecutor.sample_tokens"),
     "vllm.v1.engine.core": ("EngineCore.__init__", "EngineCore.shutdown"),
     "vllm.v1.core.sched.output": ("SchedulerOutput.make_empty",),
+    "vllm.v1.outputs": ("AsyncModelRunnerOutput.get_output",),
     "vllm.v1.attention.backends.cpu_attn": (
         "CPUAttentionBackend.supports_block_size",
         "CPUAttentionBackend.get_supported_kernel_block_sizes",

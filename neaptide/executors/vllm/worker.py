@@ -87,8 +87,8 @@ def copy_blocks(
 
 
 def finish_saves(worker: Any) -> Any:
-    """The end of the saves of the last ``copy_blocks``, or their error. A step's outputs are waited for in the same
-    way."""
+    """An output that vLLM waits for as for a step's. It comes once the saves of the last ``copy_blocks`` are done, or
+    raises their error."""
     from vllm.v1.outputs import AsyncModelRunnerOutput
 
     class Saved(AsyncModelRunnerOutput):  # type: ignore[misc]
