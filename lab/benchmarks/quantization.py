@@ -2,10 +2,10 @@
 
 Answers: all layers but the logits' are quantized, whether that is faster or not, and in another row the logits too.
 Every position of some sequences is computed each way, in one chunk each: how often the most likely token is the same,
-how far the logits are from those in float32, and the perplexity of the tokens that are there. Sequences are pages of
-this repository's ``docs`` for a directory's model. For the embedded one they are chats with the right answers, of which
-only the answers count. For the 111M model, whose text is noise, they are random tokens, whose perplexity says nothing.
-Then the embedded model's skills: exact answers to held-out questions.
+how far the logits are from those in float32, and the perplexity of the tokens that are there. Sequences are parts of
+this repository's ``docs/*.md`` for a directory's model. For the embedded one they are chats with the right answers, of
+which only the answers count. For the 111M model, whose text is noise, they are random tokens, whose perplexity says
+nothing. Then the embedded model's skills: exact answers to held-out questions.
 
 Speed: steps without and with ``w8a8`` by turns, where each layer is quantized only if that is faster.
 
@@ -119,10 +119,11 @@ def differences(found: Mapping[str, Steps], sequences: Iterable[Text]) -> dict[s
 
 
 def pages(tokenizer: Tokenizer, count: int) -> list[Text]:
-    """The first tokens of the repository's user docs, in order of their names."""
+    """Parts of the repository's user docs, at equal distances."""
     text = "\n\n".join(page.read_text(encoding="utf-8") for page in sorted((REPOSITORY / "docs").glob("*.md")))
     tokens = tokenizer.encode(text)
-    starts = range(0, len(tokens) - PAGE_TOKENS, PAGE_TOKENS)
+    distance = max(PAGE_TOKENS, len(tokens) // count)
+    starts = range(0, len(tokens) - PAGE_TOKENS, distance)
     return [Text(tokens[start : start + PAGE_TOKENS], 1) for start in starts[:count]]
 
 
