@@ -247,7 +247,7 @@ class Clients:
         self._selector.close()
 
 
-class Version(NamedTuple):
+class ServerVersion(NamedTuple):
     """A server that takes turns with others."""
 
     checkout: Path
@@ -259,7 +259,7 @@ def cpu_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def per_token(version: Version, num_streams: int, seconds: float) -> dict[str, float]:
+def per_token(version: ServerVersion, num_streams: int, seconds: float) -> dict[str, float]:
     """Processor time for a token while so many streams run."""
     step_ms = max(LEAST_STEP_MS, STEP_PER_STREAM_MS * num_streams)
     with server(version.checkout, step_ms, *version.flags) as (process, address):
@@ -296,7 +296,7 @@ def per_token(version: Version, num_streams: int, seconds: float) -> dict[str, f
     }
 
 
-def _serving_fronts(process: psutil.Process, version: Version, address: tuple[str, int]) -> list[psutil.Process]:
+def _serving_fronts(process: psutil.Process, version: ServerVersion, address: tuple[str, int]) -> list[psutil.Process]:
     """The further API processes, once each of them has accepted a connection."""
     if "--api-processes" not in version.flags:
         return []
@@ -363,7 +363,7 @@ def arrivals(address: tuple[str, int], per_s: float, seconds: float) -> list[Exc
     return clients.ended
 
 
-def at_load(version: Version, loads: Sequence[float], seconds: float) -> list[dict[str, float]]:
+def at_load(version: ServerVersion, loads: Sequence[float], seconds: float) -> list[dict[str, float]]:
     """What becomes of chats that arrive at each fraction of the rate that the server can answer."""
     found = []
     with server(version.checkout, LEAST_STEP_MS, *version.flags) as (_, address):
@@ -428,11 +428,11 @@ def main() -> None:
     args = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    versions = {"now": Version(REPOSITORY)}
+    versions = {"now": ServerVersion(REPOSITORY)}
     if args.before:
-        versions["before"] = Version(args.before.resolve())
+        versions["before"] = ServerVersion(args.before.resolve())
     if args.other:
-        versions["other"] = Version(REPOSITORY, tuple(args.other.split()))
+        versions["other"] = ServerVersion(REPOSITORY, tuple(args.other.split()))
     found: dict[str, Any] = {
         "machine": machine(),
         "commits": {name: commit_of(version.checkout) for name, version in versions.items()},
