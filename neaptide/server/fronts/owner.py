@@ -83,7 +83,7 @@ class _TakenAmounts:
 
 
 @dataclass(slots=True)
-class _Held:
+class _FrontHoldings:
     """What one front process holds, by its numbers; the owner releases it when the process dies."""
 
     queued: dict[int, tuple[RequestClass, str, int]] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class FrontPeer:
     def __init__(self, parts: OwnerParts, process: asyncio.subprocess.Process) -> None:
         self._parts = parts
         self._process = process
-        self._held = _Held()
+        self._held = _FrontHoldings()
         self._outputs: list[RequestOutput] = []
         self._taking: dict[int, asyncio.Task[None]] = {}
         self._num_heard = 0
@@ -237,7 +237,7 @@ class FrontPeer:
         """Releases what the ended process held. Its clients' connections have broken."""
         for task in list(self._taking.values()):
             await asyncio.gather(task, return_exceptions=True)
-        context, held, self._held = self._parts.context, self._held, _Held()
+        context, held, self._held = self._parts.context, self._held, _FrontHoldings()
         for entry in held.queued.values():
             context.admission.leave(*entry)
         for one in held.taken.values():
