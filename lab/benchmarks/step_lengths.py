@@ -2,7 +2,8 @@
 
 The profile is measured first, as ``neaptide calibrate`` does. Then engines over our executor take turns: one chooses
 its steps freely, the others may not exceed a length. Lines always wait. Each computed step is also predicted, so that
-both rates are of the same steps.
+both rates are of the same steps. The calibration's reference step is timed before and after each turn, and predictions
+are scaled by its change since the calibration: neighbours make a machine slower or faster.
 
     python -m lab.benchmarks.step_lengths [--lengths-ms 39 100 350] [--seconds 20] [--turns 3] [--smoke]
 
@@ -22,6 +23,7 @@ import torch
 
 from benchmarks.common import EMBEDDED, machine, model_111m, print_table, random_prompts, vocab_size
 from benchmarks.engine_runs import Engine
+from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, ProfileConfig, SchedulerConfig
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.scheduler.base import Scheduler
@@ -29,6 +31,8 @@ from neaptide.engine.scheduler.judgement import UNKNOWN_WAIT
 from neaptide.engine.steps.plan import StepResult
 from neaptide.engine.steps.step import Step
 from neaptide.estimator.calibration.calibrate import FULL
+from neaptide.estimator.calibration.micro_runs import MicroRunner
+from neaptide.estimator.calibration.steps import REFERENCE
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.device_profile import save_profile
@@ -40,6 +44,8 @@ LINES, MAX_NUM_SEQS = 160, 64
 """Lines of a turn, of which none must be the last one, and how many of them hold memory at once."""
 MAX_MODEL_LEN, BLOCK_SIZE = 512, 16
 WARM_UP_S = 6.0
+REFERENCE_RUNS = 15
+"""Runs of the reference step before and after a turn."""
 FREE = "free"
 
 
@@ -72,6 +78,8 @@ class Watched(EngineObserver):
 class Turn:
     step_ms: float
     tokens_per_s: float
+    speed: float
+    """Of the machine, over that in the calibration."""
     error: float
     """Predicted over real rate, less 1."""
 
@@ -96,21 +104,28 @@ def engine_of(model: Path, profile: Path, length_s: float | None, threads: int, 
     )
 
 
-def turn(engine: Engine, model: Path, seconds: float, seed: int) -> Turn:
+def reference_s(engine: Engine) -> float:
+    """Time of the reference step on an idle engine."""
+    runner = MicroRunner(engine.core._executor._executor, MonotonicClock(), BLOCK_SIZE)
+    return statistics.median(runner.run(REFERENCE) for _ in range(REFERENCE_RUNS))
+
+
+def turn(engine: Engine, model: Path, seconds: float, seed: int, calibrated_reference_s: float) -> Turn:
     cost_model = engine.core.scheduler.cost_model
     assert isinstance(cost_model, OnlineCostModel)
     watched = Watched(cost_model.base)
     engine.core.subscribe(watched)
+    before_s = reference_s(engine)
     ids = engine.ask(random_prompts(LINES, PROMPT_TOKENS, vocab_size(model), seed=seed), NEW_TOKENS)
     engine.run_for(min(WARM_UP_S, seconds))
     watched.is_on = True
     engine.run_for(seconds)
     watched.is_on = False
     engine.abort(ids)
-    predicted_s = watched.total_s - watched.executed_s + watched.predicted_s
-    return Turn(
-        1e3 * watched.total_s / watched.steps, watched.tokens / watched.total_s, watched.total_s / predicted_s - 1.0
-    )
+    speed = 2.0 * calibrated_reference_s / (before_s + reference_s(engine))
+    predicted_s = watched.total_s - watched.executed_s + watched.predicted_s / speed
+    step_ms, tokens_per_s = 1e3 * watched.total_s / watched.steps, watched.tokens / watched.total_s
+    return Turn(step_ms, tokens_per_s, speed, watched.total_s / predicted_s - 1.0)
 
 
 def summary(turns: dict[str, list[Turn]]) -> dict[str, Any]:
@@ -144,6 +159,7 @@ def main() -> None:
         profile = Path(directory) / "measured.json"
         report, subject = calibrate_model(str(model), FULL, device="cpu", dtype=args.dtype, num_threads=args.threads)
         save_profile(report.profile(subject, "measured", "2000-01-01", ""), profile)
+        calibrated_reference_s = statistics.median(report.measurements.reference_s)
         lengths_s = {FREE: None} | {f"{length:g} ms": length / 1e3 for length in args.lengths_ms}
         engines = {
             name: engine_of(model, profile, length_s, args.threads, args.dtype) for name, length_s in lengths_s.items()
@@ -152,16 +168,21 @@ def main() -> None:
         for number in range(args.turns):
             for place in range(len(engines)):  # each has every place in turn
                 name = list(engines)[(place + number) % len(engines)]
-                turns[name].append(turn(engines[name], model, args.seconds, seed=number * len(engines) + place))
+                seed = number * len(engines) + place
+                turns[name].append(turn(engines[name], model, args.seconds, seed, calibrated_reference_s))
         dtype = engines[FREE].ready.dtype
         for engine in engines.values():
             engine.close()
     found |= {"dtype": dtype} | summary(turns)
     rows = [
-        [name, round(row["step_ms"], 1), round(row["tokens_per_s"], 1), f"{row['error']:+.1%}"]
+        [name, *(round(row[field], 2) for field in ("step_ms", "tokens_per_s", "speed")), f"{row['error']:+.1%}"]
         for name, row in found["lengths"].items()
     ]
-    print_table(f"{model.name}, {dtype}: offline work alone", ["length", "step ms", "tokens/s", "predicted"], rows)
+    print_table(
+        f"{model.name}, {dtype}: offline work alone",
+        ["length", "step ms", "tokens/s", "machine's speed", "predicted"],
+        rows,
+    )
     print(json.dumps(found))
 
 
