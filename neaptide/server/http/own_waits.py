@@ -16,6 +16,9 @@ OWN_SHARE = 0.5
 """Largest share of the TTFT target for the waits in this process; the engine needs the rest."""
 NUM_RECENT = 31
 """Number of chats whose median counts, so that the pause of a few changes nothing."""
+MOST_GROWTH = 2.0
+"""A forecast is at most so many times the median of recent waits. With few chats on the way a wait is mostly what a
+busy processor makes anyone wait, and does not grow with their number."""
 OWN_WAIT = "own_wait"
 """Key in a request's state: its ``OwnWait``."""
 
@@ -39,7 +42,7 @@ class OwnWait:
 
     def note(self, first_s: float, engine_s: float) -> None:
         """Notes the time of the first token, of which the engine took ``engine_s``."""
-        self._waits.note((first_s - self._arrival_s - engine_s) / self._num_waiting)
+        self._waits.note(first_s - self._arrival_s - engine_s, self._num_waiting)
 
 
 class OwnWaits:
@@ -60,8 +63,10 @@ class OwnWaits:
         """Number of chats on the way to the engine."""
         self.on_refused: Callable[[str, str], None] = lambda endpoint, request_id: None
         """Told of each refused chat."""
+        self._recent_s: deque[float] = deque(maxlen=NUM_RECENT)
+        """Waits of recent chats."""
         self._for_each_s: deque[float] = deque(maxlen=NUM_RECENT)
-        """Waits of recent chats for each chat that was on the way."""
+        """The same for each chat that was on the way."""
         self._late_since_s = math.inf
         self._last_late_s = -math.inf
         """Begin and end of the period in which chats would be late."""
@@ -69,16 +74,19 @@ class OwnWaits:
     @property
     def forecast_s(self) -> float:
         """Wait of a chat that comes now for those on the way."""
-        return self.num_waiting * median(self._for_each_s) if self._for_each_s else 0.0
+        if not (self.num_waiting and self._recent_s):
+            return 0.0
+        return min(self.num_waiting * median(self._for_each_s), MOST_GROWTH * median(self._recent_s))
 
     def enter(self, arrival_s: float) -> OwnWait:
         """Counts a chat whose last byte came at ``arrival_s``, until it leaves."""
         self.num_waiting += 1
         return OwnWait(self, arrival_s, self.num_waiting)
 
-    def note(self, for_each_s: float) -> None:
-        """Notes what a chat waited for each chat on the way, itself included."""
-        self._for_each_s.append(for_each_s)
+    def note(self, wait_s: float, num_waiting: int) -> None:
+        """Notes a chat's wait, and how many chats were on the way when it came, itself included."""
+        self._recent_s.append(wait_s)
+        self._for_each_s.append(wait_s / num_waiting)
 
     def check(self, arrival_s: float) -> None:
         """Raises OverloadedError if a chat would be late, as chats have been for some time.

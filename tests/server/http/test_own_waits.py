@@ -63,14 +63,21 @@ def test_a_wait_is_forecast_from_the_chats_on_the_way_and_the_recent_wait_for_ea
 def test_pauses_of_a_few_chats_change_no_forecast(waits: OwnWaits, clock: Clock) -> None:
     waits.enter(clock.now_s)
     for number in range(NUM_RECENT):
-        waits.note(10.0 if number % 3 == 0 else 0.001)
+        waits.note(10.0 if number % 3 == 0 else 0.001, 1)
     assert waits.forecast_s == 0.001
+
+
+def test_a_wait_with_few_chats_on_the_way_does_not_grow_with_their_number(waits: OwnWaits, clock: Clock) -> None:
+    waits.note(0.125, 1)
+    for _ in range(16):
+        waits.enter(clock.now_s)
+    assert waits.forecast_s == 2 * 0.125
 
 
 def test_the_next_chat_is_let_in_when_none_is_on_the_way(waits: OwnWaits, clock: Clock) -> None:
     waits.check(-TOO_LONG_S)
     clock.now_s += LONGEST_S
-    waits.note(TOO_LONG_S)
+    waits.note(TOO_LONG_S, 1)
     last = waits.enter(clock.now_s)
     assert is_refused(waits, clock.now_s)
     last.leave()
@@ -82,13 +89,13 @@ def test_a_chat_is_late_by_its_age_and_its_forecast(waits: OwnWaits, clock: Cloc
     waits.check(-TOO_LONG_S)
     clock.now_s += LONGEST_S
     waits.enter(clock.now_s)
-    waits.note(LONGEST_S - age_s)
+    waits.note(LONGEST_S - age_s, 1)
     assert not is_refused(waits, clock.now_s - age_s)
     assert is_refused(waits, clock.now_s - age_s - 0.01)
 
 
 def test_a_burst_is_served_and_a_queue_that_stands_is_refused(waits: OwnWaits, clock: Clock) -> None:
-    waits.note(LONGEST_S)
+    waits.note(LONGEST_S, 1)
     for _ in range(500):
         waits.check(clock.now_s)
         waits.enter(clock.now_s)
@@ -143,7 +150,7 @@ async def overloaded(server: Server, clock: LoopClock) -> OwnWait:
     server.context.clock = loop.time
     waits.check(-TOO_LONG_S)
     await clock.pass_s(server.context.ttft_slo_s)
-    waits.note(TOO_LONG_S)
+    waits.note(TOO_LONG_S, 1)
     return waits.enter(loop.time())
 
 
@@ -212,8 +219,8 @@ async def test_refusals_are_counted(server: Server, loop_clock: LoopClock) -> No
 
 
 async def test_a_chat_is_on_the_way_until_the_engine_has_it(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits, noted = server.context.waits, list[float]()
-    monkeypatch.setattr(waits, "note", noted.append)
+    waits, noted = server.context.waits, list[tuple[float, int]]()
+    monkeypatch.setattr(waits, "note", lambda *of_chat: noted.append(of_chat))
     server.engine.released.clear()
     num_waiting = 0
     prepare = server.context.bodies.run
@@ -232,7 +239,7 @@ async def test_a_chat_is_on_the_way_until_the_engine_has_it(server: Server, monk
         assert (num_waiting, waits.num_waiting, noted) == (1, 0, [])
         server.engine.released.set()
         assert (await client.reply())[0] == 200
-        assert len(noted) == 1
+        assert [count for _, count in noted] == [1]
         await client.send(request_bytes("POST", CHAT, b"{no json"))
         assert (await client.reply())[0] == 400
         assert waits.num_waiting == 0
@@ -242,8 +249,8 @@ async def test_a_chat_is_on_the_way_until_the_engine_has_it(server: Server, monk
 async def test_what_waits_for_its_turn_delays_no_short_chat(
     server: Server, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    waits, noted = server.context.waits, list[float]()
-    monkeypatch.setattr(waits, "note", noted.append)
+    waits, noted = server.context.waits, list[tuple[float, int]]()
+    monkeypatch.setattr(waits, "note", lambda *of_chat: noted.append(of_chat))
     is_long = what == "a long body"
     queue = server.context.bodies._turns if is_long else server.context.grammar_turns
     body = {"messages": USER, "max_tokens": 1}
