@@ -441,7 +441,7 @@ def main() -> None:
     }
     rows: list[Sequence[object]] = []
     found["per_token"] = []
-    for num_streams in map(int, args.streams.split(",")):
+    for num_streams in map(int, filter(None, args.streams.split(","))):
         runs: dict[str, list[dict[str, float]]] = {name: [] for name in versions}
         for _ in range(args.turns):
             for name, version in versions.items():
