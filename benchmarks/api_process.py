@@ -167,10 +167,6 @@ class Clients:
         self._selector.register(peer, selectors.EVENT_READ)
         return peer
 
-    def drop(self, peer: socket.socket) -> None:
-        self._selector.unregister(peer)
-        peer.close()
-
     def send(self, peer: socket.socket, data: bytes) -> None:
         self._current[peer] = Exchange(time.monotonic())
         self._tails[peer] = b""
@@ -191,7 +187,7 @@ class Clients:
             except ConnectionError:
                 data = b""
             if not data:
-                self._drop(peer)
+                self.drop(peer)
                 continue
             self.num_bytes += len(data)
             self.num_reads += 1
@@ -199,13 +195,14 @@ class Clients:
             if exchange is None or not self._take(peer, exchange, data):
                 continue
             if exchange.is_last:
-                self._drop(peer)
+                self.drop(peer)
             else:
                 self.ended.append(self._current.pop(peer))
                 done.append(peer)
         return done
 
-    def _drop(self, peer: socket.socket) -> None:
+    def drop(self, peer: socket.socket) -> None:
+        """Closes a connection, and ends what runs on it."""
         self._selector.unregister(peer)
         peer.close()
         exchange = self._current.pop(peer, None)
@@ -262,7 +259,7 @@ def cpu_s(process: psutil.Process) -> float:
 def per_token(version: ServerVersion, num_streams: int, seconds: float) -> dict[str, float]:
     """Processor time for a token while so many streams run."""
     step_ms = max(LEAST_STEP_MS, STEP_PER_STREAM_MS * num_streams)
-    # So many streams that begin at once are late, and would be refused.
+    # All streams start at once: under the usual TTFT target the later ones would be refused.
     patient = "--ttft-slo-ms", str(1e3 * START_S)
     with server(version.checkout, step_ms, *patient, *version.flags) as (process, address):
         fronts = _serving_fronts(process, version, address)
@@ -321,7 +318,7 @@ def client_ports(process: psutil.Process, address: tuple[str, int]) -> set[int]:
 
 
 def _at_fronts(clients: Clients, fronts: Sequence[psutil.Process], count: int) -> list[socket.socket]:
-    """So many connections that further API processes have accepted; none without such processes."""
+    """``count`` open connections to the front processes; empty if there are no front processes."""
     found: list[socket.socket] = []
     while fronts and len(found) < count:
         new = [clients.open() for _ in range(count)]

@@ -60,7 +60,7 @@ class Difference:
     """Predictions of which the exact way is sure: a gap of 1 to the second."""
     same_and_sure: int = 0
     mean_square: float = 0.0
-    """Of the differences of a prediction's log-probabilities."""
+    """Mean squared difference of the log-probabilities from the exact way's, summed over predictions."""
 
     def add(self, logits: Tensor, exact: Tensor, targets: Tensor) -> None:
         """Predictions [count, vocabulary] of this way and the exact one, and the tokens [count] that are there."""

@@ -79,7 +79,7 @@ class Turn:
     step_ms: float
     tokens_per_s: float
     speed: float
-    """Of the machine, over that in the calibration."""
+    """The machine's speed divided by its speed during the calibration."""
     error: float
     """Predicted over real rate, less 1."""
 

@@ -202,7 +202,6 @@ def take_scores(worker: Any, chunks: Sequence[tuple[str, int, int]]) -> dict[str
     Returns:
         Token ids and log-probabilities, both [positions, 1 + most likely ones], where there are any. Only the first
             rank returns them, because it answers for all ranks.
-        alone, for that is the one that answers for all.
     """
     runner = worker.model_runner
     if worker.rank:

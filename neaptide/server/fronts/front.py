@@ -317,7 +317,7 @@ class FrontMetrics(ServerMetrics):
     def on_finished(self, record: RequestRecord, prepared: RequestTerms, timing: RequestTiming) -> None:
         number = self._numbers.pop(id(timing))
         self._tallies.ended(number)
-        # Whoever sees the request in the owner's metrics sees its tokens too.
+        # The tokens first: the owner's metrics never show an ended request without its tokens.
         self._tallies.send()
         terms = FrontTerms(prepared.tier, prepared.n, prepared.max_tokens, prepared.ttft_slo_s, prepared.tpot_slo_s)
         self._owner.tell(RequestEnded(number, record, terms, timing))

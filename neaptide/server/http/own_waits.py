@@ -94,9 +94,9 @@ class OwnWaits:
         A burst that ends is served: refusing a part of it would make no other chat earlier.
         """
         now_s = self._clock()
+        if arrival_s - self._last_late_s > self._longest_s:
+            self._late_since_s = math.inf
         if now_s - arrival_s + self.forecast_s <= self._longest_s:
-            if now_s - self._last_late_s > self._longest_s:
-                self._late_since_s = math.inf
             return
         self._late_since_s = min(self._late_since_s, now_s)
         self._last_late_s = now_s

@@ -59,7 +59,7 @@ class CallRecord(Record, frozen=True, kw_only=True):
 
 
 class RequestTerms(Protocol):
-    """What a request asked for, as far as its metrics need it."""
+    """Parameters and latency targets of a request that its metrics use."""
 
     @property
     def tier(self) -> Tier: ...

@@ -126,6 +126,12 @@ def test_after_some_time_without_late_chats_a_burst_is_served_again(waits: OwnWa
     assert not is_refused(waits, -TOO_LONG_S)
 
 
+def test_single_late_chats_far_apart_are_served(waits: OwnWaits, clock: Clock) -> None:
+    for _ in range(3):
+        waits.check(clock.now_s - LONGEST_S - 0.01)
+        clock.now_s += 100.0
+
+
 def test_a_longer_target_bears_longer_waits(clock: Clock) -> None:
     waits = OwnWaits(2.0, clock)
     waits.check(-TOO_LONG_S)
@@ -150,6 +156,7 @@ async def overloaded(server: Server, clock: LoopClock) -> OwnWait:
     server.context.clock = loop.time
     waits.check(-TOO_LONG_S)
     await clock.pass_s(server.context.ttft_slo_s)
+    assert is_refused(waits, -TOO_LONG_S)
     waits.note(TOO_LONG_S, 1)
     return waits.enter(loop.time())
 
