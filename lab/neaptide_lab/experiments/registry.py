@@ -21,6 +21,7 @@ _MODULES = {
     "sim-fidelity": "sim_fidelity",
     "baseline-sanity": "baseline_sanity",
     "overload": "overload",
+    "step-lengths": "step_lengths",
     "echo-throughput": "echo.throughput",
     "bros-latency": "bros.latency",
     "bros-slo": "bros.slo",
