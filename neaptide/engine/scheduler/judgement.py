@@ -20,12 +20,11 @@ from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, Prediction
 from neaptide.engine.scheduler.budget import PromptSteps, Reads
 from neaptide.engine.scheduler.judged import Candidate, JudgedStep, OnlineRequest
+from neaptide.engine.scheduler.prompts import PACE, Company
 from neaptide.engine.scheduler.traffic import WINDOW_S, RecentTraffic
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.engine.table import Streams
 
-PACE = 0.9
-"""Step length at which streams keep their slack, as a fraction of the TPOT target: noise and delivery need the rest."""
 STALL = 1.5
 """A longer step that online prompts may take, in TPOT targets."""
 SHORTEST = 0.75
@@ -105,6 +104,7 @@ class Judgement:
         self.tpot_slo_s = config.tpot_slo_s
         self.longest_s = max(MAX_STEP_S, 0.5 * config.ttft_slo_s)
         streams, decodes = draft.streams(), BatchShape()
+        self._streams_shape = decodes
         self.alone_s, margin_s, self.gap_s = 0.0, 0.0, math.inf
         if len(streams.rows):
             decodes.add_decodes(len(streams.rows), *draft.stream_reads())
@@ -221,6 +221,13 @@ class Judgement:
         late += np.maximum(-last_s, 0.0) / self._gain_s
         num_late += late @ self._ends
         return num_late
+
+    # ---- how many streams can keep their pace together ----
+
+    def company(self) -> Company:
+        """The streams, and who may join them."""
+        tightest_s = self.tpot_slo_s if self.has_streams else math.inf
+        return Company(self._model, self._streams_shape, tightest_s, self._config.tpot_slo_s)
 
     # ---- how long online prompts may make a step, and which of them ----
 

@@ -20,10 +20,10 @@ from neaptide.engine.scheduler.actions import Admit
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.growth import held_online, most_held_tokens
-from neaptide.engine.scheduler.judgement import PACE, Judgement, PendingPrompt
+from neaptide.engine.scheduler.judgement import Judgement, PendingPrompt
 from neaptide.engine.scheduler.offline_fill import OfflineFill
 from neaptide.engine.scheduler.parts import Divisible
-from neaptide.engine.scheduler.prompts import LateCredit, PromptChunks, Unfinished, unfinished_s
+from neaptide.engine.scheduler.prompts import PACE, Company, LateCredit, PromptChunks, Unfinished, unfinished_s
 from neaptide.engine.scheduler.queues import OnlineOrder, Reservation, deadline_order, streams_first
 from neaptide.engine.scheduler.residual import Residual, usual_step
 from neaptide.engine.scheduler.traffic import RecentTraffic
@@ -102,6 +102,8 @@ class NeaptideScheduler(Scheduler, Divisible):
         if request.is_online:
             self.traffic.observe_end(request)
             self._cached.pop(request, None)
+        else:
+            self._fill.observe_end(request)
         super().forget(request)
 
     def begin(self, now_s: float) -> None:
@@ -137,6 +139,8 @@ class NeaptideScheduler(Scheduler, Divisible):
         for action in draft.actions:
             if isinstance(action, Admit) and action.request.is_online:
                 self.traffic.observe_admission(action.request, action.request.num_known_tokens - action.hit.num_tokens)
+            elif isinstance(action, Admit):
+                self._fill.observe_admission(action)
         self._late_credit.observe(notes.has_late, draft.budget.prediction.seconds, notes.late_s)
         late, now_s = self._late, draft.now_s
         if late.holder is not None and _has_begun(late.holder):
@@ -190,14 +194,18 @@ class NeaptideScheduler(Scheduler, Divisible):
             late = [holder, *(request for request in late if request is not holder)]
         limit_s = choice.limit_s
         chunks = PromptChunks(draft.budget, draft.block_size, draft.now_s, self.config.delivery_latency_s)
+        company = judgement.company()
+        for request in running:
+            if not request.num_output_tokens:
+                company.join(request.num_known_tokens, request.tpot_slo_s)
         notes.first_tokens_s = chunks.first_tokens_s
         if late and self._late_credit:
             before_s = draft.budget.prediction.seconds
-            self._pack_prompts(draft, late[:1], limit_s, chunks)
+            self._pack_prompts(draft, late[:1], limit_s, chunks, company, needs_room=False)
             notes.late_s = draft.budget.prediction.seconds - before_s
-        self._pack_prompts(draft, ahead, limit_s, chunks)
+        self._pack_prompts(draft, ahead, limit_s, chunks, company)
         late_limit_s = min(limit_s, PACE * judgement.tpot_slo_s) if judgement.has_streams else limit_s
-        lacking = self._pack_prompts(draft, late, late_limit_s, chunks)
+        lacking = self._pack_prompts(draft, late, late_limit_s, chunks, company)
         if lacking is not None:  # None behind it was admitted.
             pushed_out = (request for request in late if request.num_output_tokens and not draft.is_running(request))
             notes.lacking = next(pushed_out, lacking)
@@ -209,11 +217,19 @@ class NeaptideScheduler(Scheduler, Divisible):
         return PendingPrompt(request, request.num_known_tokens - cached, cached)
 
     def _pack_prompts(
-        self, draft: Draft, prompts: list[Request], limit_s: float, chunks: PromptChunks
+        self,
+        draft: Draft,
+        prompts: list[Request],
+        limit_s: float,
+        chunks: PromptChunks,
+        company: Company,
+        *,
+        needs_room: bool = True,
     ) -> Request | None:
         """Schedules prompts in order. Returns the first that found no slot or no memory.
 
-        Once there is one no other is admitted, but those that run go on: they hold what it waits for.
+        Once there is one no other is admitted, but those that run go on: they hold what it waits for. Nor is any behind
+        one that finds no room in the company.
         """
         can_admit = True
         lacking: Request | None = None
@@ -221,8 +237,10 @@ class NeaptideScheduler(Scheduler, Divisible):
             if draft.is_scheduled(request):
                 continue
             is_running = draft.is_running(request)
-            if not is_running and not can_admit:
-                continue
+            if not is_running:
+                can_admit = can_admit and (not needs_room or company.has_room(request.num_known_tokens))
+                if not can_admit:
+                    continue
             draft.at = request
             hit = NO_HIT if is_running else draft.kv.match_prefix(request)
             context = request.num_computed_tokens if is_running else hit.num_tokens
@@ -236,6 +254,8 @@ class NeaptideScheduler(Scheduler, Divisible):
                     draft.add(request, chunk)
             else:
                 is_scheduled = can_admit = self._admit_online(draft, request, hit, chunk)
+                if is_scheduled:
+                    company.join(request.num_known_tokens, request.tpot_slo_s)
             if is_scheduled:
                 if chunk == left:
                     chunks.ended(request.next_deadline_s)

@@ -8,6 +8,8 @@ from neaptide.engine.interfaces import CostModel
 from neaptide.engine.scheduler.budget import StepBudget
 from neaptide.engine.steps.plan import BatchShape
 
+PACE = 0.9
+"""Step length at which streams keep their slack, as a fraction of the TPOT target: noise and delivery need the rest."""
 LATE_CREDIT = 0.01
 """Fraction of the time that late prompts get, oldest first, at the cost of those that can be in time."""
 
@@ -43,6 +45,37 @@ class PromptChunks:
         if seconds <= due_s:
             self._ends_s = min(self._ends_s, max(due_s, seconds + margin_s))
             self.first_tokens_s.append(due_s)
+
+
+class Company:
+    """Those that decode in the steps to come, and who may join them.
+
+    Where all read so much that not even decodes alone keep the pace, every answer is late, and not only that of whoever
+    came last.
+
+    Args:
+        streams: a step of those that decode now; it grows.
+        tpot_slo_s: tightest of their targets that can be met; infinite without any.
+        least_tpot_slo_s: a tighter target counts as this one, so that none keeps others out by asking for less.
+    """
+
+    def __init__(self, cost_model: CostModel, streams: BatchShape, tpot_slo_s: float, least_tpot_slo_s: float) -> None:
+        self._cost_model, self._decodes = cost_model, streams
+        self._tpot_slo_s, self._least_tpot_slo_s = tpot_slo_s, least_tpot_slo_s
+
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether all keep their pace beside a further request of so many known tokens."""
+        if self._tpot_slo_s == math.inf:
+            return True
+        return self._keeps_pace(self._decodes.plus_decodes(1, num_tokens, num_tokens), self._tpot_slo_s)
+
+    def join(self, num_tokens: int, tpot_slo_s: float) -> None:
+        self._decodes.add_decodes(1, num_tokens, num_tokens)
+        if tpot_slo_s < self._tpot_slo_s and self._keeps_pace(self._decodes, tpot_slo_s):
+            self._tpot_slo_s = tpot_slo_s
+
+    def _keeps_pace(self, decodes: BatchShape, tpot_slo_s: float) -> bool:
+        return self._cost_model.predict(decodes).seconds <= PACE * max(tpot_slo_s, self._least_tpot_slo_s)
 
 
 class Unfinished(NamedTuple):
