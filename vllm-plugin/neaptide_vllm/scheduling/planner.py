@@ -1,14 +1,15 @@
 """Plans a step for vLLM with Neaptide's judgement: the policy of docs/scheduling.md on vLLM's requests."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from msgspec import structs
 
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel
-from neaptide.engine.scheduler.judgement import PACE, Judgement, PendingPrompt
-from neaptide.engine.scheduler.prompts import LateCredit, PromptChunks, Unfinished, unfinished_s
+from neaptide.engine.scheduler.judgement import Judgement, PendingPrompt
+from neaptide.engine.scheduler.pace import PromptPace
+from neaptide.engine.scheduler.prompts import PACE, Company, LateCredit, PromptChunks, Unfinished, unfinished_s
 from neaptide.engine.scheduler.traffic import RecentTraffic
 from neaptide_vllm.scheduling.online import Online
 from neaptide_vllm.scheduling.step import Step
@@ -30,6 +31,7 @@ class Planner:
         self._cost_model, self._cached_tokens = cost_model, cached_tokens
         self.config = config
         self.traffic = RecentTraffic(config, cost_model)
+        self.prompt_pace = PromptPace()
         self._late_credit = LateCredit()
         self._last_granted: dict[str, int] = {}
         """Number of the step that scheduled a running offline request last."""
@@ -64,7 +66,10 @@ class Planner:
         late, in_time = _by_lateness(waiting, now_s)
         self._look_up(step, in_time + late[:1])
         running = {online.request.request_id for online in step.online_prompts}
+        company = judgement.company()
         for online in step.online_prompts:
+            if not online.num_output_tokens:
+                company.join(online.request.num_tokens, online.tpot_slo_s)
             is_late = online.next_deadline_s < now_s and not online.num_output_tokens
             (late if is_late else in_time).append(online)
         in_time.sort(key=lambda online: online.next_deadline_s)
@@ -76,13 +81,18 @@ class Planner:
         late = sorted(late + choice.late, key=_oldest)
         limit_s, late_s = choice.limit_s, 0.0
         order: list[Online] = []
+
+        def grant(prompts: Sequence[Online], limit_s: float, needs_room: bool = True) -> None:
+            due = [pending[online] for online in prompts if online not in order]
+            order.extend(_grant(step, due, limit_s, chunks, running, company, needs_room))
+
         if late and self._late_credit:
             before_s = step.budget.prediction.seconds
-            order += _grant(step, [pending[late[0]]], limit_s, chunks)
+            grant(late[:1], limit_s, needs_room=False)
             late_s = step.budget.prediction.seconds - before_s
-        order += _grant(step, [pending[online] for online in choice.in_time], limit_s, chunks)
+        grant(choice.in_time, limit_s)
         late_limit_s = min(limit_s, PACE * judgement.tpot_slo_s) if judgement.has_streams else limit_s
-        order += _grant(step, [pending[online] for online in late if online not in order], late_limit_s, chunks)
+        grant(late, late_limit_s)
         self._late_credit.observe(bool(late), step.budget.prediction.seconds, late_s)
         for online in pending:
             step.grants.setdefault(online.request.request_id, 0)
@@ -113,6 +123,7 @@ class Planner:
         step.budget.expected_limit_s = length_s
         all_fit = step.add_offline_decodes(limit_s, self._last_granted)
         if all_fit:
+            step.pace_offline_prompts(self.prompt_pace)
             for request in sorted(step.offline_prompts, key=lambda each: self._last_granted.get(each.request_id, -1)):
                 computed = request.num_computed_tokens
                 chunk = step.offline_chunk(request.num_tokens - computed, computed)
@@ -124,20 +135,41 @@ class Planner:
             step.offline_limit_s = -math.inf
         self._last_granted.update(dict.fromkeys(step.granted_offline(), self._index))
 
-    def forget(self, request_id: str) -> None:
+    def observe_end(self, request_id: str, num_output_tokens: int) -> None:
         """An offline request ended."""
         self._last_granted.pop(request_id, None)
+        self.prompt_pace.observe_end(num_output_tokens)
 
 
-def _grant(step: Step, prompts: Sequence[PendingPrompt[Online]], limit_s: float, chunks: PromptChunks) -> list[Online]:
-    """Grants prompts their chunks in order until one gets none. Returns those that got one."""
+def _grant(
+    step: Step,
+    prompts: Sequence[PendingPrompt[Online]],
+    limit_s: float,
+    chunks: PromptChunks,
+    running: Container[str],
+    company: Company,
+    needs_room: bool,
+) -> list[Online]:
+    """Grants prompts their chunks in order until one gets none. Returns those that got one.
+
+    Behind a waiting one without room in the company no other begins.
+    """
     granted: list[Online] = []
+    can_begin = True
     for online, left_tokens, context_tokens in prompts:
+        request = online.request
+        is_waiting = request.request_id not in running
+        if is_waiting:
+            can_begin = can_begin and (not needs_room or company.has_room(request.num_tokens))
+            if not can_begin:
+                continue
         chunk = chunks.size(left_tokens, context_tokens, limit_s)
         if not chunk:
             break
-        step.add(online.request, chunk, context_tokens)
+        step.add(request, chunk, context_tokens)
         granted.append(online)
+        if is_waiting:
+            company.join(request.num_tokens, online.tpot_slo_s)
         if chunk == left_tokens:
             chunks.ended(online.next_deadline_s)
     return granted
