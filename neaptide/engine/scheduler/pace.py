@@ -9,9 +9,8 @@ from collections import deque
 
 from neaptide.engine.scheduler.budget import StepBudget
 from neaptide.engine.scheduler.judgement import NEXT_TO_NOTHING
+from neaptide.engine.scheduler.traffic import RECENT
 
-RECENT = 100
-"""Rows whose lengths are remembered."""
 EVEN_PROMPTS = 8.0
 """Prompts that may be behind at the even pace, because rows do not end evenly. With more it rises."""
 
