@@ -8,10 +8,8 @@ from neaptide.engine.interfaces import HeadroomPredictor
 from neaptide.engine.kv.draft import NO_HIT, PrefixHit
 from neaptide.engine.kv.prefix_nodes import node_after
 from neaptide.engine.request import Request, RequestStatus
-from neaptide.engine.scheduler.actions import Admit
 from neaptide.engine.scheduler.budget import Reads
 from neaptide.engine.scheduler.draft import Draft, Limit
-from neaptide.engine.scheduler.pace import PromptPace
 from neaptide.engine.scheduler.queues import Reservation
 from neaptide.engine.scheduler.residual import in_whole_tiles, num_paced
 from neaptide.engine.steps.plan import BatchShape
@@ -49,7 +47,6 @@ class OfflineFill:
         self._headroom = headroom
         self._keeps_headroom, self._passes_giants = "headroom" not in left_out, "giants" not in left_out
         self._may_sit_out = "sit-out" not in left_out
-        self._prompt_pace = PromptPace()
         self._giant = Reservation()
         """Reservation for the first request that was passed by and still waits."""
 
@@ -63,12 +60,6 @@ class OfflineFill:
         self._giant.holder = None
         if passed:
             self._giant.begin(passed[0], draft.now_s, PATIENCE_S)
-
-    def observe_admission(self, admitted: Admit) -> None:
-        self._prompt_pace.observe_admission(admitted.request.num_known_tokens - admitted.hit.num_tokens)
-
-    def observe_end(self, request: Request) -> None:
-        self._prompt_pace.observe_end(request.num_output_tokens)
 
     def fill(self, draft: Draft, limit_s: float) -> list[Request] | None:
         """Returns the requests that were passed by; None if the pool's turn did not come."""
@@ -90,7 +81,7 @@ class OfflineFill:
         if count < len(decodes):
             draft.offline_ended_by = _used_up(draft)
             return None
-        self._pace(draft, before, len(chosen), prefills)
+        self._pace(draft, before)
         for request in prefills:
             draft.at = request
             chunk = self._chunk(draft, request.num_uncomputed_tokens, request.num_computed_tokens, limit_s)
@@ -105,22 +96,13 @@ class OfflineFill:
             pass
         return passed
 
-    def _pace(self, draft: Draft, before: BatchShape, num_decodes: int, prefills: Sequence[Request]) -> None:
+    def _pace(self, draft: Draft, before: BatchShape) -> None:
         """Prompts get the tokens that belong to the decodes; else a step that computes follows on one that reads."""
         ends, density, budget = draft.pool.ends, draft.pool.target_density, draft.budget
-        if ends is not None and density is not None:
-            paced = num_paced(ends, density, before, budget.shape, budget.least_s(), draft.pool.usual_step)
-            most = in_whole_tiles(paced, budget.shape.num_tokens, ends.tile_tokens)
-        else:
-            most = self._prompt_pace.chunk_tokens(
-                budget,
-                num_decodes,
-                unfinished_tokens=sum(request.num_uncomputed_tokens for request in prefills),
-                context_tokens=prefills[0].num_computed_tokens if prefills else 0,
-                room_tokens=self._blocks_to_admit(draft) * draft.block_size,
-                num_seats=self._config.max_num_seqs - draft.num_running,
-            )
-        budget.tokens_left = min(budget.tokens_left, most)
+        if ends is None or density is None:
+            return
+        paced = num_paced(ends, density, before, budget.shape, budget.least_s(), draft.pool.usual_step)
+        budget.tokens_left = min(budget.tokens_left, in_whole_tiles(paced, budget.shape.num_tokens, ends.tile_tokens))
 
     def _chunk(
         self, draft: Draft, num_tokens: int, context_tokens: int, limit_s: float, swapped_blocks: int = 0

@@ -102,8 +102,6 @@ class NeaptideScheduler(Scheduler, Divisible):
         if request.is_online:
             self.traffic.observe_end(request)
             self._cached.pop(request, None)
-        else:
-            self._fill.observe_end(request)
         super().forget(request)
 
     def begin(self, now_s: float) -> None:
@@ -139,8 +137,6 @@ class NeaptideScheduler(Scheduler, Divisible):
         for action in draft.actions:
             if isinstance(action, Admit) and action.request.is_online:
                 self.traffic.observe_admission(action.request, action.request.num_known_tokens - action.hit.num_tokens)
-            elif isinstance(action, Admit):
-                self._fill.observe_admission(action)
         self._late_credit.observe(notes.has_late, draft.budget.prediction.seconds, notes.late_s)
         late, now_s = self._late, draft.now_s
         if late.holder is not None and _has_begun(late.holder):

@@ -17,8 +17,6 @@ WINDOWS = {
     "neaptide.engine.core.EngineCore._planning_s",
     "neaptide.engine.core.EngineCore._starting_s",
     "neaptide.engine.kv.online_returns.OnlineReturns._evicted",
-    "neaptide.engine.scheduler.pace.PromptPace._answers",
-    "neaptide.engine.scheduler.pace.PromptPace._prompts",
     "neaptide.engine.scheduler.traffic.RecentTraffic._answers",
     "neaptide.engine.scheduler.traffic.RecentTraffic._arrivals_s",
     "neaptide.engine.scheduler.traffic.RecentTraffic._prompts",

@@ -28,7 +28,7 @@ from neaptide.estimator.recipes import build_headroom
 from neaptide_vllm.scheduling.cost import LearnedCostModel
 from neaptide_vllm.scheduling.online import Online, is_offline, target_s
 from neaptide_vllm.scheduling.planner import Planner
-from neaptide_vllm.scheduling.step import COMPUTED, OfflineRoom, Roster, Step, column
+from neaptide_vllm.scheduling.step import COMPUTED, Roster, Step, column
 from neaptide_vllm.scheduling.targets import DefaultTargets
 from neaptide_vllm.scheduling.waiting import WaitingQueue
 from neaptide_vllm.series import CARRIER, PLUGIN, Given
@@ -138,7 +138,7 @@ class CoServing(Base):
             self._count_answer(online)
             self.planner.traffic.observe_end(online)
         else:
-            self.planner.observe_end(request.request_id, request.num_output_tokens)
+            self.planner.forget(request.request_id)
         return super()._free_request(request, delay_free_blocks)
 
     def _cached_tokens(self, online: Online) -> int:
@@ -184,11 +184,10 @@ class CoServing(Base):
         if ready and not self._slots_free() and not any(map(self._request_blocks_can_be_freed, step.offline)):
             ready = []  # They would take the step's time from those that run, and none could begin.
         has_offline = bool(step.offline or self.waiting.offline)
-        room = step.offline_room = self._keep_for_online(step, began_s)
         named = [online.request for online in self.planner.plan(step, ready, has_offline)]
+        self._keep_for_online(step, began_s)
         if named and not self._make_way(step, named, began_s):
             step = self._begun(began_s)
-            step.offline_room = room
             self.planner.plan(step, (), has_offline)
         # vLLM looks whether those that were blocked are ready.
         self.waiting.begin(named + blocked, step.offline_limit_s > 0.0 and self._slots_left > 0)
@@ -258,7 +257,6 @@ class CoServing(Base):
         granted = step.offline_chunk(num_new_tokens, num_computed_tokens)
         if granted:
             step.add(request, granted, num_computed_tokens)
-            self.planner.prompt_pace.observe_admission(request.num_tokens - num_computed_tokens)
             self._slots_left -= 1
             if self._slots_left <= 0:
                 self.waiting.close_offline()
@@ -375,8 +373,8 @@ class CoServing(Base):
         num_blocks: int = -(-num_tokens // self.block_size) * len(self.kv_cache_config.kv_cache_groups)
         return num_blocks
 
-    def _keep_for_online(self, step: Step, now_s: float) -> OfflineRoom:
-        """Sets how many blocks and slots admitted offline requests leave for chats. Returns what is left for them."""
+    def _keep_for_online(self, step: Step, now_s: float) -> None:
+        """Sets how many blocks and slots admitted offline requests leave for chats."""
         online_blocks = step.online_blocks * len(self.kv_cache_config.kv_cache_groups)
         self._block_headroom.observe(now_s, online_blocks)
         self._slot_headroom.observe(now_s, step.num_online + len(self.waiting.online))
@@ -385,8 +383,6 @@ class CoServing(Base):
         self._offline_watermark = max(kept_blocks - online_blocks, 0)
         kept_slots = max(self._slot_headroom.headroom_blocks(now_s), step.num_online)
         self._slots_left = max(self.max_num_active_reqs - kept_slots, 1) - num_offline
-        num_blocks = self.kv_cache_manager.block_pool.get_num_free_blocks() - self._offline_watermark
-        return OfflineRoom(num_blocks // len(self.kv_cache_config.kv_cache_groups) * self.block_size, self._slots_left)
 
     def _slots_free(self) -> int:
         return int(self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input)

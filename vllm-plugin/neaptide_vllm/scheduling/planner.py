@@ -8,7 +8,6 @@ from msgspec import structs
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel
 from neaptide.engine.scheduler.judgement import Judgement, PendingPrompt
-from neaptide.engine.scheduler.pace import PromptPace
 from neaptide.engine.scheduler.prompts import PACE, Company, LateCredit, PromptChunks, Unfinished, unfinished_s
 from neaptide.engine.scheduler.traffic import RecentTraffic
 from neaptide_vllm.scheduling.online import Online
@@ -31,7 +30,6 @@ class Planner:
         self._cost_model, self._cached_tokens = cost_model, cached_tokens
         self.config = config
         self.traffic = RecentTraffic(config, cost_model)
-        self.prompt_pace = PromptPace()
         self._late_credit = LateCredit()
         self._last_granted: dict[str, int] = {}
         """Number of the step that scheduled a running offline request last."""
@@ -123,7 +121,6 @@ class Planner:
         step.budget.expected_limit_s = length_s
         all_fit = step.add_offline_decodes(limit_s, self._last_granted)
         if all_fit:
-            step.pace_offline_prompts(self.prompt_pace)
             for request in sorted(step.offline_prompts, key=lambda each: self._last_granted.get(each.request_id, -1)):
                 computed = request.num_computed_tokens
                 chunk = step.offline_chunk(request.num_tokens - computed, computed)
@@ -135,10 +132,9 @@ class Planner:
             step.offline_limit_s = -math.inf
         self._last_granted.update(dict.fromkeys(step.granted_offline(), self._index))
 
-    def observe_end(self, request_id: str, num_output_tokens: int) -> None:
+    def forget(self, request_id: str) -> None:
         """An offline request ended."""
         self._last_granted.pop(request_id, None)
-        self.prompt_pace.observe_end(num_output_tokens)
 
 
 def _grant(

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -14,7 +14,6 @@ from neaptide.engine.deadlines import later_token_due_s
 from neaptide.engine.interfaces import CostModel
 from neaptide.engine.scheduler.budget import Reads, StepBudget
 from neaptide.engine.scheduler.judged import Candidate
-from neaptide.engine.scheduler.pace import PromptPace
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.engine.table import Streams
 from neaptide_vllm.scheduling.online import Online, is_offline
@@ -30,13 +29,6 @@ FIRST_TOKEN_S = attrgetter("first_token_s")
 T = TypeVar("T")
 Rows = IntArray | slice
 """Indices of some rows; a slice for all, which copies nothing."""
-
-
-class OfflineRoom(NamedTuple):
-    """What is left for offline requests that begin."""
-
-    num_tokens: int
-    num_seats: int
 
 
 class Roster:
@@ -132,14 +124,12 @@ class Step:
         block_size: int,
         next_index: int | None,
     ) -> None:
-        self.now_s, self.block_size = now_s, block_size
+        self.now_s, self.block_size, self._max_tokens = now_s, block_size, max_tokens
         self.budget = StepBudget(cost_model, max_tokens)
         self.candidates: list[Candidate] = []
         self.chosen: list[Candidate] = []
         self.num_parts = 0
         self.arrival_waits_s = math.inf
-        self.offline_room = OfflineRoom(0, 0)
-        """See ``pace_offline_prompts``."""
         self.offline_limit_s = 0.0
         """Longest step for offline requests that are admitted."""
         self.barred: set[str] = set()
@@ -262,18 +252,6 @@ class Step:
             self.num_parts += count
         return count == len(decodes)
 
-    def pace_offline_prompts(self, pace: PromptPace) -> None:
-        """Bounds the tokens of offline prompts by their pace."""
-        prompts, room = self.offline_prompts, self.offline_room
-        self.budget.tokens_left = pace.chunk_tokens(
-            self.budget,
-            len(self._offline_decodes),
-            unfinished_tokens=sum(request.num_tokens - request.num_computed_tokens for request in prompts),
-            context_tokens=prompts[0].num_computed_tokens if prompts else 0,
-            room_tokens=room.num_tokens,
-            num_seats=room.num_seats,
-        )
-
     def offline_chunk(self, most_tokens: int, context_tokens: int) -> int:
         """Tokens of an offline prompt's next chunk; a block's worth at least in an otherwise empty step."""
         chunk = self.budget.largest_chunk(most_tokens, context_tokens, self.offline_limit_s)
@@ -286,7 +264,7 @@ class Step:
 
     def planned_shape(self, output: SchedulerOutput) -> tuple[BatchShape, int] | None:
         """Shape and online tokens if vLLM's step is as planned: no request computes more, so equal sums say it."""
-        num_planned = self.budget.shape.num_tokens
+        num_planned = self._max_tokens - self.budget.tokens_left
         is_as_planned = (
             self.is_as_planned
             and not self._roster.has_drafts
