@@ -28,7 +28,7 @@ UNBOUND = 3600.0, 0.1
 """Targets of the free steps: nobody waits, and no stream runs."""
 CLOSE = 0.98
 """Least rate of the free steps over the best length, which is chosen with hindsight on the same window."""
-DEVICE_SLOWER = 15.0
+CPU_SLOWER = 15.0
 """Factor on the window of CPUs, whose answers take so much longer."""
 
 
@@ -63,7 +63,7 @@ def run(quick: bool) -> ExperimentResult:
     notes = [
         f"Virtual time, seed {SEED}, answers of at most {CLIENT_LIMIT_TOKENS:,} tokens, contexts of at most "
         f"{CONTEXT_TOKENS:,}; rates between {size.window_s[0]:g} and {size.window_s[1]:g} s, on CPUs "
-        f"{DEVICE_SLOWER:g} times as late.",
+        f"{CPU_SLOWER:g} times as late.",
         f"The best length is chosen on the window itself, so a free rate within {1 - CLOSE:.0%} of it counts as equal.",
     ]
     return ExperimentResult(NAME, rows, notes, {"tokens_per_s": data})
@@ -77,13 +77,13 @@ def _row(case: str, rates: dict[str, float]) -> Row:
 
 def _tokens_per_s(profile: str, name: str, order: str, length_s: float | None, window_s: Sequence[float]) -> float:
     ttft_s, tpot_s = UNBOUND if length_s is None else (length_s / UNKNOWN_WAIT, length_s)
-    later = DEVICE_SLOWER if profile.startswith("cpu") else 1.0
+    factor = CPU_SLOWER if profile.startswith("cpu") else 1.0
     scenario = Scenario(
         profile=load_profile(profile),
         offline=[load_offline(name, SEED, limit=MOST_ROWS)],
         ttft_slo_s=ttft_s,
         tpot_slo_s=tpot_s,
-        window_s=(later * window_s[0], later * window_s[1]),
+        window_s=(factor * window_s[0], factor * window_s[1]),
         with_bounds=False,
         max_model_len=CONTEXT_TOKENS,
         max_output_tokens=CLIENT_LIMIT_TOKENS,

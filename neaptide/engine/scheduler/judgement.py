@@ -105,6 +105,7 @@ class Judgement:
         self.longest_s = max(MAX_STEP_S, 0.5 * config.ttft_slo_s)
         streams, decodes = draft.streams(), BatchShape()
         self._streams_shape = decodes
+        """A step of the streams alone."""
         self.alone_s, margin_s, self.gap_s = 0.0, 0.0, math.inf
         if len(streams.rows):
             decodes.add_decodes(len(streams.rows), *draft.stream_reads())

@@ -224,8 +224,8 @@ class NeaptideScheduler(Scheduler, Divisible):
     ) -> Request | None:
         """Schedules prompts in order. Returns the first that found no slot or no memory.
 
-        Once there is one no other is admitted, but those that run go on: they hold what it waits for. Nor is any behind
-        one that finds no room in the company.
+        Once there is one no other is admitted, but those that run go on: they hold what it waits for. One without
+        room in the company is passed by: a giant keeps out no small ones.
         """
         can_admit = True
         lacking: Request | None = None
@@ -233,10 +233,10 @@ class NeaptideScheduler(Scheduler, Divisible):
             if draft.is_scheduled(request):
                 continue
             is_running = draft.is_running(request)
-            if not is_running:
-                can_admit = can_admit and (not needs_room or company.has_room(request.num_known_tokens))
-                if not can_admit:
-                    continue
+            if not is_running and not can_admit:
+                continue
+            if not is_running and needs_room and not company.has_room(request.num_known_tokens):
+                continue
             draft.at = request
             hit = NO_HIT if is_running else draft.kv.match_prefix(request)
             context = request.num_computed_tokens if is_running else hit.num_tokens

@@ -85,8 +85,16 @@ def test_a_chat_waits_for_the_end_of_one_beside_which_neither_would_keep_the_pac
     ask(harness, "reads much", 40, 4, 50.0)
     harness.step()
     ask(harness, "waits", 30, 2, 50.0)
-    ask(harness, "behind it", 2, 2, 60.0)
-    assert harness.run() == [{"reads much": 1}] * 3 + [{"waits": 30, "behind it": 2}, {"waits": 1, "behind it": 1}]
+    assert harness.run() == [{"reads much": 1}] * 3 + [{"waits": 30}, {"waits": 1}]
+
+
+def test_a_giant_without_room_keeps_out_no_small_one() -> None:
+    harness = engine()
+    ask(harness, "streams", 20, 100, 50.0)
+    harness.step()
+    ask(harness, "giant", 40, 2, 50.0)
+    ask(harness, "small", 2, 2, 60.0)
+    assert harness.step() == {"streams": 1, "small": 2}
 
 
 def test_a_late_chat_joins_in_its_turn_all_the_same() -> None:

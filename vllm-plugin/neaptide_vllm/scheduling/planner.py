@@ -148,17 +148,14 @@ def _grant(
 ) -> list[Online]:
     """Grants prompts their chunks in order until one gets none. Returns those that got one.
 
-    Behind a waiting one without room in the company no other begins.
+    A waiting one without room in the company is passed by.
     """
     granted: list[Online] = []
-    can_begin = True
     for online, left_tokens, context_tokens in prompts:
         request = online.request
         is_waiting = request.request_id not in running
-        if is_waiting:
-            can_begin = can_begin and (not needs_room or company.has_room(request.num_tokens))
-            if not can_begin:
-                continue
+        if is_waiting and needs_room and not company.has_room(request.num_tokens):
+            continue
         chunk = chunks.size(left_tokens, context_tokens, limit_s)
         if not chunk:
             break
